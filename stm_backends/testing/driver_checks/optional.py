@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from typing import Any, Final
 
 from stm_backends.drivers.contract import Driver, Key
@@ -29,11 +30,32 @@ MANY: Final = 1_000
 PATIENCE: Final = 20
 """How many tenths of a second another purge may take to remove what it has in hand."""
 
-PURGES, AT_ONCE, WRITERS = 8, 20, 4
-"""How many purges run at once, how many records each removes, and how many are created meanwhile."""
-
 SCOPES: Final = ("a", "a:b", "a;", "b%", "é", "\uffff", "\U0001f680")
 """Ends of scopes, in the order of their UTF-8 bytes, which is not that of UTF-16."""
+
+
+class Interleaved:
+    """Awaits `work`, and does something else each time that `work` has waited, before it goes on."""
+
+    def __init__(self, work: Awaitable[object], between: Callable[[], Awaitable[object]]) -> None:
+        self._work, self._between = work, between
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        """Go through the steps of `work`; what is raised while it waits, as at a deadline, is for it."""
+        steps: Any = self._work.__await__()
+        go_on: Callable[[], Any] = functools.partial(next, steps)
+        while True:
+            try:
+                waiting = go_on()
+            except StopIteration:
+                return
+            try:
+                yield waiting
+                yield from self._between().__await__()
+            except BaseException as error:  # noqa: BLE001 -- it is raised in `work`
+                go_on = functools.partial(steps.throw, error)
+            else:
+                go_on = functools.partial(next, steps)
 
 
 class Optional(Contract):
@@ -109,30 +131,27 @@ class Optional(Contract):
     @check("driver.optional")
     async def test_a_purge_keeps_a_record_that_is_created_anew_meanwhile(self, bench: Bench) -> None:
         """A purge reads which records have expired, and then removes them by their names."""
-        one, scope, found = await bench.driver(), bench.scope(), list[Purges]()
-        for _ in range(PURGES):
-            purges = purges_of(await bench.driver())
-            found.append(purges or not_asked("the driver has no `purge` and `expired`"))
+        one, two, scope = await bench.driver(), await bench.driver(), bench.scope()
+        purges = purges_of(one) or not_asked("the driver has no `purge` and `expired`")
         # What others have left behind would be removed first.
-        await found[0].purge(MANY)
-        rounds = [[f"{n}:{number:02}" for number in range(60)] for n in range(5)]
-        # Together, so that they take little of the half tick between the ends of two of their lives.
-        await asyncio.gather(
-            *(
-                _append_to_each(one, scope, names[number::WRITERS], ttl=bench.tick * (1 + n / 2))
-                for n, names in enumerate(rounds)
-                for number in range(WRITERS)
-            )
-        )
-        await bench.pass_time(bench.tick * 0.6)
-        for names in rounds:
-            await bench.pass_time(bench.tick * 0.5)
-            # One after the other, so that at every moment of a purge some are about to be created.
-            again = (_append_to_each(one, scope, names[n::WRITERS], ttl=None) for n in range(WRITERS))
-            created = asyncio.gather(*again)
-            await asyncio.gather(created, *(_purge_until(created, purges) for purges in found))
-            for record in await asyncio.gather(*(loaded(one, Key(scope, name)) for name in names)):
-                must_be(record.tail, (b"a",), "it was created during the purge")
+        await purges.purge(MANY)
+        names = [f"{number:03}" for number in range(120)]
+        await _append_to_each(two, scope, names, ttl=bench.tick)
+        await bench.pass_time(bench.tick * 1.1)
+        left, created = iter(names), list[asyncio.Task[None]]()
+
+        async def create() -> None:
+            for name in itertools.islice(left, 2):
+                created.append(asyncio.create_task(_append_to_each(two, scope, (name,), ttl=None)))
+            # They may have to wait for a lock of the purge, which goes on then.
+            await asyncio.wait(created[-2:], timeout=0.05)
+
+        with contextlib.suppress(Unavailable, OutcomeUnknown):
+            await Interleaved(purges.purge(len(names)), create)
+        await asyncio.gather(*created)
+        for name in names[: len(created)]:
+            tail = (await loaded(one, Key(scope, name))).tail
+            must_be(tail, (b"a",), "it was created during the purge")
 
     @check("driver.optional")
     async def test_next_scope_finds_each_scope_in_the_order_of_their_utf8_bytes(self, bench: Bench) -> None:
@@ -174,13 +193,6 @@ async def _purge_all(purges: Purges) -> None:
         assert 0 <= removed <= limit, f"a purge with limit={limit} must not remove {removed} records"
         if removed < limit:
             return
-
-
-async def _purge_until(created: asyncio.Future[Any], purges: Purges) -> None:
-    """Purge until nothing is left, or all has been created; of so many purges one may give up."""
-    with contextlib.suppress(Unavailable, OutcomeUnknown):
-        while await purges.purge(AT_ONCE) == AT_ONCE and not created.done():
-            pass
 
 
 async def _nothing_left(erasing: Erasing, scope: str) -> bool:
