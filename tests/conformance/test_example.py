@@ -19,11 +19,11 @@ pytest.importorskip("lmdb", reason="the dependency group `test` brings what the 
 EXAMPLE = ROOT / "examples" / "stm-backends-lmdb"
 FILES = printed_files("writing-a-backend.md", "stm-backends-lmdb")
 
-LONGEST_DRIVER = 155
+LONGEST_DRIVER = 160
 """Lines of the example's driver, without blank lines, comments and docstrings."""
 
 STORING = """
-import asyncio, sys, time
+import asyncio, sys, threading, time
 from stm_backends import Corrupt
 from stm_backends.drivers import Key
 from stm_backends.drivers.plugins import open_driver
@@ -132,6 +132,34 @@ def on_driver(installed: Path, folder: Path, body: str) -> str:
     status, printed = run("-c", program, f"lmdb:///{folder}/data", cwd=folder, path=installed)
     assert status == 0, printed
     return printed
+
+
+def test_a_close_that_is_cancelled_is_done_nevertheless(installed: Path, tmp_path: Path) -> None:
+    printed = on_driver(
+        installed,
+        tmp_path,
+        """
+        await driver.append(Key("s", "a"), b"a", initial_version="v", ttl=None)
+        other, busy = open_driver(url), threading.Event()
+        environment.thread.submit(busy.wait)
+        closing = asyncio.create_task(driver.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        print("cancelled:", await asyncio.gather(closing, return_exceptions=True))
+        await other.open()
+        busy.set()
+        print("loaded:", (await other.load(Key("s", "a"))).tail, "users:", environment.users)
+        await other.close()
+        print("left:", len(Environment.shared))
+        (thread,) = environment.thread._threads
+        thread.join(30)
+        print("alive:", thread.is_alive())
+        """,
+    )
+    assert "cancelled: [CancelledError" in printed
+    assert "loaded: (b'a',) users: 1\n" in printed
+    assert "left: 0\n" in printed
+    assert "alive: False\n" in printed
 
 
 def test_writers_remove_expired_records(installed: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 
 import pytest
@@ -33,11 +34,55 @@ class WarnsOfKeys(FaultyDriver):
         return await super().load(key)
 
 
-def finding(kind: type[FaultyDriver]) -> str:
+class UsesALibrary(FaultyDriver):
+    """Not wrong: its client library logs each request when it is told to, and uses what is deprecated."""
+
+    level = logging.INFO
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        logging.getLogger("library.command").log(self.level, "sent %s", key)
+        for kind in (DeprecationWarning, PendingDeprecationWarning):
+            warnings.warn_explicit(f"{key}: no longer use this", kind, "library.py", 1, module="library")
+        return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
+
+
+class UsesALoudLibrary(UsesALibrary):
+    """Uses a library that warns with each key."""
+
+    level = logging.WARNING
+
+
+class UsesWhatIsDeprecated(FaultyDriver):
+    """Calls what is deprecated itself."""
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        warnings.warn("utcnow is deprecated", DeprecationWarning, stacklevel=1)
+        return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
+
+
+def run(kind: type[FaultyDriver]) -> None:
     datastore = faulty_datastore(kind, clock=FakeClock(), **SMALL)
+    DriverContract.checks()[CHECK](DriverContract(), Bench(datastore, quick=True))
+
+
+def finding(kind: type[FaultyDriver]) -> str:
     with pytest.raises(AssertionError) as caught:
-        DriverContract.checks()[CHECK](DriverContract(), Bench(datastore, quick=True))
+        run(kind)
     return str(caught.value)
+
+
+def test_what_a_library_says_to_those_who_debug_is_not_judged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    run(UsesALibrary)
+    assert "sent Key(" in caplog.text
+
+
+def test_what_a_library_warns_of_is_judged() -> None:
+    assert "library.command, WARNING: sent Key(" in finding(UsesALoudLibrary)
+
+
+def test_what_the_driver_itself_should_not_use_is_judged() -> None:
+    assert "DeprecationWarning" in finding(UsesWhatIsDeprecated)
 
 
 def test_a_finding_names_logger_level_and_message_once() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from stm_backends.drivers.in_memory import MemoryDriver
+from stm_backends.testing import Bench, Datastore
 from stm_backends.testing.faults import Direction, Proxy
 
 PATIENCE_S = 0.2
@@ -259,3 +262,35 @@ async def test_a_server_that_is_away_resets_clients() -> None:
 def test_an_address_without_a_port_is_refused() -> None:
     with pytest.raises(ValueError, match="host:port, not 'localhost'"):
         Proxy("localhost")
+
+
+class NeverCloses(MemoryDriver):
+    """Waits for ever when it is to close, and says that it does."""
+
+    closing = asyncio.Event()
+
+    async def close(self) -> None:
+        self.closing.set()
+        await asyncio.Event().wait()
+
+
+async def test_a_check_that_is_cancelled_while_it_tidies_up_ends_its_proxy() -> None:
+    async def open_one(address: str = "") -> MemoryDriver:
+        del address
+        driver = NeverCloses()
+        await driver.open()
+        return driver
+
+    async def work() -> None:
+        async with Bench(Datastore(open=open_one, address="127.0.0.1:1", through=open_one)) as bench:
+            await bench.driver()
+            bench.proxy()
+
+    before = threading.active_count()
+    working = asyncio.create_task(work())
+    await NeverCloses.closing.wait()
+    assert threading.active_count() == before + 1
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    assert threading.active_count() == before

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 
 from stm_backends.drivers.contract import ANY, AnyType, Key, Page
 from stm_backends.drivers.erasing import Remains
+from stm_backends.drivers.sqlite import SqliteDriver, statements
 from tests.mutants.expiry import Unswept
+
+EXPIRED_KEYS = "SELECT scope, name FROM stm_record WHERE expires <= ? LIMIT ?"
+DELETE_KEY = "DELETE FROM stm_record WHERE scope = ? AND name = ?"
 
 
 class ListsWhatWillExpire(Unswept):
@@ -61,6 +66,13 @@ class PurgesAStepTooMuch(Unswept):
         return await super().purge(limit + 1)
 
 
+class PurgesAStepTooFew(Unswept):
+    """Compares with "less than" where "at most" is meant, and leaves one record."""
+
+    async def purge(self, limit: int) -> int:
+        return await super().purge(limit - 1)
+
+
 class PurgesWhatWillExpire(Unswept):
     """Removes each record that has a time to live."""
 
@@ -88,6 +100,22 @@ class PurgesByListedNames(Unswept):
         await asyncio.sleep(0)
         for key in keys:
             await self.delete(key)
+        return len(keys)
+
+
+class PurgesInTwoTransactions(SqliteDriver):
+    """Reads names in one transaction, and removes records of these names in another."""
+
+    async def purge(self, limit: int) -> int:
+        def read(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+            return connection.execute(EXPIRED_KEYS, (self._clock(), limit)).fetchall()
+
+        def remove(connection: sqlite3.Connection) -> None:
+            with statements.transaction(connection):
+                connection.executemany(DELETE_KEY, keys)
+
+        keys = await self._run("purge", read)
+        await self._run("purge", remove)
         return len(keys)
 
 

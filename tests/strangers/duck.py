@@ -143,8 +143,13 @@ class DuckDriver:
     async def close(self) -> None:
         database, self._database = self._database, None
         if database is not None:
-            await asyncio.to_thread(self._threads.shutdown)
-            database.close()
+            # In one piece, because a close that is cancelled ends only its own waiting.
+            loop = asyncio.get_running_loop()
+            await asyncio.shield(loop.run_in_executor(None, self._end, database))
+
+    def _end(self, database: duckdb.DuckDBPyConnection) -> None:
+        self._threads.shutdown()
+        database.close()
 
     async def load(self, key: Key) -> Record | None:
         def work(cursor, now: float) -> Record | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -89,11 +90,22 @@ class Opened:
     """An open folder and its thread; RocksDB lets nobody open it a second time, this process included."""
 
     shared: ClassVar[dict[Path, Opened]] = {}
+    lock: ClassVar = threading.Lock()  # for `shared` and `users`: `leave` runs in the thread
 
     def __init__(self, path: Path) -> None:
-        self.users, self.swept = 0, b""
+        self.path, self.users, self.swept = path, 0, b""
         self.db = Rdict(str(path), Options(raw_mode=True))
         self.thread = ThreadPoolExecutor(1, "stm-rocks")
+        self.shared[path] = self
+
+    def leave(self) -> None:
+        """Close the folder if this was its last user."""
+        with self.lock:
+            self.users -= 1
+            if not self.users:
+                del self.shared[self.path]
+                self.thread.shutdown(wait=False)
+                self.db.close()
 
     def heads(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield the heads from a place on, each without reading what belongs to it."""
@@ -148,21 +160,19 @@ class RocksDriver:
     async def open(self) -> None:
         if self._opened is None:
             self._opened = await self._edge.run("open", self._share)
-            self._opened.users += 1
 
     async def _share(self) -> Opened:
-        if self._path not in Opened.shared:
-            Opened.shared[self._path] = Opened(self._path)
-        return Opened.shared[self._path]
+        with Opened.lock:
+            opened = Opened.shared.get(self._path) or Opened(self._path)
+            opened.users += 1
+            return opened
 
     async def close(self) -> None:
         opened, self._opened = self._opened, None
         if opened is not None:
-            opened.users -= 1
-            if not opened.users:
-                del Opened.shared[self._path]
-                opened.thread.shutdown()
-                opened.db.close()
+            # In the thread, after all before it. A close that is cancelled ends only its own waiting.
+            loop = asyncio.get_running_loop()
+            await asyncio.shield(loop.run_in_executor(opened.thread, opened.leave))
 
     async def load(self, key: Key) -> Record | None:
         def work(opened: Opened, now: float) -> Record | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
+import threading
 
 import pytest
 
@@ -41,3 +43,18 @@ class TestDuckDriver(DriverContract):
             peek=peek,
             server=f"DuckDB {duckdb.__version__}",
         )
+
+
+async def test_a_close_that_is_cancelled_is_done_nevertheless(tmp_path):
+    driver, busy = await open_duck(f"duck:///{tmp_path}/file.duckdb"), threading.Event()
+    database, threads = (vars(driver)[name] for name in ("_database", "_threads"))
+    threads.submit(busy.wait, 30)
+    closing = asyncio.create_task(driver.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    busy.set()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    with pytest.raises(duckdb.ConnectionException):
+        database.execute("SELECT 1")

@@ -5,6 +5,7 @@ import binascii
 import hashlib
 import json
 import struct
+import threading
 import time
 from base64 import b64decode, b64encode
 from concurrent.futures import ThreadPoolExecutor
@@ -24,13 +25,24 @@ class Environment:
     """An open folder and its thread; LMDB allows one environment per folder in a process."""
 
     shared: "dict[Path, Environment]" = {}
+    lock = threading.Lock()  # for `shared` and `users`: `leave` runs in the thread
 
     def __init__(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        self.users, self.swept = 0, b""
+        self.path, self.users, self.swept = path, 0, b""
         self.lmdb = lmdb.open(str(path), map_size=1024 * MIB)
         # One thread runs the operations in the order of their calls, including cancelled ones.
         self.thread = ThreadPoolExecutor(1, "stm-lmdb")
+        self.shared[path] = self
+
+    def leave(self) -> None:
+        """Close the environment if this was its last user."""
+        with self.lock:
+            self.users -= 1
+            if not self.users:
+                del self.shared[self.path]
+                self.thread.shutdown(wait=False)
+                self.lmdb.close()
 
     def sweep(self, txn) -> None:
         """Remove the expired ones among the next two records; every write calls this."""
@@ -98,23 +110,18 @@ class LmdbDriver:
     async def open(self) -> None:
         if self._environment is None:
             try:
-                if self._path not in Environment.shared:
-                    Environment.shared[self._path] = Environment(self._path)
+                with Environment.lock:
+                    self._environment = Environment.shared.get(self._path) or Environment(self._path)
+                    self._environment.users += 1
             except (lmdb.Error, OSError) as error:
                 raise Unavailable(str(error), backend=self.name, operation="open") from error
-            self._environment = Environment.shared[self._path]
-            self._environment.users += 1
 
     async def close(self) -> None:
         environment, self._environment = self._environment, None
         if environment is not None:
-            # Once this has run, so has all before it, and `shutdown` does not block the event loop.
-            await asyncio.get_running_loop().run_in_executor(environment.thread, lambda: None)
-            environment.users -= 1
-            if not environment.users:
-                del Environment.shared[self._path]
-                environment.thread.shutdown()
-                environment.lmdb.close()
+            # In the thread, after all before it. A close that is cancelled ends only its own waiting.
+            loop = asyncio.get_running_loop()
+            await asyncio.shield(loop.run_in_executor(environment.thread, environment.leave))
 
     async def load(self, key: Key) -> Record | None:
         return await self._run("load", lambda txn, now: find(txn, key, now)[0])

@@ -69,7 +69,7 @@ class Deleting(Contract):
         driver, other, scope = await bench.driver(), await bench.driver(), bench.scope()
         deleted, expired = Key(scope, "deleted"), Key(scope, "expired")
         # Fewer if a record has no room for so many.
-        fits = driver.traits.max_record // driver.traits.room(len(b"old")) - 1
+        fits = driver.traits.max_record // max(1, driver.traits.room(len(b"old"))) - 1
         rounds = min(MANY, fits) // AT_ONCE
         for key, ttl in ((deleted, None), (expired, bench.tick)):
             for _ in range(rounds):

@@ -62,9 +62,10 @@ class Keys(Contract):
     @check("driver.bytes")
     async def test_bytes_are_returned_unchanged(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
-        await append_all(driver, key, *VALUES)
-        must_be((await loaded(driver, key)).tail, VALUES, "an entry comes out as it went in")
-        for number, value in enumerate(VALUES):
+        values = tuple(value[: driver.traits.max_entry] for value in VALUES)
+        await append_all(driver, key, *values)
+        must_be((await loaded(driver, key)).tail, values, "an entry comes out as it went in")
+        for number, value in enumerate(values):
             done = await driver.replace(key, value, version=f"v{number}", expect=ANY, ttl=None)
             must_be(done, True, "ANY is never refused")
             must_be(await driver.load(key), Record(f"v{number}", value, ()), "a body comes out as it went in")

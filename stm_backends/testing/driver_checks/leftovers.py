@@ -56,7 +56,8 @@ class Leftovers(Contract):
             "a refused body": lambda: one.replace(key, too_large, version="v3", expect="v2", ttl=None),
             "an invalid argument": lambda: one.append(key, b"d", initial_version="initial", ttl=-1),
         }
-        if (count := full_of_largest(one.traits)) * one.traits.max_entry <= QUICK_RECORD:
+        count = full_of_largest(one.traits)
+        if count and count * one.traits.max_entry <= QUICK_RECORD:
             await append_all(two, full, *[too_large[1:]] * count)
             entry = too_large[1:]
             operations |= {

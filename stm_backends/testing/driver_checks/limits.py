@@ -17,6 +17,8 @@ LARGEST_RECORD = 256 * 1024 * 1024
 LARGEST_QUICK_RECORD = 1024 * 1024
 """What a check of a quick run fills a record with at most, in bytes."""
 
+NOT_STATED = "the traits do not say how many of the largest entries fill a record"
+
 SMALL, SMALLS = 300, 40
 """How large small entries are, and how many of them fill the end of a record."""
 
@@ -54,7 +56,7 @@ class Limits(Contract):
         self, bench: Bench
     ) -> None:
         driver, key = await bench.driver(), bench.key()
-        count = full_of_largest(driver.traits)
+        count = full_of_largest(driver.traits) or not_asked(NOT_STATED)
         if (size := count * driver.traits.max_entry) > LARGEST_RECORD:
             not_asked(f"would write {size:,} bytes; give the driver a smaller limit")
         entry = noise(driver.traits.max_entry)
@@ -79,6 +81,8 @@ class Limits(Contract):
         limit, overhead = driver.traits.max_record, driver.traits.overhead
         # The largest value that takes room of its own; a larger one takes less.
         longest = min(driver.traits.max_entry, driver.traits.max_inline)
+        if longest == 0:
+            not_asked("no value takes room of its own in a record")
         largest = LARGEST_QUICK_RECORD if bench.quick else LARGEST_RECORD
         if limit > largest:
             not_asked(f"would write {limit:,} bytes; give the driver a smaller limit")
@@ -90,24 +94,37 @@ class Limits(Contract):
             few = most <= SMALLS * (small + overhead)
             sizes.append(min(most, small if few else min(len(entry), most - SMALLS * (small + overhead))))
             room -= sizes[-1] + overhead
-        tail = tuple(entry[:size] for size in sizes)
+        tail = [entry[:size] for size in sizes]
         await append_all(driver, key, *tail)
-        more = bytes(1 + overhead * (len(sizes) + 1))
-        with must_raise(TooLarge, "the record holds `max_record` bytes and this is one more") as caught:
-            await driver.append(key, more, initial_version="initial", ttl=None)
-        must_be(caught.value.what, "record", "the entry would fit in a smaller record")
-        with must_raise(TooLarge, "the record holds `max_record` bytes and this is one more") as caught:
-            await driver.replace(key, more, version="v2", expect="initial", ttl=None)
-        must_be(caught.value.what, "record", "the body would fit in a smaller record")
-        with must_raise(TooLarge, "an entry grows, and the record is full") as caught:
-            grown = (*tail[:-1], tail[-1] + more)
-            await driver.replace(key, b"", version="v2", expect="initial", rewrite=grown, ttl=None)
-        must_be(await driver.load(key), Record("initial", None, tail), "refused writes change nothing")
+        must_be(await driver.load(key), Record("initial", None, tuple(tail)), "all of them fit")
         done = await driver.replace(key, tail[0], version="v2", expect="initial", drop=1, ttl=None)
         must_be(done, True, "the body takes the room of the entry that goes")
-        must_be(await driver.load(key), Record("v2", tail[0], tail[1:]), "the record is as full as before")
+        must_be(await driver.load(key), Record("v2", tail[0], (*tail[1:],)), "it is as full as before")
         done = await driver.replace(key, tail[0], version="v3", expect="v2", ttl=None)
         must_be(done, True, "a body takes the room of the body before it")
+        done = await driver.replace(key, b"", version="v4", expect="v3", ttl=None)
+        must_be(done, True, "an empty body makes room")
+        # An overhead is what a value takes at most, so the driver may take more entries than had to fit.
+        tail, left = tail[1:], limit - sum(sizes[1:])
+        with must_raise(TooLarge, "the values are one byte more than `max_record`") as caught:
+            while left >= 0:
+                more = entry[: left + 1]
+                await driver.append(key, more, initial_version="initial", ttl=None)
+                tail.append(more)
+                left -= len(more)
+        must_be(caught.value.what, "record", "the entry would fit in a smaller record")
+        if tail and left < len(entry):
+            with must_raise(TooLarge, "the values are one byte more than `max_record`") as caught:
+                await driver.replace(key, entry[: left + 1], version="v5", expect="v4", ttl=None)
+            must_be(caught.value.what, "record", "the body would fit in a smaller record")
+            # One entry grows as far as it may, and the body has the rest.
+            *same, last = tail[: driver.traits.max_drop]
+            grown = entry[: len(last) + left + 1]
+            body, rewrite = entry[: len(last) + left + 1 - len(grown)], (*same, grown)
+            with must_raise(TooLarge, "an entry grows, and the record is full") as caught:
+                await driver.replace(key, body, version="v5", expect="v4", rewrite=rewrite, ttl=None)
+            must_be(caught.value.what, "record", "each value would fit in a smaller record")
+        must_be(await driver.load(key), Record("v4", b"", (*tail,)), "refused writes change nothing")
 
     @check("driver.arguments")
     async def test_invalid_arguments_raise_value_error_and_write_nothing(self, bench: Bench) -> None:

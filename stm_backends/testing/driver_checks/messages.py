@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import traceback
 import uuid
 import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
-from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Key
+from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, Key
 from stm_backends.errors import StorageError
 from stm_backends.testing.driver_checks.steps import append_all
 from stm_backends.testing.workbench.check import Contract, check
@@ -40,8 +41,13 @@ class Message(NamedTuple):
 
 @dataclass
 class Heard(logging.Handler):
-    """What was logged or warned of, and how often each place in the code warned."""
+    """What was logged or warned of, and how often each place in the code warned.
 
+    `packages` are those of the driver. What others log below `WARNING`, such as a client library that logs
+    each request when it is told to, is not the driver's.
+    """
+
+    packages: tuple[str, ...]
     messages: list[Message] = field(default_factory=list[Message])
     places: Counter[str] = field(default_factory=Counter[str])
 
@@ -52,6 +58,8 @@ class Heard(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Note a message of a logger, with its arguments and its traceback."""
+        if record.levelno < logging.WARNING and record.name.partition(".")[0] not in self.packages:
+            return
         beside = f"{record.args}"
         if record.exc_info and record.exc_info[1]:
             beside += "".join(traceback.format_exception(record.exc_info[1]))
@@ -75,10 +83,10 @@ class Messages(Contract):
         """A key, an entry or a statement is logged or put into an error, or each write warns of something."""
         driver, marks = await bench.driver(), [uuid.uuid4().hex for _ in range(4)]
         scope, name, entry, body = f"check:{marks[0]}:memory", marks[1], marks[2].encode(), marks[3].encode()
-        key, package = Key(scope, name), type(getattr(driver, "inner", driver)).__module__.partition(".")[0]
+        key = Key(scope, name)
         bench.clean(scope)
         too_large = entry + bytes(driver.traits.max_entry)
-        with _listening("stm_backends", package) as heard:
+        with _listening(*_packages(driver)) as heard:
             for number in range(WRITES):
                 await driver.append(key, entry, initial_version="initial", ttl=60)
                 await driver.replace(key, body, version=f"v{number}", expect=ANY, ttl=KEEP)
@@ -130,10 +138,19 @@ def _told(message: Message) -> str:
     return f"{message.where}: {cut(message.text, _LONGEST_TEXT)}"
 
 
+def _packages(driver: Driver) -> set[str]:
+    """Return ours, and those of the driver and the drivers within it."""
+    found, layer = {"stm_backends"}, cast("Any", driver)
+    while layer is not None:
+        found.add(type(layer).__module__.partition(".")[0])
+        layer = getattr(layer, "inner", None)
+    return found
+
+
 @contextlib.contextmanager
 def _listening(*packages: str) -> Generator[Heard]:
     """Hear all that the loggers of these packages say, and the warnings of all others."""
-    heard, root = Heard(), logging.getLogger()
+    heard, root = Heard(packages), logging.getLogger()
     loggers: list[logging.Logger] = [logging.getLogger(package) for package in packages]
     loggers += [
         logger
@@ -148,6 +165,11 @@ def _listening(*packages: str) -> Generator[Heard]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
+        # Python shows nobody what a library should no longer use, except its authors.
+        for kind in (DeprecationWarning, PendingDeprecationWarning):
+            warnings.simplefilter("ignore", kind)
+        for package in packages:
+            warnings.filterwarnings("always", module=rf"{re.escape(package)}(\.|$)")
         warnings.showwarning = warned
         root.addHandler(heard)
         try:

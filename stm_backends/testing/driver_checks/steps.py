@@ -32,9 +32,15 @@ TRIES: Final = 3
 """How often a check holds a record up, if the writes that are to wait for it give up."""
 
 
-def full_of_largest(traits: Traits) -> int:
-    """Return how many of the largest entries fill a record."""
-    return traits.max_record // traits.room(traits.max_entry)
+def full_of_largest(traits: Traits) -> int | None:
+    """Return how many of the largest entries fill a record, so that one more cannot fit.
+
+    `None` if the traits do not say: an overhead is what a value takes at most, so more entries may fit than
+    must, and values that take nothing of the record never fill it.
+    """
+    most = traits.room(traits.max_entry)
+    count = traits.max_record // max(1, most)
+    return count if (count + 1) * (most - traits.overhead) > traits.max_record else None
 
 
 async def loaded(driver: Driver, key: Key) -> Record:

@@ -217,15 +217,18 @@ class Bench:
         # What the check has found matters more than what tidying up after it meets, and a driver that cannot
         # be closed does not keep the others open.
         failures = [error] if error is not None else []
-        for work in (self._remove_all, *(driver.close for driver in self._drivers)):
-            try:
-                await work()
-            except Exception as failure:  # noqa: BLE001 -- raised below
-                if failures and told(failure) != told(failures[0]):
-                    failures[0].add_note(f"Tidying up after the check failed too: {told(failure)}")
-                failures.append(failure)
-        if self._proxy is not None:
-            self._proxy.stop()
+        try:
+            for work in (self._remove_all, *(driver.close for driver in self._drivers)):
+                try:
+                    await work()
+                except Exception as failure:  # noqa: BLE001 -- raised below
+                    if failures and told(failure) != told(failures[0]):
+                        failures[0].add_note(f"Tidying up after the check failed too: {told(failure)}")
+                    failures.append(failure)
+        finally:
+            # Also if the limit of the check cancels this; the thread would outlive it.
+            if self._proxy is not None:
+                self._proxy.stop()
         if error is None and failures:
             raise Untidy(failures[0]) from failures[0]
 
