@@ -45,9 +45,12 @@ class QueuesWhatFailed(NetworkedDriver):
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         while self.waiting:
-            late, text = self.waiting[-1]
-            await super().append(late, text, initial_version=initial_version, ttl=ttl)
-            self.waiting.pop()
+            late, text = self.waiting.pop()
+            try:
+                await super().append(late, text, initial_version=initial_version, ttl=ttl)
+            except Unavailable:
+                self.waiting.append((late, text))
+                raise
         try:
             return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
         except Unavailable:
