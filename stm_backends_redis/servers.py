@@ -181,15 +181,14 @@ class Server(_Sending):
 
     async def close(self) -> None:
         """Wait for operations in progress, and close the client unless it was handed in."""
-        await super().close()
-        if self._limit is None:
-            return
-        try:
-            await self._limit.drain()
-        finally:
-            async with contextlib.AsyncExitStack() as stack:
+        async with contextlib.AsyncExitStack() as stack:
+            if self._limit is not None:
+                # Also if the caller gives up to wait, because no later `close` would.
                 for client in (self._client, *self._also):
                     stack.push_async_callback(client.aclose)
+            await super().close()
+            if self._limit is not None:
+                await self._limit.drain()
 
 
 class NodeOfClient(_Sending):

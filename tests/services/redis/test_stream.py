@@ -281,6 +281,28 @@ async def test_closing_with_a_cancelled_command_leaves_nothing(server, pool):
     await pool.release(connection)
 
 
+async def test_a_close_that_is_cancelled_leaves_no_connection(start):
+    server = start()
+
+    def connections():
+        return server.ask("INFO", "clients")["connected_clients"]
+
+    before = connections()
+    driver = await open_at(server.url)
+    server.pause()
+    loading = asyncio.create_task(driver.load(KEY))
+    closing = asyncio.create_task(driver.close())
+    await asyncio.sleep(0.1)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    server.go_on()
+    await asyncio.gather(loading, return_exceptions=True)
+    async with asyncio.timeout(30):
+        while connections() != before:  # noqa: ASYNC110 -- the server tells nobody
+            await asyncio.sleep(0.05)
+
+
 async def test_closing_the_client_ends_the_stream_too(server):
     client = Redis(host="127.0.0.1", port=server.port, protocol=2)
     stream = Stream(client.connection_pool, silence_s=30)
