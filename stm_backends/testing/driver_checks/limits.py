@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from stm_backends.drivers.contract import ABSENT, ANY, Record
 from stm_backends.errors import TooLarge
 from stm_backends.testing.driver_checks.steps import append_all, full_of_largest, loaded, noise
-from stm_backends.testing.workbench.check import Contract, check, not_asked
+from stm_backends.testing.workbench.check import Contract, check, not_asked, would_write
 from stm_backends.testing.workbench.drivers import Bench
 from stm_backends.testing.workbench.expectations import must_be, must_raise
 
@@ -58,7 +58,7 @@ class Limits(Contract):
         driver, key = await bench.driver(), bench.key()
         count = full_of_largest(driver.traits) or not_asked(NOT_STATED)
         if (size := count * driver.traits.max_entry) > LARGEST_RECORD:
-            not_asked(f"would write {size:,} bytes; give the driver a smaller limit")
+            not_asked(would_write(size))
         entry = noise(driver.traits.max_entry)
         await append_all(driver, key, *[entry] * count)
         with must_raise(TooLarge, "the record would hold more than `max_record` bytes") as caught:
@@ -85,7 +85,7 @@ class Limits(Contract):
             not_asked("no value takes room of its own in a record")
         largest = LARGEST_QUICK_RECORD if bench.quick else LARGEST_RECORD
         if limit > largest:
-            not_asked(f"would write {limit:,} bytes; give the driver a smaller limit")
+            not_asked(would_write(limit))
         entry, small = noise(longest), min(SMALL, longest)
         room, sizes = limit, list[int]()
         while room > overhead:
