@@ -93,6 +93,9 @@ class _Pod:
             from stm_backends_postgres import driver as postgres  # noqa: PLC0415
 
             postgres.REMEMBERED = 10 * KEPT
+        # Python's table of interned strings grows once its places are used up, also by strings that are gone.
+        for number in range(40_000):
+            sys.intern(f"{self.settings.process} {number}")
         for number in range(digest.cache_parameters()["maxsize"]):
             digest(f"c0-0/{self.settings.process}/{number}")
 
