@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.chaos import stands
+from tests.chaos.checker import SHOWN
 from tests.chaos.mutants import MUTANTS
 from tests.chaos.options import no_such_fault, no_such_stand, positive, there_already
 from tests.chaos.run import NoSuchFaultError, Order, Result, known_faults, no_such_commit, run
@@ -146,21 +147,38 @@ def show(results: Sequence[Result], out: Path) -> None:
     """Print what the runs came to."""
     if not results:
         return
-    print(f"\n{'stand':<18}{'minutes':>8}{'faults':>8}{'turns':>10}{'violations':>12}")
+    print(f"\n{'datastore':<18}{'minutes':>8}{'faults':>8}{'turns':>10}{'violations':>12}")
     for one in results:
         adds = one.figures["turns acknowledged"]
         figures = f"{one.minutes:>8.1f}{sum(one.faults.values()):>8,}{adds:>10,}{len(one.violations):>12}"
         print(f"{one.stand:<18}{figures}")
     for one in results:
-        for violation in one.violations[:20]:
-            print(f"\n{one.stand}: {violation}")
-        if len(one.violations) > 20:
-            print(f"\n{one.stand}: and {len(one.violations) - 20} more, in results.json")
+        show_violations(one, out)
+        if not one.pods:
+            print(f"\n{one.stand}: no pod lived long enough for its growth to be judged")
     if not any(one.violations for one in results):
         print("\nno violations")
     for one in results:
         events = out / one.stand / "events"
         print(f"seed {one.seed}; judge again: {sys.executable} -m tests.chaos.checker {events}")
+
+
+def show_violations(result: Result, out: Path) -> None:
+    """Print how many violations there are of each kind, and the first of each."""
+    kinds: dict[str, list[str]] = {}
+    for violation in result.violations:
+        kind = violation.partition(":")[0].partition(" in ")[0]
+        # What the harness says has no kind.
+        kinds.setdefault(kind if kind.isalpha() else "run", []).append(violation)
+    if len(kinds) > 1:
+        counts = ", ".join(f"{len(found):,} of {kind}" for kind, found in kinds.items())
+        print(f"\n{result.stand}: {counts}")
+    for kind, found in kinds.items():
+        for violation in found[:SHOWN]:
+            print(f"\n{result.stand}: {violation}")
+        if len(found) > SHOWN:
+            more, where = len(found) - SHOWN, out / result.stand / "results.json"
+            print(f"\n{result.stand}: and {more:,} more of {kind}, in {where}")
 
 
 if __name__ == "__main__":

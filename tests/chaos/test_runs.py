@@ -259,3 +259,20 @@ def pods_of(out: Path) -> list[str]:
     """Return the command lines of processes that a run started and that still run."""
     lines = [file.read_bytes().decode(errors="replace") for file in Path("/proc").glob("[0-9]*/cmdline")]
     return [line for line in lines if str(out) in line and "tests.chaos.pod" in line]
+
+
+def test_the_first_violations_of_each_kind_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [f"lease in c0-{number}: taken" for number in range(8)]
+    violations = [*found, "lost in c1-0: c1-0/p0/1", "p0.1 could not settle ['c0-0']"]
+    result = Result(stand="redis", seed=1, violations=violations, figures={"turns acknowledged": 1})
+    command.show([result], tmp_path)
+    said = capsys.readouterr().out
+    assert "redis: 8 of lease, 1 of lost, 1 of run" in said
+    assert said.count(": taken") == 5
+    assert f"and 3 more of lease, in {tmp_path}/redis/results.json" in said
+    assert "lost in c1-0" in said
+    assert "could not settle" in said
+    assert "no pod lived long enough for its growth to be judged" in said
+    assert "no violations" not in said
