@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
@@ -39,7 +40,7 @@ async def _merge(backend: Backend, folder: Path, conversation: str) -> dict[str,
         present = await sessions.export(turns.key_of(conversation))
     except SessionNotFound:
         return {"found": False}
-    earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else present
+    earlier = _earlier(file) or present
     for document in (earlier, present):
         await sessions.import_(document, on_conflict="merge")
     _keep(present, file)
@@ -56,12 +57,20 @@ async def _merge(backend: Backend, folder: Path, conversation: str) -> dict[str,
 
 
 def _keep(document: Mapping[str, Any], file: Path) -> None:
-    if not file.exists():
-        file.parent.mkdir(exist_ok=True)
-        # A pod may be killed at any moment.
-        whole = file.with_suffix(".part")
-        whole.write_text(json.dumps(document), encoding="utf-8")
-        whole.rename(file)
+    # A pod may have no file descriptor left, or be killed at any moment.
+    with contextlib.suppress(OSError):
+        if not file.exists():
+            file.parent.mkdir(exist_ok=True)
+            whole = file.with_suffix(".part")
+            whole.write_text(json.dumps(document), encoding="utf-8")
+            whole.rename(file)
+
+
+def _earlier(file: Path) -> Any:
+    """Return the export that is kept, or `None`."""
+    with contextlib.suppress(OSError):
+        return json.loads(file.read_text(encoding="utf-8"))
+    return None
 
 
 def differences(

@@ -15,7 +15,10 @@ WARM_UP: Final = 0.25
 
 
 HIGHEST: Final = 3.0
-"""How many times as far as a series may grow it may rise for a moment."""
+"""How many times as far as a series may grow it may rise for a while."""
+
+WHILE: Final = 3
+"""How many samples in a row a rise lasts that is looked at. Calls that a fault held up end within one."""
 
 
 def growth(values: Sequence[float]) -> float | None:
@@ -30,8 +33,10 @@ def growth(values: Sequence[float]) -> float | None:
 
 
 def rise(values: Sequence[float]) -> float:
-    """Return how far the largest sample after the warm-up lies above the median of the first third."""
-    return max(values[int(len(values) * WARM_UP) :]) - ends(values)[0]
+    """Return how far a few samples in a row rise above the median of the first third, after the warm-up."""
+    settled = values[int(len(values) * WARM_UP) :]
+    lasting = (min(settled[at : at + WHILE]) for at in range(len(settled) - WHILE + 1))
+    return max(lasting) - ends(values)[0]
 
 
 def ends(values: Sequence[float]) -> tuple[float, float]:
@@ -42,7 +47,7 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
 
 
 def grows(values: Sequence[float], allowed: float) -> bool:
-    """Say whether a series grows by more than is allowed, or at any time is far above that."""
+    """Say whether a series grows by more than is allowed, or for a while is far above that."""
     by = growth(values)
     return by is not None and (by > allowed or rise(values) > HIGHEST * allowed)
 

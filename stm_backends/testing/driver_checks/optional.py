@@ -216,6 +216,8 @@ async def _names(erasing: Erasing, scope: str, *, limit: int = 100) -> list[str]
     while after is not None:
         page = await erasing.scan_expired(scope, after=after, limit=limit)
         assert len(page.names) <= limit, f"a page with limit={limit} must hold no more names"
+        for name in page.names:
+            assert name.encode() > after.encode(), f"a page after {after!r} must not hold {name!r}"
         listed += page.names
         after = page.after
     return listed

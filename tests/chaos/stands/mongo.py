@@ -7,7 +7,7 @@ import contextlib
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pymongo.errors import PyMongoError
 
@@ -21,16 +21,20 @@ from tests.support.servers import Server
 DATABASE = "chaos"
 COLLECTION = "stm_records"
 
+POOL: Final = 20
+"""How many connections a pod may have to each server, which many calls at once open and faults leave open."""
+
 
 class MongoStand(Base):
     name = "mongo"
+    pooled = POOL
 
     async def _start(self) -> None:
         server = Mongod(program(), self.disk.folder / "data", "--nounixsocket")
         await self._run(server)
         proxy = await self._lead_to(int(server.address.rpartition(":")[2]))
         self.direct_url = f"mongodb://{server.address}/{DATABASE}?directConnection=true"
-        self.url = f"mongodb://{proxy.address}/{DATABASE}?directConnection=true"
+        self.url = f"mongodb://{proxy.address}/{DATABASE}?directConnection=true&maxPoolSize={POOL}"
         self.versions = await versions_of(server)
 
     async def _when_full(self) -> None:

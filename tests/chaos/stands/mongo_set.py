@@ -12,7 +12,7 @@ from pymongo.errors import PyMongoError
 
 from tests.chaos.stands import Fault
 from tests.chaos.stands.common import Base, until
-from tests.chaos.stands.mongo import DATABASE, checkpoint, mongo_faults, program, versions_of
+from tests.chaos.stands.mongo import DATABASE, POOL, checkpoint, mongo_faults, program, versions_of
 from tests.support.mongod import Mongod, is_primary
 
 SET = "stm"
@@ -26,6 +26,7 @@ class SetStand(Base):
     """
 
     name = "mongo-set"
+    pooled = 3 * POOL
     # Each member lays out some hundred megabytes of journal.
     megabytes = 2048
 
@@ -48,7 +49,7 @@ class SetStand(Base):
         }
         await asyncio.to_thread(self.members[0].ask, "replSetInitiate", config)
         hosts = ",".join(proxy.address for proxy in self.proxies)
-        self.url = f"mongodb://{hosts}/{DATABASE}?replicaSet={SET}"
+        self.url = f"mongodb://{hosts}/{DATABASE}?replicaSet={SET}&maxPoolSize={POOL}"
         self.versions = await versions_of(self.members[0])
         await self._settle()
 
