@@ -66,7 +66,7 @@ async def test_several_drivers_append_to_a_large_record_without_unknowns(place, 
 
 
 async def test_a_write_behind_one_that_hangs_is_unavailable_and_not_sent(single, single_place, key):
-    async with opened(single_place.options(deadline_s=1.0)) as driver:
+    async with opened(single_place.options(deadline_s=4.0)) as driver:
         await driver.append(key, b"a", initial_version="v", ttl=None)
         single.pause()
         try:
