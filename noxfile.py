@@ -81,8 +81,12 @@ def full(session: nox.Session) -> None:
     session.run("coverage", "report")
 
 
-FEW_AT_A_TIME = ("chaos/test_runs.py", "chaos/test_soak.py", "strangers/test_objects.py")
-"""What `full` runs after the other tests: pods and faults, and a suite that keeps a processor busy.
+FEW_AT_A_TIME = (
+    *("chaos/test_runs.py", "chaos/test_soak.py"),
+    *("services/test_long_dialogues.py", "strangers/test_objects.py"),
+)
+"""What `full` runs after the other tests: pods and faults, dialogues of 39 MB that take minutes, and a suite
+that keeps a processor busy.
 
 The suite on an object store takes a quarter of an hour at full length, which is left to the session
 `strangers`: it is here in its quick form.

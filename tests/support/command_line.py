@@ -28,7 +28,7 @@ def cli(
 def replay(file: Path, tmp_path: Path, *options: object, **environment: str) -> tuple[int, dict[str, Any]]:
     """Run a replay; returns its exit status and its figures."""
     numbers = tmp_path / "numbers.json"
-    done = cli("replay", file, "--json", numbers, *options, timeout=250, **environment)
+    done = cli("replay", file, "--json", numbers, *options, timeout=290, **environment)
     assert numbers.exists(), done.stderr
     assert numbers.stat().st_size, done.stderr
     return done.returncode, json.loads(numbers.read_text())
