@@ -70,27 +70,6 @@ class Report:
         return "\n".join([*lines, f"{len(self.violations)} violations"])
 
 
-def check(
-    events: Iterable[Event],
-    *,
-    lease_s: float,
-    recovery_s: float,
-    full_zone: int = 0,
-    pooled: int = 0,
-    interrupted: bool = False,
-) -> Report:
-    """Return what no correct memory would have done, and the figures of the run.
-
-    `lease_s` is how long a lease lasts. `recovery_s` is the longest time from when all is well again until a
-    conversation that a process uses is healthy: the delay between two attempts, and what an attempt takes.
-    `full_zone` is how many turns are recent where others are pending; 0 if that is not known. `pooled` is
-    how many connections a pod may keep in its pools when they are full, in addition to what is allowed. Of an
-    `interrupted` run it is no violation that its end was not read, so no live run may say so.
-    """
-    allowed = {name: by + pooled * (name in {"connections", "descriptors"}) for name, by in ALLOWED.items()}
-    return _Check(list(events), lease_s, recovery_s, full_zone, allowed, interrupted).report
-
-
 def judged(
     events: Sequence[Event],
     *,
@@ -100,18 +79,17 @@ def judged(
     pooled: int = 0,
     interrupted: bool = False,
 ) -> Report:
-    """Return all that a history shows: what `check` finds, errors of calls, and the tiers.
+    """Return what no correct memory would have done, errors of the run itself, and its figures.
 
-    A run and whoever judges its history again call this, so that both say the same.
+    A run calls this, and so does the command that judges its history again: both say the same. `lease_s` is
+    how long a lease lasts. `recovery_s` is the longest time from when all is well again until a conversation
+    that a process uses is healthy: the delay between two attempts, and what an attempt takes. `full_zone` is
+    how many turns are recent where others are pending; 0 if that is not known. `pooled` is how many
+    connections a pod may keep in its pools when they are full, in addition to what is allowed. Of an
+    `interrupted` run it is no violation that its end was not read, so no live run may say so.
     """
-    report = check(
-        events,
-        lease_s=lease_s,
-        recovery_s=recovery_s,
-        full_zone=full_zone,
-        pooled=pooled,
-        interrupted=interrupted,
-    )
+    allowed = {name: by + pooled * (name in {"connections", "descriptors"}) for name, by in ALLOWED.items()}
+    report = _Check(events, lease_s, recovery_s, full_zone, allowed, interrupted).report
     defects = (event for event in events if event.what == "defect")
     report.violations += (
         Violation("defect", "", f"not an error of the library: {one.data}", (one,)) for one in defects
@@ -125,7 +103,7 @@ def judged(
 class _Check:
     def __init__(
         self,
-        events: list[Event],
+        events: Sequence[Event],
         lease_s: float,
         recovery_s: float,
         full_zone: int,

@@ -68,7 +68,7 @@ def found_in(events: Sequence[Event]) -> list[str]:
 
 
 def report_of(events: Sequence[Event], *, full_zone: int = 0) -> checker.Report:
-    return checker.check(events, lease_s=LEASE_S, recovery_s=RECOVERY_S, full_zone=full_zone)
+    return checker.judged(events, lease_s=LEASE_S, recovery_s=RECOVERY_S, full_zone=full_zone)
 
 
 def ab() -> Story:

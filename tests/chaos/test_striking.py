@@ -116,7 +116,7 @@ def history_of(*ops: tuple[str, float, float | None, str]) -> list[history.Event
 def test_a_turn_of_a_killed_pod_may_be_added_by_others_but_stands_once(times: int, found: list[str]) -> None:
     killed, others = ("p1.1", 1.0, None, "add"), [("p2.1", 2.0, 3.0, "add"), ("p3.1", 2.5, 2.6, "add")]
     read = ("p2.1", 4.0, 5.0, f"read{times}")
-    report = checker.check(history_of(killed, *others, read), lease_s=2.0, recovery_s=9.0, interrupted=True)
+    report = checker.judged(history_of(killed, *others, read), lease_s=2.0, recovery_s=9.0, interrupted=True)
     assert [one.kind for one in report.violations] == found
 
 
