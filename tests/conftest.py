@@ -190,7 +190,7 @@ def dynamodb_jar(unobtainable: Callable[[str], None]) -> Path:
     try:
         return fetch_jar()
     except Unfetched as error:
-        unobtainable(str(error))
+        unobtainable(f"{error}; set STM_TEST_DYNAMO_URL to use another server")
         raise
 
 

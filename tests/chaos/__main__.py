@@ -7,6 +7,7 @@ import asyncio
 import importlib
 import pkgutil
 import random
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -47,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
         "--faults",
         type=positive(int),
         default=0,
-        help="end a stand after so many faults, if that comes first",
+        help="end a stand after so many faults and operations of people, if that comes first",
     )
     found.add_argument("--seed", type=int, help="repeats a schedule of faults; by default a new one")
     found.add_argument("--pods", type=positive(int), default=4, help="how many processes (4)")
@@ -132,7 +133,10 @@ def refusal(options: argparse.Namespace) -> str:
     if said := said or (options.other and no_such_commit(options.other)):
         return said
     for name in options.stand:
-        there = known_faults(stand_of(name, Path()), sealed=options.sealed)
+        stand = stand_of(name, Path())
+        if absent := [program for program in stand.programs if shutil.which(program) is None]:
+            return f"to run on {name}, install {' and '.join(absent)}"
+        there = known_faults(stand, sealed=options.sealed)
         if said := no_such_fault(there, options.only):
             return f"on {name}, {said}"
     return ""

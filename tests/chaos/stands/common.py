@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +29,7 @@ class Base:
     """
 
     name = url = direct_url = ""
+    programs: Sequence[str] = ()
     pooled = 0
     megabytes = 512
     """The size of the file system."""

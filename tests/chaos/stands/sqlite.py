@@ -25,6 +25,7 @@ class SqliteStand:
     """A file on a file system of its own, which can be full."""
 
     name = "sqlite"
+    programs = ()
     pooled = 0
 
     def __init__(self, folder: Path) -> None:
