@@ -50,7 +50,7 @@ class Requests:
         self._table = table
         self._until = until
         self.is_in_doubt = False
-        """Whether a write was refused that the client had sent before: the first may have been done."""
+        """Whether a write failed that the client had sent before by itself: the first may have been done."""
 
     @property
     def left_s(self) -> float:
@@ -68,7 +68,12 @@ class Requests:
             try:
                 # boto3 blocks, so it runs in a thread; cancelling the caller does not stop the request.
                 return await (call() if is_asynchronous(self._client) else asyncio.to_thread(call))
+            except BotoCoreError:
+                # Such as one connection that is lost, and then none that can be made. No error tells the two.
+                self.is_in_doubt |= statement.writes and repeats(self._client)
+                raise
             except ClientError as error:
+                self.is_in_doubt |= statement.writes and was_sent_again(error)
                 pause = random.uniform(0, longest)
                 if not is_passing(error) or pause >= self.left_s:
                     raise
@@ -82,14 +87,18 @@ class Requests:
         except ClientError as error:
             if not is_refused(error):
                 raise
-            again = was_sent_again(error)
-            self.is_in_doubt |= again
-            return Answer(False, found_by(error), again)
+            return Answer(False, found_by(error), was_sent_again(error))
 
 
 def is_asynchronous(client: Any) -> bool:
     """Return whether a client's calls are awaited, as those of aiobotocore are and those of boto3 are not."""
     return inspect.iscoroutinefunction(client.close)
+
+
+def repeats(client: Any) -> bool:
+    """Return whether a client may send a failed request again by itself, as each does by default."""
+    retries: dict[str, Any] = client.meta.config.retries or {}
+    return retries.get("total_max_attempts", 2) > 1
 
 
 def require_client(client: Any) -> None:

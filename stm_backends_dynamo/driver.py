@@ -59,7 +59,7 @@ from stm_backends.drivers.contract import (
 )
 from stm_backends.drivers.edge import ConcurrencyLimit, Edge
 from stm_backends.drivers.erasing import Remains
-from stm_backends.errors import OutcomeUnknown, Unavailable
+from stm_backends.errors import Denied, OutcomeUnknown, TooLarge, Unavailable
 from stm_backends_dynamo import statements, table
 from stm_backends_dynamo.client import Requests, make_client, require_client
 from stm_backends_dynamo.errors import DENIED, ClientError, code_of, is_invalid, is_passing, meaning
@@ -563,7 +563,7 @@ class DynamoDriver:
         self._running.add(ended)
         try:
             return await self._edge.run(operation, in_turn)
-        except Unavailable as error:
+        except (Unavailable, TooLarge, Denied) as error:
             if not requests.is_in_doubt:
                 raise
             raise OutcomeUnknown(_SENT_AGAIN, backend=self.name, operation=operation) from error

@@ -79,6 +79,11 @@ _OF_PARTS: Final = ("life", "seals", "beside", "kept", "readable_since")
 """The attributes of a head whose record has, or had, parts."""
 
 
+_WRITES: Final = frozenset(
+    {"put_item", "update_item", "delete_item", "transact_write_items", "batch_write_item"}
+)
+
+
 class Statement(NamedTuple):
     """One request: its name in both client libraries, and its arguments without the table.
 
@@ -100,6 +105,11 @@ class Statement(NamedTuple):
         "update_time_to_live",
     ]
     arguments: Mapping[str, Any]
+
+    @property
+    def writes(self) -> bool:
+        """Whether it may change a record."""
+        return self.call in _WRITES
 
     def on(self, table: str) -> Mapping[str, Any]:
         """Return the arguments with the table's name where this request has it."""

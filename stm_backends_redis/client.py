@@ -40,8 +40,11 @@ class Sentinels(Sentinel):
             question: Awaitable[Any] = cast("Any", super()).discover_master(service_name)
             asking = self._asking = asyncio.ensure_future(question)
             asking.add_done_callback(self._answered)
-        # Others may wait for the same answer.
-        return await asyncio.shield(asking)
+        # Others may wait for the same answer, so a cancellation of one does not end the question.
+        await asyncio.wait({asking})
+        if asking.cancelled():
+            raise NotConnected("closed while the sentinels were asked")
+        return asking.result()
 
     def _answered(self, asking: asyncio.Future[Any]) -> None:
         self._asking = None
@@ -53,7 +56,9 @@ class Sentinels(Sentinel):
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.wait({self._asking})
-        await asyncio.gather(*(sentinel.aclose() for sentinel in cast("Any", self).sentinels))
+        # One that fails to close keeps no other one open.
+        closing = (sentinel.aclose() for sentinel in cast("Any", self).sentinels)
+        await asyncio.gather(*closing, return_exceptions=True)
 
 
 def require_client(client: object, *, silence_s: float) -> Connected:

@@ -106,9 +106,16 @@ class Cluster:
             if look is not None:
                 look.cancel()
             self._leave(self._nodes.keys())
-            # A node that fails to close keeps no other one open. A cancellation is passed on to all of them,
-            # and raised once they have ended.
-            await asyncio.gather(*self._leaving, return_exceptions=True)
+            leaving = {*self._leaving}
+            try:
+                if leaving:
+                    await asyncio.wait(leaving)
+            except asyncio.CancelledError:
+                # All have begun by now, so each closes its connections before it ends.
+                for node in leaving:
+                    node.cancel()
+                await asyncio.gather(*leaving, return_exceptions=True)
+                raise
 
     def _node(self, address: Address) -> Node:
         if address not in self._nodes:

@@ -202,6 +202,7 @@ class RedisDriver:
         A call that removed `limit` names is continued by the next one. On a cluster, all masters are asked.
         """
         require_limit(limit)
+        client = self._client
         tidying, self._tidying = self._tidying or self._new_tidying(), None
         gone = 0
         while gone < limit:
@@ -209,7 +210,8 @@ class RedisDriver:
             if step is None:
                 return gone
             gone += step
-        self._tidying = tidying
+        if self._client is client:
+            self._tidying = tidying
         return gone
 
     def _new_tidying(self, *, count_only: bool = False) -> Tidying:
@@ -219,6 +221,8 @@ class RedisDriver:
 
         async def ask(master: Exchange, command: Command) -> Any:
             async def send() -> Any:
+                if self._client is not client:  # sending after `close` would connect again
+                    raise self._edge.not_open("purge")
                 (answer,) = await master(b"", command)
                 if isinstance(answer, Exception):
                     raise answer

@@ -214,14 +214,14 @@ class Sessions:
             # Replacing a record that this process has loaded removes its parts, too.
             with suppress(Corrupt):
                 await self._driver.load(where)
-        for race in range(1, operations.RACES + 1):
+        for lost in range(operations.RACES):
+            await asyncio.sleep(operations.pause_after(lost))
             if await operations.retried(
                 lambda: self._driver.replace(where, body, version=version, expect=condition, ttl=ttl)
             ):
                 return Snapshot(version, session.body)
             if on_conflict == "refuse":
                 raise SessionExists("there is already a conversation under this key; merge or replace it")
-            await asyncio.sleep(operations.pause_after(race))
             record = await self._driver.load(where)
             with located(self._driver.name, "import"):
                 found = Snapshot.of(record, self._codec)
@@ -236,7 +236,11 @@ class Sessions:
                 )
             ):
                 return replace(found, version=version, body=session.body)
-        raise Unavailable("the conversation changed each time that it was read", backend=self._driver.name)
+        raise Unavailable(
+            "the conversation changed each time that it was read",
+            backend=self._driver.name,
+            operation="import",
+        )
 
     async def copy(
         self,

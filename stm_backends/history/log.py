@@ -137,12 +137,12 @@ class ItemLog:
         One call moves as many as one `replace` drops. `False` if the items do not fit into a body, or every
         race was lost.
         """
-        for race in range(1, operations.RACES + 1):
+        for lost in range(operations.RACES):
+            await asyncio.sleep(operations.pause_after(lost))
             log = await self._load("fold")
             done = await self._fold(log) if log.length else None
             if done is not False:
                 return done is True
-            await asyncio.sleep(operations.pause_after(race))
         return False
 
     def _lost(self, message: str) -> OutcomeUnknown:

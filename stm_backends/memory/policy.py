@@ -224,7 +224,7 @@ def after_failure(config: ShortTermMemoryConfig, body: Body, *, now: float) -> B
     """Return the body after one more summarizer call has failed."""
     attempts = body.attempts + 1
     return replace(
-        body.unleased(),
+        body,
         attempts=attempts,
         health=MemoryHealth.RETRY if attempts <= config.retry_attempts else MemoryHealth.DEGRADED,
         next_attempt_at=now + delay_after(config, attempts),
@@ -250,7 +250,7 @@ def after_fold(
     if not kept:
         raise BadSummary("nothing of the summary is left within summary_max_tokens")
     return replace(
-        body.unleased(),
+        body,
         summary=kept,
         health=MemoryHealth.HEALTHY,
         attempts=0,

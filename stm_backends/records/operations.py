@@ -122,7 +122,7 @@ def pause_after(races: int) -> float:
     None after one or two, as every contention loses them. Where a former master still answers loads and the
     new one does the writes, all are lost: each load shows a version that the writes no longer find.
     """
-    return 0.0 if races <= 2 else random.uniform(0.5, 1.0) * min(0.01 * 2.0**races, 1.0)
+    return 0.0 if races <= 2 else random.uniform(0.5, 1.0) * min(0.01 * 2.0 ** min(races, 10), 1.0)
 
 
 class Appended(NamedTuple):

@@ -108,12 +108,12 @@ class EnvelopeKeys:
     async def rotate(self, owner: Owner) -> str:
         """Add a key and make it primary; returns its id. Older values stay readable."""
         owner = self._holder(owner)
-        for race in range(1, operations.RACES + 1):
+        for lost in range(operations.RACES):
+            await asyncio.sleep(operations.pause_after(lost))
             added = await self._add(owner, await self._load(owner))
             if added is not None:
                 self._known.pop(owner, None)
                 return added
-            await asyncio.sleep(operations.pause_after(race))
         raise Unavailable("the data keys changed each time that one was to be added")
 
     async def rewrap(self, owner: Owner) -> int:
@@ -122,7 +122,8 @@ class EnvelopeKeys:
         Also forgets what this process remembers, so that it uses keys that others have added.
         """
         owner = self._holder(owner)
-        for race in range(1, operations.RACES + 1):
+        for lost in range(operations.RACES):
+            await asyncio.sleep(operations.pause_after(lost))
             keys = await self._load(owner)
             if keys is None:
                 return 0
@@ -136,7 +137,6 @@ class EnvelopeKeys:
             if await self._replace(owner, keys, keys.primary, {**keys.wrapped, **again}):
                 self._known.pop(owner, None)
                 return len(old)
-            await asyncio.sleep(operations.pause_after(race))
         raise Unavailable("the data keys changed each time that they were wrapped again")
 
     async def erase(self, owner: Owner) -> int:

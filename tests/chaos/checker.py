@@ -439,9 +439,13 @@ class _Check:
         return [*quiet, (free, self._last)]
 
     def _check_health(self) -> None:
-        """Check that a conversation is healthy once all is well, and has been used, for that long."""
+        """Check that a conversation is healthy once all is well, and has been used, for that long.
+
+        While the datastore still does not answer calls in time, not all is well.
+        """
         slowest, judged = 0.0, 0
         quiet = self._quiet()
+        unanswered = self._unanswered()
         starts = [start for start, _ in quiet]
         for conversation in self._conversations.values():
             used: dict[int, float] = {}
@@ -450,7 +454,8 @@ class _Check:
                 if place < 0 or read.ended > quiet[place][1]:
                     continue
                 health = read.health
-                noticed = used.setdefault(place, read.ended)
+                before = bisect.bisect_right(unanswered, read.invoked)
+                noticed = max(used.setdefault(place, read.ended), *unanswered[before - 1 : before], 0.0)
                 judged += read.invoked > noticed + self._recovery_s
                 if health == "healthy":
                     continue
@@ -462,6 +467,16 @@ class _Check:
                     break
         self.report.figures["reads whose health was judged"] = judged
         self.report.figures["slowest recovery seen (s)"] = round(slowest, 3)
+        self.report.figures["calls that failed while all was well"] = sum(
+            bisect.bisect_right(starts, t) > 0 and t <= quiet[bisect.bisect_right(starts, t) - 1][1]
+            for t in unanswered
+        )
+
+    def _unanswered(self) -> list[float]:
+        """Return when calls of pods ended that the datastore did not answer in time."""
+        ops = itertools.chain(*(self._ops[what] for what in ("add", "read", "flush")))
+        ends = (op.end for op in ops if op.end is not None and op.end.phase in {"fail", "unknown"})
+        return sorted(end.t for end in ends if end.data.get("error") in {"Unavailable", "OutcomeUnknown"})
 
     def _check_settled(self) -> None:
         """Check that nothing is left to do once a pod has flushed and seen that, when all was well.

@@ -47,6 +47,7 @@ OUTCOMES: Final = {
 
 JUDGED: Final = {
     "reads whose health was judged": "reads whose health was judged",
+    "calls that failed while all was well": "calls that failed while all was well",
     "conversations whose end was": "conversations whose end was settled",
     "pairs of leases": "pairs of leases judged",
     "pairs of summarizer calls": "pairs of summarizer calls judged",

@@ -859,6 +859,14 @@ def test_administration_does_not_end_the_calm() -> None:
     assert report.figures["reads whose health was judged"] == 1
 
 
+def test_a_call_that_fails_for_another_reason_or_long_before_excuses_no_ill_health() -> None:
+    story = ill((20, "degraded"), (31, "degraded")).op("flush", 17, 19, "fail", error="Unavailable")
+    story.op("add", 22, 24, "fail", turn="x", error="MemoryFull").op("fault", 16, 18, kind="pod-kill")
+    report = report_of(story.finally_("ab"))
+    assert [one.kind for one in report.violations] == ["health"]
+    assert report.figures["calls that failed while all was well"] == 1
+
+
 @pytest.mark.parametrize(
     "story",
     [
@@ -867,8 +875,12 @@ def test_administration_does_not_end_the_calm() -> None:
         ill((20, "degraded"), (31, "retry")).op("fault", 25, 26, kind="pod-kill"),
         ill((20, "degraded"), (31, "retry")).op("fault", 19, kind="server-kill"),
         ill((31, "degraded")),
+        ill((20, "degraded"), (31, "degraded")).op("flush", 22, 24, "fail", error="Unavailable"),
     ],
-    ids=["in time", "the model is ill", "a fault began", "a fault lasts", "nobody used it before"],
+    ids=[
+        *("in time", "the model is ill", "a fault began", "a fault lasts", "nobody used it before"),
+        "the datastore did not answer",
+    ],
 )
 def test_health_may_take_its_time(story: Story) -> None:
     assert found_in(story.finally_("ab")) == []

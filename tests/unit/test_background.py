@@ -23,7 +23,7 @@ from stm_backends.memory.shared.concurrency import FairConcurrencyLimit
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.schedule import MAX_TIMERS, Timers
 from stm_backends.records import keys
-from stm_backends.records.body import Body, Overdue
+from stm_backends.records.body import Body, Lease, Overdue
 from stm_backends.records.codec import Codec
 from stm_backends.records.large.pointers import POINTER
 from stm_backends.testing.memory_contract import config, shown, turn, until
@@ -962,6 +962,24 @@ async def test_a_lease_ends_that_older_processes_keep_in_every_body() -> None:
 
 
 @clock.virtually
+async def test_a_summary_that_comes_late_leaves_the_lease_of_another_pod() -> None:
+    async with opened(1) as (backend,):
+        model = Model(down=-1, works_in=1.0)
+        memory = backend.memory(KEY, config(zone=1), summarizer=model)
+        await added(memory, *range(2))
+        await asyncio.sleep(0.1)
+        await leases.take(backend.driver, RECORD)
+        await added(memory, 2)
+        await asyncio.sleep(30)
+        body = await leases.stored_body(backend.driver, RECORD)
+        assert (body.summary, body.lease) == ("u0", Lease(1e12, 1e6))
+        assert len(model.calls) == 1, "the other one calls it now"
+        await leases.release(backend.driver, RECORD)
+        await memory.flush()
+        assert (await leases.stored_body(backend.driver, RECORD)).folded == 2
+
+
+@clock.virtually
 async def test_a_failure_takes_over_no_lease_of_another_pod() -> None:
     driver = SpyDriver(MemoryDriver(clock=clock.now))
     async with Backend(driver, close_timeout_s=0) as backend:
@@ -978,7 +996,7 @@ async def test_a_failure_takes_over_no_lease_of_another_pod() -> None:
         await added(memory, *range(2))
         await asyncio.sleep(30)
         body = await leases.stored_body(driver.inner, RECORD)
-        assert (body.attempts, body.lease) == (1, None)
+        assert (body.attempts, body.lease) == (1, Lease(1e12, 1e6))
 
 
 @clock.virtually

@@ -18,13 +18,14 @@ from stm_backends.backend import Backend
 from stm_backends.drivers.contract import ANY, Driver, Key, new_version
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation
-from stm_backends.errors import TooLarge, Unavailable
+from stm_backends.errors import LimitReached, OutcomeUnknown, TooLarge, Unavailable
 from stm_backends.history.log import ItemLog
 from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.records import keys
 from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
+from stm_backends.records.operations import RACES, pause_after
 from stm_backends.sealing.data_keys import EnvelopeKeys
 from stm_backends.sealing.keys import Owner
 from stm_backends.sealing.wrapping import LocalWrapping
@@ -241,6 +242,28 @@ async def test_a_repeat_that_only_the_former_master_has_is_not_acknowledged() ->
     assert record is not None
     assert record.tail == tuple(map(entry, (*range(41), 98)))
     await one.memory.close()
+
+
+@clock.virtually
+async def test_a_repeat_beyond_a_limit_is_of_unknown_outcome_if_each_race_to_confirm_it_is_lost() -> None:
+    """A load shows it, so it may not be called refused; the new master may lack it, so it is not stored."""
+    driver = await two_masters()
+    await fail_over(driver)
+    one = pod(driver, config("truncation", zone=50))
+
+    async def refuse(_: Key | str) -> None:
+        raise LimitReached("conversation_turns", most=41, given=42)
+
+    one.spy.before["append"] = [refuse]
+    with pytest.raises(OutcomeUnknown, match=r"memory\.add_turn: a load shows the turn"):
+        await one.memory.add_turn(turn(3), turn_id="id3")
+    assert one.spy.count("replace") == RACES
+    await one.memory.close()
+
+
+def test_no_pause_after_lost_races_is_longer_than_a_second_however_many_they_were() -> None:
+    assert [pause_after(races) for races in (0, 1, 2)] == [0, 0, 0]
+    assert all(0.5 <= pause_after(races) <= 1.0 for races in (10, 1_024, 10**6))
 
 
 @clock.virtually

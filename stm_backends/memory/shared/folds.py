@@ -55,7 +55,8 @@ class Stats:
 class Writes(PlannedWork):
     """What the background does to a record. Each method returns the plan for what follows, or `None`.
 
-    A method is called with a snapshot whose body has no lease: there was none, or it is overwritten.
+    A method is called with a snapshot whose body has no lease: there was none, or it has ended. A lease that
+    another process takes meanwhile stays.
     """
 
     def __init__(self, shared: SharedConversation, timers: Timers, observer: Observer) -> None:
@@ -220,17 +221,17 @@ class Writes(PlannedWork):
             self.stats.summarizer_failures += 1
             self._observer.summarizer_failed(error)
             return await self._store_failure(snapshot, error)
-        for race in range(1, RACES + 1):
+        for lost in range(RACES):
+            if lost:
+                snapshot = await self._after_lost(lost)
+                # The summary is stored under the new version while it applies. Only the entries that were
+                # there under the lease go: repeats that came since may not be confirmed, see `_still_there`.
+                if snapshot.tail[:drop] != head or not fold.still_applies(snapshot.body, snapshot.turns):
+                    return AGAIN
+                body, data = self._body_after(snapshot, fold, summary, drop)
             if await self._replace(snapshot, body, drop=drop, data=data):
                 self._stored(snapshot.body, body, fold)
                 return AGAIN
-            await asyncio.sleep(pause_after(race))
-            # The summary is stored under the new version while it applies. Only the entries that were there
-            # under the lease go: repeats that came since may not be confirmed, see `_still_there`.
-            snapshot = await self.shared.load("background")
-            if snapshot.tail[:drop] != head or not fold.still_applies(snapshot.body, snapshot.turns):
-                return AGAIN
-            body, data = self._body_after(snapshot, fold, summary, drop)
         return LOST
 
     async def _summarize(self, fold: Fold) -> str:
@@ -279,15 +280,15 @@ class Writes(PlannedWork):
         """
         attempt = attempt_of(snapshot.body)
         self._unstored = attempt, error
-        for race in range(1, RACES + 1):
+        for lost in range(RACES):
+            if lost:
+                snapshot = await self._after_lost(lost)
+                if snapshot.version is None or attempt_of(snapshot.body) != attempt:
+                    self._unstored = None
+                    return AGAIN
             body = policy.after_failure(self.config, snapshot.body, now=self.shared.clock())
             if await self._replace(snapshot, body, drop=0):
                 break
-            await asyncio.sleep(pause_after(race))
-            snapshot = await self.shared.load("background")
-            if snapshot.version is None or attempt_of(snapshot.body) != attempt:
-                self._unstored = None
-                return AGAIN
         else:
             return Plan(now() + policy.delay_after(self.config, snapshot.body.attempts + 1))
         self._unstored = None
@@ -297,6 +298,12 @@ class Writes(PlannedWork):
             log.degraded(self.shared.log_name, error)
         self._attempt_ended(snapshot.body, body)
         return AGAIN
+
+    async def _after_lost(self, races: int) -> Snapshot:
+        """Return what there is after lost races, without the lease of this process."""
+        await asyncio.sleep(pause_after(races))
+        snapshot = await self.shared.load("background")
+        return snapshot.unleased() if self.shared.holds(snapshot.body.lease) else snapshot
 
     async def _replace(self, snapshot: Snapshot, body: Body, *, drop: int, data: bytes = b"") -> bool:
         done = await self.shared.replace(snapshot, body, drop=drop, data=data)

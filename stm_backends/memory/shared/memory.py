@@ -169,7 +169,7 @@ class DistributedShortTermMemory:
         self._maintenance.schedule_after_append(length)
 
     def _appended(self, turn: ConversationTurn, ts: float) -> None:
-        """Report a stored turn, once for each turn, with the time that was stored."""
+        """Report a stored turn, once for each turn, with its time."""
         self._maintenance.stats.appended += 1
         self.observer.turns("appended", 1)
         if self._config.on_turn_added is not None:
@@ -269,12 +269,19 @@ class DistributedShortTermMemory:
 
         A repeat costs no other turn, and is not refused; see decision 0037.
         """
-        for race in range(1, RACES + 1):
+        for lost in range(RACES):
+            await asyncio.sleep(pause_after(lost))
             if turn_id is None or not (snapshot := await self._shared.load("add_turn")).holds(turn_id):
                 break
             if await self._maintenance.confirmed(snapshot, len(snapshot.tail)) is not None:
                 return Appended(len(snapshot.tail), created=False)
-            await asyncio.sleep(pause_after(race))
+        else:
+            if isinstance(refused, LimitReached):
+                raise OutcomeUnknown(
+                    "a load shows the turn, and each race to confirm it was lost",
+                    backend=self._shared.driver.name,
+                    operation="add_turn",
+                ) from refused
         if isinstance(refused, LimitReached):
             raise refused
         return await self._append_to_full(stored, entry, refused)

