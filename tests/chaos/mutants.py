@@ -46,7 +46,7 @@ class Mutant(WrapperDriver):
 
 
 def _log(file: Path) -> int:
-    """Open a file that all pods write to, at the start: later a fault may leave a pod no descriptor for it."""
+    """Open a file that all pods write to, before a fault leaves a pod no descriptor for it."""
     return os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
