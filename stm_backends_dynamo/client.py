@@ -15,6 +15,7 @@ from stm_backends.errors import ConfigurationError
 from stm_backends_dynamo.errors import (
     BotoCoreError,
     ClientError,
+    NoConnection,
     found_by,
     is_passing,
     is_refused,
@@ -68,8 +69,8 @@ class Requests:
             try:
                 # boto3 blocks, so it runs in a thread; cancelling the caller does not stop the request.
                 return await (call() if is_asynchronous(self._client) else asyncio.to_thread(call))
-            except BotoCoreError:
-                # Such as one connection that is lost, and then none that can be made. No error tells the two.
+            except NoConnection:
+                # An earlier attempt may have been sent, and lost its connection. The error does not say so.
                 self.is_in_doubt |= statement.writes and repeats(self._client)
                 raise
             except ClientError as error:

@@ -90,7 +90,7 @@ _REMAINS: Final = Remains(
     "time to live."
 )
 
-_SENT_AGAIN: Final = "the client sent it again, and the first may have been done"
+_SENT_AGAIN: Final = "the client may have sent it already, and it may have been done"
 
 _MAX_PAGE: Final = 10_000
 """DynamoDB itself ends a page after a megabyte."""
@@ -566,7 +566,8 @@ class DynamoDriver:
         except (Unavailable, TooLarge, Denied) as error:
             if not requests.is_in_doubt:
                 raise
-            raise OutcomeUnknown(_SENT_AGAIN, backend=self.name, operation=operation) from error
+            message = f"{error.args[0]}; before that, {_SENT_AGAIN}"
+            raise OutcomeUnknown(message, backend=self.name, operation=operation) from error
         finally:
             self._running.discard(ended)
             ended.set_result(None)

@@ -12,6 +12,9 @@ from botocore.parsers import ResponseParserError  # pyright: ignore[reportMissin
 from stm_backends.drivers.edge import Meaning
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, Unavailable
 
+NoConnection: Final = exceptions.ConnectionError
+"""The errors of a connection that could not be made."""
+
 REFUSED: Final = "ConditionalCheckFailedException"
 """Not an error, but the answer to a write whose condition does not hold."""
 

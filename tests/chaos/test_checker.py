@@ -878,7 +878,7 @@ def test_a_call_that_fails_for_another_reason_or_long_before_excuses_no_ill_heal
         ill((20, "degraded"), (31, "degraded")).op("flush", 22, 24, "fail", error="Unavailable"),
     ],
     ids=[
-        *("in time", "the model is ill", "a fault began", "a fault lasts", "nobody used it before"),
+        *("in time", "the model is ill", "a fault began", "a fault lasts", "not used before"),
         "the datastore did not answer",
     ],
 )

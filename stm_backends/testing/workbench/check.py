@@ -228,7 +228,7 @@ async def _look_again(bench: Workplace) -> None:
     datastore: Datastore | None = getattr(bench, "datastore", None)
     if not places or datastore is None:
         return
-    # Whatever fails here, the check has found something already, such as a lock that was left behind.
+    # An error here adds nothing: the check has failed already, perhaps by a lock that was left behind.
     with contextlib.suppress(Exception):
         async with asyncio.timeout(LOOK_S):
             driver = await datastore.open()

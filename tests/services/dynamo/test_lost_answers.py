@@ -12,7 +12,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
 
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Record
-from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
+from stm_backends.errors import Denied, OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing.faults import Proxy
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
 from stm_backends_dynamo.errors import REFUSED
@@ -84,7 +84,7 @@ async def test_a_deletion_is_unknown_and_not_anothers(retrying, key, expect):
     """The answer `False` would mean that another has deleted it, for example taken a paused run."""
     driver, proxy = retrying
     await driver.append(key, b"a", initial_version="v1", ttl=None)
-    with pytest.raises(OutcomeUnknown, match="sent it again"):
+    with pytest.raises(OutcomeUnknown, match="sent it already"):
         await losing(proxy, b"DeleteItem", driver.delete(key, expect=expect))
     assert await driver.load(key) is None
     assert await driver.delete(key, expect=expect) is False
@@ -160,7 +160,8 @@ def throttled(repeats):
         (Failing(EndpointConnectionError(endpoint_url="there")), OutcomeUnknown),
         (Failing(EndpointConnectionError(endpoint_url="there"), attempts=3), OutcomeUnknown),
         (Failing(EndpointConnectionError(endpoint_url="there"), attempts=1), Unavailable),
-        (Failing(NoCredentialsError(), attempts=3), OutcomeUnknown),
+        # Nothing is sent without credentials.
+        (Failing(NoCredentialsError(), attempts=3), Denied),
     ],
 )
 async def test_a_write_that_may_have_been_sent_before_it_failed_is_in_doubt(key, client, kind):
@@ -168,6 +169,8 @@ async def test_a_write_that_may_have_been_sent_before_it_failed_is_in_doubt(key,
     with pytest.raises(StorageError) as caught:
         await driver.append(key, b"a", initial_version="v", ttl=None)
     assert type(caught.value) is kind
+    cause = "throttled until" if isinstance(client.error, ClientError) else "no c"
+    assert str(caught.value).startswith(f"dynamo.append: {cause}"), "the cause can be mended"
     with pytest.raises(StorageError) as caught:
         await driver.load(key)
     assert not isinstance(caught.value, OutcomeUnknown), "a load changes nothing"

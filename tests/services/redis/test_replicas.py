@@ -177,7 +177,7 @@ async def test_closing_ends_a_question_that_no_sentinel_answers():
         asking = asyncio.create_task(sentinels.discover_master("main"))
         await asyncio.sleep(0.1)
         await sentinels.aclose()
-        # Nobody has cancelled the operation that waits for the answer.
+        # The operation that waits for the answer was not cancelled itself.
         with pytest.raises(NotConnected):
             await asking
     assert asyncio.all_tasks() == {asyncio.current_task()}
