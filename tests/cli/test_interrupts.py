@@ -16,7 +16,7 @@ import pytest
 
 import stm_backends
 from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig
-from tests.support.command_line import cli, generated
+from tests.support.command_line import cli, generated, without_coverage
 
 BACKENDS: Final = Path(__file__).parent / "backends"
 PATIENCE_S: Final = 60.0
@@ -60,7 +60,7 @@ def interrupted(path: Path, python_path: str, *arguments: object, processes: int
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": python_path, "COLUMNS": "120"},
+        env={**without_coverage(), "PYTHONPATH": python_path, "COLUMNS": "120"},
         start_new_session=True,
         # Where this test itself runs in the background, an interrupt would be ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 -- as above
@@ -225,7 +225,7 @@ def test_a_replay_in_a_temporary_database_says_that_it_is_gone(tmp_path: Path) -
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={name: value for name, value in os.environ.items() if name != "STM_BACKENDS_URL"}
+        env={name: value for name, value in without_coverage().items() if name != "STM_BACKENDS_URL"}
         | {"TMPDIR": str(tmp_path)},
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 -- as above

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import shutil
 import signal
 import sqlite3
@@ -21,6 +20,7 @@ from stm_backends.drivers.contract import ANY, DEFAULT_DEADLINE_S, Key, Record
 from stm_backends.drivers.sqlite import SqliteDriver, SqliteSettings
 from stm_backends.drivers.sqlite.jobs import Kind
 from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown, StmError, Unavailable
+from tests.support.command_line import without_coverage
 
 KEY = Key("acme:u1:memory", "chat")
 
@@ -100,7 +100,7 @@ async def start_script(body, *arguments):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         # A script that gives up its rights cannot write down what it covered.
-        env={name: value for name, value in os.environ.items() if not name.startswith("COV")},
+        env=without_coverage(),
     )
 
 

@@ -25,6 +25,15 @@ def cli(
     )
 
 
+def without_coverage() -> dict[str, str]:
+    """The environment of a process that is not measured.
+
+    An interrupt that comes while coverage holds the lock of its own data leaves it taken, and the process
+    hangs: the exception is raised between the lock and its release.
+    """
+    return {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+
+
 def replay(file: Path, tmp_path: Path, *options: object, **environment: str) -> tuple[int, dict[str, Any]]:
     """Run a replay; returns its exit status and its figures."""
     numbers = tmp_path / "numbers.json"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import graphlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import stm_backends
+from tests.support.command_line import without_coverage
 
 ROOT = Path(stm_backends.__file__).parent.parent
 DRIVER_PACKAGES = {"stm_backends_redis", "stm_backends_dynamo", "stm_backends_mongo", "stm_backends_postgres"}
@@ -360,7 +360,7 @@ def test_importing_the_library_brings_no_driver_no_client_and_no_command_line() 
     ran = subprocess.run(
         [sys.executable, "-c", program],
         # Measuring coverage would bring modules of its own.
-        env={name: value for name, value in os.environ.items() if not name.startswith("COV")},
+        env=without_coverage(),
         capture_output=True,
         text=True,
         check=True,

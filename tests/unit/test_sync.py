@@ -390,6 +390,22 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+def interrupt_the_wait_of_the_main_thread(ready: threading.Event) -> None:
+    """Once `ready` is set and the main thread waits for an answer, interrupt it.
+
+    Not before: coverage never releases a lock that it holds when its thread is interrupted.
+    """
+    main = threading.main_thread().ident or 0
+
+    def interrupt() -> None:
+        ready.wait()
+        while sys._current_frames()[main].f_code is not threading.Condition.wait.__code__:  # noqa: SLF001 -- no public name
+            time.sleep(0.01)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+
+
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_cancels_the_call_and_is_raised_once_that_has_ended(loop: sync.LoopThread) -> None:
     begun, ended = threading.Event(), threading.Event()
@@ -402,11 +418,7 @@ def test_an_interrupt_cancels_the_call_and_is_raised_once_that_has_ended(loop: s
             await asyncio.sleep(0.1)
             ended.set()
 
-    def interrupt() -> None:
-        begun.wait()
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    threading.Thread(target=interrupt, daemon=True).start()
+    interrupt_the_wait_of_the_main_thread(begun)
     with pytest.raises(KeyboardInterrupt):
         loop.run(wait_long())
     assert ended.is_set()
@@ -422,9 +434,10 @@ def test_an_interrupt_while_closing_ends_the_wait_and_releases_the_lease(url: st
     memory.add_turn(turn("one"))
     memory.add_turn(turn("two"))
     assert gate.called.wait(PATIENCE_S)
-    main = threading.main_thread().ident or 0
-    threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+    closing = threading.Event()
+    interrupt_the_wait_of_the_main_thread(closing)
     began = time.monotonic()
+    closing.set()
     with pytest.raises(KeyboardInterrupt):
         backend.close()
     assert time.monotonic() - began < PATIENCE_S / 2

@@ -18,6 +18,7 @@ from stm_backends.drivers import plugins
 from stm_backends.errors import ConfigurationError, MissingExtra
 from stm_backends_dynamo import DynamoSettings, open_driver, statements
 from stm_backends_dynamo.plugin import schema, stm_backend
+from tests.support.command_line import without_coverage
 
 SECRETS = {"access_key_id": "AKIAHUSH", "secret_access_key": "hush-secret", "session_token": "hush-token"}
 
@@ -153,7 +154,7 @@ def test_importing_the_package_imports_no_client_library():
     )
     ran = subprocess.run(
         [sys.executable, "-c", program],
-        env={name: value for name, value in os.environ.items() if not name.startswith("COV")},
+        env=without_coverage(),
         capture_output=True,
         text=True,
         check=True,
