@@ -72,7 +72,7 @@ async def test_a_cancelled_caller_leaves_the_only_connection_usable(url, schema,
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < small.traits.deadline
     assert await small.append(KEY, b"b", initial_version="initial", ttl=None) == 1
     await small.close()
 
