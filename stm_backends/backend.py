@@ -16,6 +16,7 @@ from stm_backends.admin.stats import Stats
 from stm_backends.drivers import plugins
 from stm_backends.drivers.checks import require_count, require_seconds
 from stm_backends.drivers.contract import Driver, Key, Traits
+from stm_backends.drivers.home import Home
 from stm_backends.errors import ConfigurationError
 from stm_backends.history.log import ItemLog
 from stm_backends.memory import policy
@@ -129,8 +130,8 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         self.stats = Stats(driver, self._codec)
         self._backgrounds = Backgrounds(driver, self._codec, max_summaries=max_summaries, observer=observer)
         self._close_timeout_s = close_timeout_s
-        self._open = False
-        self._closing: asyncio.Future[None] | None = None
+        self._home = Home(self._start_over)
+        self._start_over()
 
     @property
     def name(self) -> str:
@@ -229,7 +230,13 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         return time.perf_counter() - start
 
     async def open(self) -> None:
-        """Connect to the datastore. Opening twice is harmless; if opening fails, nothing is left open."""
+        """Connect to the datastore. Opening twice is harmless; if opening fails, nothing is left open.
+
+        An open backend belongs to this process and the running event loop. Elsewhere, and in a forked
+        process, opening and every operation raise `ConfigurationError`, and nothing is sent. Once the event
+        loop has ended, the backend can be opened in another one, closed before or not.
+        """
+        self._home.enter()
         try:
             await self.driver.open()
         except BaseException:
@@ -237,6 +244,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
                 await self.driver.close()
             except Exception as error:  # noqa: BLE001 -- the error of opening is raised
                 logger.warning("could not close the driver after opening failed: %s", type(error).__name__)
+            self._home.leave()
             raise
         self._open = True
 
@@ -245,10 +253,14 @@ class Backend(AbstractAsyncContextManager["Backend"]):
 
         Takes no longer than `close_timeout_s` and a few operations. A cancellation ends the waiting for
         summaries; the rest is still done. Closing twice is harmless; a concurrent call waits for the first.
+
+        In a forked process, which has inherited the backend, this does nothing. Raises `ConfigurationError`
+        while another event loop uses the backend.
         """
-        closing = self._closing
-        if closing is not None and closing.get_loop() is asyncio.get_running_loop():
-            await asyncio.wait({closing})
+        if not self._home.may_close():
+            return
+        if self._closing is not None:
+            await asyncio.wait({self._closing})
             return
         if not self._open:
             return
@@ -262,6 +274,13 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         finally:
             self._closing = None
             closing.set_result(None)
+            self._home.leave()
+
+    def _start_over(self) -> None:
+        """Make what belongs to one event loop."""
+        self._open = False
+        self._closing: asyncio.Future[None] | None = None
+        self._backgrounds.start_over()
 
     async def __aenter__(self) -> Backend:
         await self.open()

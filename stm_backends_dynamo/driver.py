@@ -59,6 +59,7 @@ from stm_backends.drivers.contract import (
 )
 from stm_backends.drivers.edge import ConcurrencyLimit, Edge
 from stm_backends.drivers.erasing import Remains
+from stm_backends.drivers.home import Home
 from stm_backends.errors import Denied, OutcomeUnknown, TooLarge, Unavailable
 from stm_backends_dynamo import statements, table
 from stm_backends_dynamo.client import Requests, make_client, require_client
@@ -122,19 +123,15 @@ class DynamoDriver:
             require_client(client)
         self._settings = settings
         self._given = client
-        self._use(client)
+        self._start_over()
+        self._home = Home(self._start_over)
         self._create = create
         self._clock = clock
         self._sizes = sizes
         self._parts = Parts()
         self._littered: set[Key] = set()
         self._with_parts: set[Key] = set()
-        # The owner of a client that is handed in decides how many operations it runs at once.
-        self._limit: ConcurrencyLimit | None = None
-        self._closing = AsyncExitStack()
-        self._opening = asyncio.Lock()
         self._is_checked = False
-        self._running: set[asyncio.Future[None]] = set()
         self._shares_loads = True
         self.traits = Traits(
             reach="network",
@@ -147,10 +144,11 @@ class DynamoDriver:
             min_ttl=1.0,
             deadline=settings.deadline_s,
         )
-        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)
+        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning, home=self._home)
 
     async def open(self) -> None:
         """Make the client, and with `create=True` the table. Opening twice is harmless."""
+        self._home.enter()
         async with self._opening:
             try:
                 if self._client is None:
@@ -167,6 +165,8 @@ class DynamoDriver:
 
     async def close(self) -> None:
         """Wait for operations in progress; close the client unless it was handed in. Twice is harmless."""
+        if not self._home.may_close():
+            return
         self._client = None
         closing, self._closing = self._closing, AsyncExitStack()
         try:
@@ -175,6 +175,17 @@ class DynamoDriver:
             await self._loads.close()
         finally:
             await closing.aclose()
+            if self._given is None:
+                self._home.leave()
+
+    def _start_over(self) -> None:
+        """Make what belongs to one event loop."""
+        self._use(self._given)
+        # The owner of a client that is handed in decides how many operations it runs at once.
+        self._limit: ConcurrencyLimit | None = None
+        self._closing = AsyncExitStack()
+        self._opening = asyncio.Lock()
+        self._running: set[asyncio.Future[None]] = set()
 
     async def load(self, key: Key) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist."""

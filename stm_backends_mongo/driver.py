@@ -37,6 +37,7 @@ from stm_backends.drivers.contract import (
 )
 from stm_backends.drivers.edge import Edge
 from stm_backends.drivers.erasing import Remains
+from stm_backends.drivers.home import Home
 from stm_backends.drivers.layouts import Layout, is_outdated, require_usable
 from stm_backends.errors import ConfigurationError, Corrupt, TooLarge, Unavailable, located
 from stm_backends_mongo import statements
@@ -93,19 +94,15 @@ class MongoDriver:
         self._settings = settings
         self._create = create
         self._given = client
-        self._client: Client | None = client
-        self._records: Collection | None = None
-        self._opening = asyncio.Lock()
         if client is None:
             make_client(settings)  # does not connect; raises for settings that cannot work
         else:
             require_client(client)
-            self._records = self._collection_of(client)
         # PyMongo gives up before the edge does, and so can say whether anything was sent. While it selects a
         # server, it checks its clock only every half second.
         self._patience_s = max(settings.deadline_s - 0.6, settings.deadline_s / 2)
-        # The last write of a queue still has time to be done.
-        self._turns = Turns(patience_s=self._patience_s - min(0.5, self._patience_s / 4))
+        self._start_over()
+        self._home = Home(self._start_over)
         self.traits = Traits(
             reach="network",
             clock="server",
@@ -121,9 +118,7 @@ class MongoDriver:
             # The read concern `local` shows what the journal does not have yet.
             shows_unconfirmed=settings.durability != "majority",
         )
-        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)
-        self._loads = Coalesced(self._fetch, size=_size_of)
-        self._calls = Calls()
+        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning, home=self._home)
 
     async def open(self) -> None:
         """Connect, and check that the collection is set up. Opening twice is harmless.
@@ -131,6 +126,7 @@ class MongoDriver:
         Raises `Unavailable` for a collection that is not set up, and `ConfigurationError` for one that is set
         up differently.
         """
+        self._home.enter()
         async with self._opening:
             if self._given is None and self._records is not None:
                 return
@@ -147,6 +143,8 @@ class MongoDriver:
 
     async def close(self) -> None:
         """Close the client, unless it was handed in, within the deadline. Twice is harmless."""
+        if not self._home.may_close():
+            return
         client, self._client, self._records = self._client, None, None
         with pymongo.timeout(self._patience_s):
             try:
@@ -156,6 +154,18 @@ class MongoDriver:
                 # Also if the caller gives up, because no later `close` would.
                 if client is not None and client is not self._given:
                     await client.close()
+                if self._given is None:
+                    self._home.leave()
+
+    def _start_over(self) -> None:
+        """Make what belongs to one event loop."""
+        self._client: Client | None = self._given
+        self._records = None if self._given is None else self._collection_of(self._given)
+        self._opening = asyncio.Lock()
+        # The last write of a queue still has time to be done.
+        self._turns = Turns(patience_s=self._patience_s - min(0.5, self._patience_s / 4))
+        self._loads = Coalesced(self._fetch, size=_size_of)
+        self._calls = Calls()
 
     async def load(self, key: Key) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist."""

@@ -28,6 +28,7 @@ from stm_backends.drivers.contract import (
 )
 from stm_backends.drivers.edge import Edge
 from stm_backends.drivers.erasing import Remains
+from stm_backends.drivers.home import Home
 from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown, StorageError, located
 from stm_backends_postgres.cleaning import Cleaner
 from stm_backends_postgres.client import Connection, HandedIn, Lender, Row, Standby, connect
@@ -94,16 +95,14 @@ class PostgresDriver:
         self._create = create
         # Half of the deadline is for getting a connection, and half for the statement.
         self._patience_s = settings.deadline_s / 2
-        self._lender = self._given = None if client is None else HandedIn(client, patience_s=self._patience_s)
-        self._is_ready = False
-        self._opening = asyncio.Lock()
+        self._handed_in = client
+        self._start_over()
+        self._home = Home(self._start_over)
         self._has_warned = False
         self._statements = Statements(settings.schema)
         self._purge_statement = self._statements.purge
         self._purge_small_statement = self._statements.purge_small
         self._count_statement = self._statements.count_expired
-        self._loads = Coalesced(self._find, size=lambda found: found.size)
-        self._cleaner = Cleaner(lambda: self._purge_step(DUE_S), self._sweep_step)
         ours = self._given is None and not settings.pgbouncer
         # Hashes of keys, the most recently used last; `None` where the server may let a statement wait for
         # longer than the deadline, so that `extend` could judge expiry too early.
@@ -119,7 +118,7 @@ class PostgresDriver:
             # A write that no synchronous standby has confirmed in time is visible to all readers.
             shows_unconfirmed=True,
         )
-        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)
+        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning, home=self._home)
 
     async def open(self) -> None:
         """Connect, and check the tables, or set them up if `create` is set. Twice is harmless.
@@ -127,6 +126,7 @@ class PostgresDriver:
         Raises `Unavailable` if the tables do not exist or the server is a standby, and `ConfigurationError`
         if the tables, the role or the connections do not match the settings.
         """
+        self._home.enter()
         async with self._opening:
             if self._is_ready:
                 return
@@ -159,11 +159,26 @@ class PostgresDriver:
 
         Waits for operations in progress, and for a purge, at most one deadline each.
         """
-        await self._cleaner.close(self._settings.deadline_s)
-        lender, self._lender, self._is_ready = self._lender, None, False
-        if lender is not None:
-            await lender.close(self._settings.deadline_s)
-        await self._loads.close()
+        if not self._home.may_close():
+            return
+        try:
+            await self._cleaner.close(self._settings.deadline_s)
+            lender, self._lender, self._is_ready = self._lender, None, False
+            if lender is not None:
+                await lender.close(self._settings.deadline_s)
+            await self._loads.close()
+        finally:
+            if self._given is None:
+                self._home.leave()
+
+    def _start_over(self) -> None:
+        """Make what belongs to one event loop."""
+        given = self._handed_in
+        self._lender = self._given = None if given is None else HandedIn(given, patience_s=self._patience_s)
+        self._is_ready = False
+        self._opening = asyncio.Lock()
+        self._loads = Coalesced(self._find, size=lambda found: found.size)
+        self._cleaner = Cleaner(lambda: self._purge_step(DUE_S), self._sweep_step)
 
     async def load(self, key: Key) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist.

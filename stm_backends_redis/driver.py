@@ -22,6 +22,7 @@ from stm_backends.drivers.checks import LONGEST_S, require_drop, require_limit, 
 from stm_backends.drivers.contract import ANY, AbsentType, AnyType, KeepType, Key, Page, Record, Traits, Ttl
 from stm_backends.drivers.edge import Edge
 from stm_backends.drivers.erasing import Remains
+from stm_backends.drivers.home import Home
 from stm_backends.errors import Corrupt, Unavailable
 from stm_backends_redis import statements
 from stm_backends_redis.client import Client, make_client, require_client
@@ -56,12 +57,11 @@ class RedisDriver:
 
     def __init__(self, settings: RedisSettings | None = None, *, client: Client | None = None) -> None:
         self._settings = settings = settings or RedisSettings()
-        self._given = None if client is None else require_client(client, silence_s=settings.deadline_s)
-        self._client = self._given
+        self._handed_in = client
+        self._start_over()
+        self._home = Home(self._start_over)
         self._sent: set[Statement] = set()
         self._safeguard = Safeguard(settings)
-        self._opening = asyncio.Lock()
-        self._tidying: Tidying | None = None
         self.traits = Traits(
             reach="network",
             clock="server",
@@ -72,10 +72,11 @@ class RedisDriver:
             deadline=settings.deadline_s,
             shows_unconfirmed=self._safeguard.is_asked,
         )
-        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)
+        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning, home=self._home)
 
     async def open(self) -> None:
         """Connect, log in, and check that the server supports the durability settings. Twice is harmless."""
+        self._home.enter()
         async with self._opening:
             if self._client is not None and self._client is not self._given:
                 return
@@ -89,9 +90,23 @@ class RedisDriver:
 
     async def close(self) -> None:
         """Wait for operations in progress; close the client unless it was handed in. Twice is harmless."""
+        if not self._home.may_close():
+            return
         client, self._client, self._tidying = self._client, None, None
-        if client is not None:
-            await client.close()
+        try:
+            if client is not None:
+                await client.close()
+        finally:
+            if self._given is None:
+                self._home.leave()
+
+    def _start_over(self) -> None:
+        """Make what belongs to one event loop."""
+        given, silence_s = self._handed_in, self._settings.deadline_s
+        self._given = None if given is None else require_client(given, silence_s=silence_s)
+        self._client = self._given
+        self._opening = asyncio.Lock()
+        self._tidying: Tidying | None = None
 
     async def load(self, key: Key) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist."""

@@ -24,7 +24,7 @@ from typing import Final
 
 
 class Deadlines:
-    """Starts deadlines of `seconds` each. Use one object on one event loop at a time."""
+    """Starts deadlines of `seconds` each, on one event loop until that has ended."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds: Final = seconds
@@ -39,7 +39,9 @@ class Deadlines:
     def enter(self, deadline: Deadline, loop: asyncio.AbstractEventLoop) -> float:
         """Watch a deadline; returns the time of the event loop at which it expires."""
         if loop is not self._loop:
-            # The timer of another event loop, which has ended, never fires.
+            if self._running and self._loop is not None and not self._loop.is_closed():
+                raise RuntimeError("deadlines are in progress on another event loop")
+            # The timer of an event loop that has ended never fires.
             self._loop, self._timer, self._running = loop, None, {}
         when = loop.time() + self.seconds
         self._running[deadline] = None

@@ -13,6 +13,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 from stm_backends.drivers.checks import not_open, require_fits
 from stm_backends.drivers.contract import Traits
 from stm_backends.drivers.deadlines import Deadlines
+from stm_backends.drivers.home import Home
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable, located
 
 T = TypeVar("T")
@@ -142,12 +143,19 @@ class Edge:
     """Runs the calls of one driver to its client library, and says in each error where it happened.
 
     `meaning` looks a client's exception up in the driver's table. It returns `None` for an exception that is
-    a bug in the driver, which is raised as it is.
+    a bug in the driver, which is raised as it is. No call is made outside of the driver's `home`; without
+    one, the event loop of the first call is the home.
     """
 
     def __init__(
-        self, *, backend: str, traits: Traits, meaning: Callable[[Exception], Meaning | None]
+        self,
+        *,
+        backend: str,
+        traits: Traits,
+        meaning: Callable[[Exception], Meaning | None],
+        home: Home | None = None,
     ) -> None:
+        self._home = home or Home()
         self._backend = backend
         self._traits = traits
         self._meaning = meaning
@@ -161,9 +169,11 @@ class Edge:
         A `StorageError` that `work` raises gets the backend and the operation. A write that did not end in
         time is `OutcomeUnknown`; a read never is, because nothing depends on whether it was done. A `load` or
         `scan` that failed with a transient error is retried within the deadline; a write never is.
-        `deadline_s` replaces the driver's deadline.
+        `deadline_s` replaces the driver's deadline. Raises `ConfigurationError` outside of the driver's home,
+        before `work` is called.
         """
         __tracebackhide__ = True  # pytest shows what `work` does, and not this
+        self._home.require()
         deadline = (self._deadlines if deadline_s is None else Deadlines(deadline_s)).start()
         with located(self._backend, operation):
             try:

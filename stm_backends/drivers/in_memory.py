@@ -48,6 +48,7 @@ from stm_backends.drivers.contract import (
     Traits,
 )
 from stm_backends.drivers.erasing import Remains
+from stm_backends.drivers.home import Home
 from stm_backends.drivers.plugins import BackendPlugin, hookimpl
 from stm_backends.drivers.settings import merged
 from stm_backends.errors import ConfigurationError, StorageError
@@ -163,6 +164,7 @@ class MemoryDriver:
         self._store = MemoryStore() if store is None else store
         self._clock = clock
         self._is_open = False
+        self._home = Home(self._start_over)
         self.traits = Traits(
             reach="process",
             clock="process",
@@ -175,10 +177,16 @@ class MemoryDriver:
 
     async def open(self) -> None:
         """Get ready for operations. Opening twice is harmless."""
+        self._home.enter()
         self._is_open = True
 
     async def close(self) -> None:
         """Stop using the store, which keeps its records. Twice is harmless."""
+        if self._home.may_close():
+            self._is_open = False
+            self._home.leave()
+
+    def _start_over(self) -> None:
         self._is_open = False
 
     async def load(self, key: Key) -> Record | None:
@@ -322,6 +330,7 @@ class MemoryDriver:
         """Return a scope and the time; called with the lock of the store held."""
         if not self._is_open:
             raise not_open()
+        self._home.require()
         now = self._clock()
         if self._store.mortal and operation not in _READS:
             self._store.sweep(now, self._swept)

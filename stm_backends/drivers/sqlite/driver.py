@@ -41,6 +41,7 @@ from stm_backends.drivers.contract import (
     Traits,
 )
 from stm_backends.drivers.erasing import Remains
+from stm_backends.drivers.home import Home
 from stm_backends.drivers.sqlite import files, purging, statements
 from stm_backends.drivers.sqlite.errors import LOCKED, translate
 from stm_backends.drivers.sqlite.jobs import Kind, NotBegun, NotEnded, is_busy, pause
@@ -95,7 +96,8 @@ class SqliteDriver:
         self._clock = clock
         self._thread: ConnectionThread | None = None
         self._files: dict[str, tuple[int, int]] = {}
-        self._opening = asyncio.Lock()
+        self._home = Home(self._start_over)
+        self._start_over()
         # Set from the event loop and from the thread; either may only be late.
         self._log_is_due = False
         self.traits = Traits(
@@ -114,6 +116,7 @@ class SqliteDriver:
 
     async def open(self) -> None:
         """Open the file; create it and the tables if they are missing. Opening twice is harmless."""
+        self._home.enter()
         async with self._opening:
             if self._thread is not None:
                 return
@@ -135,9 +138,18 @@ class SqliteDriver:
         Waits at most one deadline and a second. If SQLite hangs, as on a network file system that does not
         answer, the thread closes the connection and ends when it can.
         """
+        if not self._home.may_close():
+            return
         thread, self._thread = self._thread, None
-        if thread is not None:
-            await thread.close(timeout=self._settings.deadline_s)
+        try:
+            if thread is not None:
+                await thread.close(timeout=self._settings.deadline_s)
+        finally:
+            self._home.leave()
+
+    def _start_over(self) -> None:
+        """Make what belongs to one event loop; the thread with the connection serves one after the other."""
+        self._opening = asyncio.Lock()
 
     async def load(self, key: Key) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist."""
@@ -383,6 +395,8 @@ class SqliteDriver:
             until = loop.time() + self._settings.deadline_s
         attempt = 0
         with located(self.name, operation):
+            if self._thread is not None:
+                self._home.require()
             while (thread := self._thread) is not None:
                 try:
                     return await thread.run(work, kind=kind, until=until, size=size)

@@ -68,6 +68,11 @@ class Backgrounds:
         self._each[record] = maintenance
         return maintenance
 
+    def start_over(self) -> None:
+        """Forget what was done on an event loop that has ended; the next call that sees work starts it."""
+        for each in [*self._each.values()]:
+            each.start_over()
+
     async def close(self, *, timeout: float) -> None:
         """Stop all background work; running work may finish within `timeout` seconds. Releases the leases.
 

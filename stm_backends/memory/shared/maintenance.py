@@ -81,11 +81,15 @@ class Maintenance(Writes):
         self.memories: WeakSet[object] = WeakSet()
         self._tenant = tenant
         self._slots = slots
-        self._queued = self._held = False
         self._attempt, self._lease = _FirstSeen(), _FirstSeen()
+        self.failures = 0
+
+    def start_over(self) -> None:
+        """Plan and do nothing; what was done on an event loop that has ended is forgotten."""
+        super().start_over()
+        self._queued = self._held = False
         self._polls = self._faults = self._lost = 0
         self.flush_waiters = 0
-        self.failures = 0
 
     async def close(self, *, timeout: float) -> None:
         """Stop the work, which may finish within `timeout` seconds, and release the lease."""

@@ -61,10 +61,14 @@ class PlannedWork:
     """Carries out one plan after another: in a task while one is due, with a timer until then."""
 
     def __init__(self, timers: Timers) -> None:
+        self._timers = timers
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Plan and do nothing; what was done on an event loop that has ended is forgotten."""
         self.background = Background(self)
         self.closing = False
-        self._timers = timers
-        self._plan: Plan | None = None
+        self.cancel_plan()
         self._worker: asyncio.Task[None] | None = None
         self._changes: set[asyncio.Future[None]] = set()
 
@@ -129,7 +133,7 @@ class PlannedWork:
     def cancel_plan(self) -> None:
         """Drop the plan; the next call that sees work makes a new one."""
         self._timers.end(self)
-        self._plan = None
+        self._plan: Plan | None = None
 
     async def _work(self) -> None:
         """Carry out one plan after another until none is due."""

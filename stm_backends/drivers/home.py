@@ -1,0 +1,133 @@
+"""Where a driver is open: the one process and the one event loop that its connections belong to.
+
+On a connection that two processes or two event loops use, one receives the other's answers. A thread with an
+event loop of its own is such a case, and so is a forked process, which inherits every open connection.
+
+```python
+self._home = Home(self._start_over)  # once for a driver
+
+self._home.enter()  # at the start of `open`
+self._home.require()  # at the start of every operation; `Edge.run` does it
+if self._home.may_close():  # at the start of `close`
+    ...
+    self._home.leave()  # at its end, unless connections of the caller's client stay open
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections.abc import Callable
+from typing import Final
+
+from stm_backends.errors import ConfigurationError
+
+_INHERITED: Final = (
+    "this was opened in another process, and a forked process cannot use its connections; nothing was sent. "
+    "Open a backend of its own in each process, after the fork"
+)
+_ELSEWHERE: Final = (
+    "this is open in another event loop, and its connections cannot be used in this one; nothing was sent. "
+    "Open a backend of its own in each event loop; threads can share one of `stm_backends.sync`"
+)
+_ENDED: Final = (
+    "the event loop that this was opened in has ended; nothing was sent. Open the backend again in this one, "
+    "with `async with backend`; a client that was handed in has to be made again, too"
+)
+
+
+class Home:
+    """The process and the event loop of one driver, which every operation checks before anything is sent.
+
+    Entering makes the running event loop the home. Once that has ended, the next one may enter: then
+    `start_over`, a method of the driver, makes again what belongs to one event loop. It awaits nothing, and
+    does not touch what the ended loop has left. Without it, the first operation enters.
+
+    In a forked process, nothing that was open before the fork is used, closed or garbage collected: a
+    farewell of the child would end the parent's session.
+    """
+
+    __slots__ = ("__weakref__", "_is_inherited", "_loop", "_start_over")
+
+    def __init__(self, start_over: Callable[[], None] | None = None) -> None:
+        # Weak, so that a driver is collected as soon as it is not used any more.
+        self._start_over = None if start_over is None else weakref.WeakMethod(start_over)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_inherited = False
+
+    def require(self) -> None:
+        """Raise `ConfigurationError` unless this is the home; the first call makes it the home."""
+        try:
+            if asyncio.get_running_loop() is self._loop:
+                return
+        except RuntimeError:
+            # A coroutine of the parent that goes on in a forked process: no event loop runs there.
+            raise ConfigurationError(_INHERITED) from None
+        if self._start_over is not None and self._loop is not None and self._loop.is_closed():
+            raise ConfigurationError(_ENDED)
+        self.enter()
+
+    def enter(self) -> None:
+        """Make the running event loop the home; starts over if that of another one has ended.
+
+        Raises `ConfigurationError` while the other event loop exists, and in a forked process.
+        """
+        here, there = asyncio.get_running_loop(), self._loop
+        if self._is_inherited or there is not here:
+            self._give_up()
+            self._loop = here
+            _HOMES.add(self)
+
+    def may_close(self) -> bool:
+        """Return whether to close what is open; in a forked process, the parent does that.
+
+        Starts over if the event loop of the home has ended, so that nothing is left to close. Raises
+        `ConfigurationError` while another event loop is the home.
+        """
+        if self._is_inherited:
+            return False
+        if self._loop is not asyncio.get_running_loop():
+            self._give_up()
+        return True
+
+    def leave(self) -> None:
+        """Have no home any more; the next event loop that enters becomes the home."""
+        if not self._is_inherited:
+            self._loop = None
+
+    def inherit(self) -> object:
+        """Become the home of the parent, in a forked process; returns what must not be collected there."""
+        if self._loop is None:
+            return None
+        kept = self._loop, self._start_over and self._start_over()
+        self._loop, self._is_inherited = None, True
+        return kept
+
+    def _give_up(self) -> None:
+        """Give up the home of an event loop that has ended; raise if it cannot be given up."""
+        if self._is_inherited:
+            raise ConfigurationError(_INHERITED)
+        if self._loop is None:
+            return
+        if not self._loop.is_closed():
+            raise ConfigurationError(_ELSEWHERE)
+        self._loop = None
+        start_over = self._start_over and self._start_over()
+        if start_over is not None:
+            start_over()
+
+
+_HOMES: Final[weakref.WeakSet[Home]] = weakref.WeakSet()
+
+_KEPT: Final[list[object]] = []
+"""What a forked process has inherited: collecting a client closes its connections, for the parent too."""
+
+
+def _inherit() -> None:
+    _KEPT.extend([home.inherit() for home in _HOMES])
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_inherit)
