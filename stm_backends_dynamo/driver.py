@@ -62,7 +62,7 @@ from stm_backends.drivers.erasing import Remains
 from stm_backends.drivers.home import Home
 from stm_backends.errors import Denied, OutcomeUnknown, TooLarge, Unavailable
 from stm_backends_dynamo import statements, table
-from stm_backends_dynamo.client import Requests, make_client, require_client
+from stm_backends_dynamo.client import Requests, is_asynchronous, make_client, require_client
 from stm_backends_dynamo.errors import DENIED, ClientError, code_of, is_invalid, is_passing, meaning
 from stm_backends_dynamo.items import (
     Element,
@@ -124,7 +124,9 @@ class DynamoDriver:
         self._settings = settings
         self._given = client
         self._start_over()
-        self._home = Home(self._start_over)
+        # Threads may share a client of boto3, and processes may not.
+        is_bound = client is not None and is_asynchronous(client)
+        self._home = Home(self._start_over, client=client, asynchronous=is_bound)
         self._create = create
         self._clock = clock
         self._sizes = sizes
@@ -175,8 +177,7 @@ class DynamoDriver:
             await self._loads.close()
         finally:
             await closing.aclose()
-            if self._given is None:
-                self._home.leave()
+            self._home.leave()
 
     def _start_over(self) -> None:
         """Make what belongs to one event loop."""

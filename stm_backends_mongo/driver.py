@@ -102,7 +102,7 @@ class MongoDriver:
         # server, it checks its clock only every half second.
         self._patience_s = max(settings.deadline_s - 0.6, settings.deadline_s / 2)
         self._start_over()
-        self._home = Home(self._start_over)
+        self._home = Home(self._start_over, client=client)
         self.traits = Traits(
             reach="network",
             clock="server",
@@ -154,8 +154,7 @@ class MongoDriver:
                 # Also if the caller gives up, because no later `close` would.
                 if client is not None and client is not self._given:
                     await client.close()
-                if self._given is None:
-                    self._home.leave()
+                self._home.leave()
 
     def _start_over(self) -> None:
         """Make what belongs to one event loop."""

@@ -28,7 +28,7 @@ from stm_backends.drivers.contract import (
 )
 from stm_backends.drivers.edge import Edge
 from stm_backends.drivers.erasing import Remains
-from stm_backends.drivers.home import Home
+from stm_backends.drivers.home import OF_ANOTHER_LOOP, Home
 from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown, StorageError, located
 from stm_backends_postgres.cleaning import Cleaner
 from stm_backends_postgres.client import Connection, HandedIn, Lender, Row, Standby, connect
@@ -168,8 +168,7 @@ class PostgresDriver:
                 await lender.close(self._settings.deadline_s)
             await self._loads.close()
         finally:
-            if self._given is None:
-                self._home.leave()
+            self._home.leave()
 
     def _start_over(self) -> None:
         """Make what belongs to one event loop."""
@@ -411,9 +410,7 @@ class PostgresDriver:
         if lender is None:
             raise self._edge.not_open(operation)
         if lender.loop is not asyncio.get_running_loop():
-            raise ConfigurationError(
-                "a connection belongs to the event loop that created it; open a backend in each loop"
-            )
+            raise ConfigurationError(OF_ANOTHER_LOOP)
         try:
             return await self._use(lender, operation, send)
         except exceptions.PostgresError as error:

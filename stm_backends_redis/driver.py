@@ -59,7 +59,7 @@ class RedisDriver:
         self._settings = settings = settings or RedisSettings()
         self._handed_in = client
         self._start_over()
-        self._home = Home(self._start_over)
+        self._home = Home(self._start_over, client=client)
         self._sent: set[Statement] = set()
         self._safeguard = Safeguard(settings)
         self.traits = Traits(
@@ -97,8 +97,7 @@ class RedisDriver:
             if client is not None:
                 await client.close()
         finally:
-            if self._given is None:
-                self._home.leave()
+            self._home.leave()
 
     def _start_over(self) -> None:
         """Make what belongs to one event loop."""

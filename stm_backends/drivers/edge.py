@@ -7,14 +7,14 @@ import errno
 import random
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from stm_backends.drivers.checks import not_open, require_fits
 from stm_backends.drivers.contract import Traits
 from stm_backends.drivers.deadlines import Deadlines
-from stm_backends.drivers.home import Home
-from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable, located
+from stm_backends.drivers.home import OF_ANOTHER_LOOP, Home
+from stm_backends.errors import ConfigurationError, OutcomeUnknown, StorageError, Unavailable, located
 
 T = TypeVar("T")
 
@@ -90,20 +90,38 @@ _CAUSES: Final = (
 
 _FURTHEST_CAUSE: Final = 10
 
+_OTHER_LOOP: Final = ("Event loop is closed", "different loop", "different event loop")
+"""Words of the `RuntimeError` that asyncio and clients raise for what belongs to another event loop."""
+
 
 def with_cause(meaning: Meaning, error: BaseException, *, opening: bool = False) -> Meaning:
     """Return a meaning with the cause of a failed connection in its message, if nothing was done."""
     kind, message = meaning
     if kind is not Unavailable:
         return meaning
-    cause: BaseException | None = error
-    for _ in range(_FURTHEST_CAUSE):
-        for one in _CAUSES if cause else ():
+    for cause in _causes(error):
+        for one in _CAUSES:
             known = isinstance(cause, one.kinds) or any(words in str(cause) for words in one.words)
             if known and (opening or not one.opening):
                 return kind, f"{message} ({one.message})"
-        cause = cause and (cause.__cause__ or cause.__context__)
     return meaning
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what caused it."""
+    cause: BaseException | None = error
+    for _ in range(_FURTHEST_CAUSE):
+        if cause is not None:
+            yield cause
+            cause = cause.__cause__ or cause.__context__
+
+
+def _is_of_another_loop(error: BaseException) -> bool:
+    """Return whether a client raised because it was used on another event loop before."""
+    return any(
+        isinstance(cause, RuntimeError) and any(words in str(cause) for words in _OTHER_LOOP)
+        for cause in _causes(error)
+    )
 
 
 class ConcurrencyLimit:
@@ -192,6 +210,10 @@ class Edge:
             except Exception as error:
                 late = deadline.expired and isinstance(error, TimeoutError)
                 meaning = _LATE if late else self._meaning(error)
+                if _is_of_another_loop(error):
+                    if operation in _READS:
+                        raise ConfigurationError(OF_ANOTHER_LOOP) from error
+                    raise OutcomeUnknown(OF_ANOTHER_LOOP) from error
                 if meaning is None:
                     raise
                 kind, message = with_cause(meaning, error, opening=operation == "open")

@@ -4,13 +4,13 @@ On a connection that two processes or two event loops use, one receives the othe
 event loop of its own is such a case, and so is a forked process, which inherits every open connection.
 
 ```python
-self._home = Home(self._start_over)  # once for a driver
+self._home = Home(self._start_over, client=client)  # once for a driver
 
 self._home.enter()  # at the start of `open`
 self._home.require()  # at the start of every operation; `Edge.run` does it
 if self._home.may_close():  # at the start of `close`
     ...
-    self._home.leave()  # at its end, unless connections of the caller's client stay open
+    self._home.leave()  # at its end
 ```
 """
 
@@ -25,16 +25,21 @@ from typing import Final
 from stm_backends.errors import ConfigurationError
 
 _INHERITED: Final = (
-    "this was opened in another process, and a forked process cannot use its connections; nothing was sent. "
-    "Open a backend of its own in each process, after the fork"
+    "{} belongs to another process, and a forked process cannot use its connections; nothing was sent. Open "
+    "a backend of its own in each process, after the fork"
 )
 _ELSEWHERE: Final = (
-    "this is open in another event loop, and its connections cannot be used in this one; nothing was sent. "
+    "{} belongs to another event loop, and its connections cannot be used in this one; nothing was sent. "
     "Open a backend of its own in each event loop; threads can share one of `stm_backends.sync`"
 )
 _ENDED: Final = (
-    "the event loop that this was opened in has ended; nothing was sent. Open the backend again in this one, "
-    "with `async with backend`; a client that was handed in has to be made again, too"
+    "the event loop that this backend was opened in has ended; nothing was sent. Open it again in this one, "
+    "for example with `async with backend`"
+)
+
+OF_ANOTHER_LOOP: Final = (
+    "the client that was handed in belongs to an event loop that has ended, or to another one; hand in a "
+    "client that was made in this one"
 )
 
 
@@ -43,17 +48,28 @@ class Home:
 
     Entering makes the running event loop the home. Once that has ended, the next one may enter: then
     `start_over`, a method of the driver, makes again what belongs to one event loop. It awaits nothing, and
-    does not touch what the ended loop has left. Without it, the first operation enters.
+    does not touch what the ended loop has left. Without it, the first operation enters. A `client` that was
+    handed in keeps its first home for good, in all drivers that use it; if it is not `asynchronous`, any
+    event loop of its process may use it.
 
     In a forked process, nothing that was open before the fork is used, closed or garbage collected: a
     farewell of the child would end the parent's session.
     """
 
-    __slots__ = ("__weakref__", "_is_inherited", "_loop", "_start_over")
+    __slots__ = ("__weakref__", "_client", "_is_inherited", "_loop", "_start_over")
 
-    def __init__(self, start_over: Callable[[], None] | None = None) -> None:
+    _name = "this backend"
+
+    def __init__(
+        self,
+        start_over: Callable[[], None] | None = None,
+        *,
+        client: object = None,
+        asynchronous: bool = True,
+    ) -> None:
         # Weak, so that a driver is collected as soon as it is not used any more.
         self._start_over = None if start_over is None else weakref.WeakMethod(start_over)
+        self._client = None if client is None else _home_of(client, asynchronous=asynchronous)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_inherited = False
 
@@ -64,7 +80,7 @@ class Home:
                 return
         except RuntimeError:
             # A coroutine of the parent that goes on in a forked process: no event loop runs there.
-            raise ConfigurationError(_INHERITED) from None
+            raise ConfigurationError(_INHERITED.format(self._name)) from None
         if self._start_over is not None and self._loop is not None and self._loop.is_closed():
             raise ConfigurationError(_ENDED)
         self.enter()
@@ -74,9 +90,11 @@ class Home:
 
         Raises `ConfigurationError` while the other event loop exists, and in a forked process.
         """
-        here, there = asyncio.get_running_loop(), self._loop
-        if self._is_inherited or there is not here:
+        here = asyncio.get_running_loop()
+        if self._loop is not here:
             self._give_up()
+            if self._client is not None:
+                self._client.enter()
             self._loop = here
             _HOMES.add(self)
 
@@ -108,21 +126,52 @@ class Home:
     def _give_up(self) -> None:
         """Give up the home of an event loop that has ended; raise if it cannot be given up."""
         if self._is_inherited:
-            raise ConfigurationError(_INHERITED)
+            raise ConfigurationError(_INHERITED.format(self._name))
         if self._loop is None:
             return
         if not self._loop.is_closed():
-            raise ConfigurationError(_ELSEWHERE)
+            raise ConfigurationError(_ELSEWHERE.format(self._name))
         self._loop = None
         start_over = self._start_over and self._start_over()
         if start_over is not None:
             start_over()
 
 
+class _HomeOfClient(Home):
+    """The home of a client that was handed in: nothing of the client can be made again."""
+
+    __slots__ = ("_asynchronous",)
+
+    _name = "the client that was handed in"
+
+    def __init__(self, *, asynchronous: bool) -> None:
+        super().__init__()
+        self._asynchronous = asynchronous
+
+    def _give_up(self) -> None:
+        if not self._is_inherited and not self._asynchronous:
+            return
+        if self._loop is not None and self._loop.is_closed():
+            raise ConfigurationError(OF_ANOTHER_LOOP)
+        super()._give_up()
+
+
 _HOMES: Final[weakref.WeakSet[Home]] = weakref.WeakSet()
+
+_OF_CLIENTS: Final[dict[int, _HomeOfClient]] = {}
+"""The homes of clients that exist, by identity: PyMongo's clients of the same servers are equal."""
 
 _KEPT: Final[list[object]] = []
 """What a forked process has inherited: collecting a client closes its connections, for the parent too."""
+
+
+def _home_of(client: object, *, asynchronous: bool) -> Home:
+    """Return the home of a client, the same for all drivers that use it."""
+    home = _OF_CLIENTS.get(id(client))
+    if home is None:
+        home = _OF_CLIENTS[id(client)] = _HomeOfClient(asynchronous=asynchronous)
+        weakref.finalize(client, _OF_CLIENTS.pop, id(client), None).atexit = False
+    return home
 
 
 def _inherit() -> None:
