@@ -10,6 +10,7 @@ from stm_backends.testing.driver_checks.expiry import Expiry
 from stm_backends.testing.driver_checks.faults import Faults
 from stm_backends.testing.driver_checks.first_look import look, teller
 from stm_backends.testing.driver_checks.histories import Histories
+from stm_backends.testing.driver_checks.homes import Homes
 from stm_backends.testing.driver_checks.interrupted import Interruptions
 from stm_backends.testing.driver_checks.keys import Keys
 from stm_backends.testing.driver_checks.leftovers import Leftovers
@@ -32,6 +33,7 @@ class DriverContract(
     # pytest begins with the last base: what fails there is simple, and often the cause of what follows.
     Histories,
     Network,
+    Homes,
     Processes,
     Races,
     Waiting,

@@ -45,7 +45,15 @@ from tests.support.networked import NetworkedDriver, networked_datastore
 DEADLINE_S = 0.1
 """Short, so that the lease of a killed pod does not stand long."""
 
-REJECTED = (AssertionError, pytest.fail.Exception, ExceptionGroup, StmError, TimeoutError, TypeError)
+REJECTED = (
+    AssertionError,
+    pytest.fail.Exception,
+    ExceptionGroup,
+    StmError,
+    RuntimeError,
+    TimeoutError,
+    TypeError,
+)
 
 every = pytest.mark.parametrize
 

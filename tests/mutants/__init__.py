@@ -86,6 +86,14 @@ from tests.mutants.graphs import (
     UpdatesReplace,
     UpdatesWriteAllBack,
 )
+from tests.mutants.homes import (
+    ChecksItsProcessAlone,
+    ClosesForItsParent,
+    OpensForItsChildren,
+    SharesItsConnections,
+    StaysWithItsFirstLoop,
+    WorksWithoutBeingOpenedAgain,
+)
 from tests.mutants.keys import (
     CaselessKeys,
     DeleteByPattern,
@@ -270,6 +278,8 @@ class Caught(NamedTuple):
 
 
 DRIVERS: Final[dict[type[MemoryDriver], Caught]] = {
+    StaysWithItsFirstLoop: Caught("test_a_driver_whose_event_loop_has_ended_can_be_opened_again"),
+    WorksWithoutBeingOpenedAgain: Caught("test_a_driver_whose_event_loop_has_ended_can_be_opened_again"),
     ReadThenWriteAppend: Caught("test_concurrent_appends_are_all_stored_in_each_writers_order"),
     AppendChangesTheVersion: Caught("test_an_append_does_not_change_the_version"),
     AppendKeepsTheTtl: Caught("test_an_append_resets_the_time_to_live"),
@@ -400,6 +410,10 @@ NETWORKED: Final[dict[type[NetworkedDriver], Caught]] = {
     LeaksConnectionsOfErrors: Caught("test_failed_operations_and_close_leave_no_connection_open"),
     OpensTwice: Caught("test_failed_operations_and_close_leave_no_connection_open"),
     ClosesNothing: Caught("test_failed_operations_and_close_leave_no_connection_open"),
+    SharesItsConnections: Caught("test_the_event_loop_of_another_thread_is_refused_undisturbed"),
+    ChecksItsProcessAlone: Caught("test_the_event_loop_of_another_thread_is_refused_undisturbed"),
+    OpensForItsChildren: Caught("test_a_forked_process_is_refused_and_disturbs_nothing"),
+    ClosesForItsParent: Caught("test_a_forked_process_is_refused_and_disturbs_nothing"),
 }
 """Drivers that mistake what a network did to their requests."""
 

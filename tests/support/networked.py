@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from stm_backends.drivers.contract import ANY, AbsentType, AnyType, Driver, KeepType, Key, Page, Record
+from stm_backends.drivers.home import Home
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing import Datastore
@@ -58,8 +59,12 @@ class DictionaryServer:
 
 
 def send(writer: asyncio.StreamWriter, message: object) -> None:
+    writer.write(packed(message))
+
+
+def packed(message: object) -> bytes:
     data = pickle.dumps(message)
-    writer.write(_LENGTH.pack(len(data)) + data)
+    return _LENGTH.pack(len(data)) + data
 
 
 async def receive(reader: asyncio.StreamReader) -> Any:
@@ -83,19 +88,27 @@ class NetworkedDriver:
 
     def __init__(self, address: str) -> None:
         self._address = address.split(":")
+        self.start_over()
+        self.home = Home(self.start_over)
+        self.traits = replace(MemoryDriver().traits, deadline=DEADLINE_S)
+
+    def start_over(self) -> None:
         self._idle: list[Connection] = []
         self._free = asyncio.Semaphore(4)
         self._is_open = False
-        self.traits = replace(MemoryDriver().traits, deadline=DEADLINE_S)
 
     async def open(self) -> None:
+        self.home.enter()
         self._is_open = True
 
     async def close(self) -> None:
+        if not self.home.may_close():
+            return
         self._is_open = False
         for connection in self._idle:
             connection.writer.transport.abort()
         self._idle.clear()
+        self.home.leave()
 
     async def load(self, key: Key) -> Record | None:
         return await self._ask("load", key)
@@ -126,6 +139,7 @@ class NetworkedDriver:
     async def _ask(self, operation: str, *given: object, **named: object) -> Any:
         if not self._is_open:
             raise self._located(Unavailable("the driver is closed"), operation)
+        self.home.require()
         is_sent = False
         try:
             async with self.limit(), self._free:

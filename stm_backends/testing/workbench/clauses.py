@@ -56,6 +56,10 @@ _PROMISES: Final = {
         "A cancelled operation is applied completely or not at all; the driver stays usable."
     ),
     "driver.lifecycle": "Opening or closing twice is harmless, and closing does not affect other instances.",
+    "driver.home": (
+        "An open driver belongs to its process and event loop: elsewhere it raises ConfigurationError, and "
+        "disturbs nothing."
+    ),
     "driver.client": "The driver never closes a client that the caller passed in.",
     "driver.outage": (
         "An outage raises a typed error that names no conversation, and is never an empty answer."
