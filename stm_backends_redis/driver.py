@@ -85,6 +85,7 @@ class RedisDriver:
                 await self._edge.run("open", lambda: self._greet(client))
             except BaseException:
                 await client.close()
+                self._home.leave()
                 raise
             self._client = client
 

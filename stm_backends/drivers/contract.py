@@ -141,6 +141,10 @@ class Driver(Protocol):
     it. `replace` with `expect=ANY` may overwrite it whole, or raise `Corrupt`. Nothing else may make it
     readable. Cancelling a call leaves the record as it was before or as it is after; a write that was already
     sent may still be done a moment later.
+
+    An open driver belongs to its process and its event loop. In another event loop, `open` and every
+    operation raise `ConfigurationError`, and nothing is sent; so they do in a forked process, where `close`
+    does nothing. Once the event loop has ended, `open` in the next one works without waiting for it.
     """
 
     @property

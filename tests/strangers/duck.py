@@ -24,6 +24,7 @@ from stm_backends import ConfigurationError, Corrupt, OutcomeUnknown, Unavailabl
 from stm_backends.drivers import ABSENT, ANY, KEEP, Key, Page, Record, Settings, Traits, setting
 from stm_backends.drivers.checks import require_drop, require_limit, require_rewrite, require_ttl
 from stm_backends.drivers.edge import Edge
+from stm_backends.drivers.home import Home
 
 MIB = 1024 * 1024
 PURGE_CHANCE = 1 / 16
@@ -126,9 +127,11 @@ class DuckDriver:
             max_drop=1_000_000,
             deadline=settings.deadline_s,
         )
-        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)
+        self._home = Home(self._start_over)
+        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning, home=self._home)
 
     async def open(self) -> None:
+        self._home.enter()
         if self._database is None:
             self._database = await self._edge.run("open", self._connect)
             self._threads = ThreadPoolExecutor(self._settings.threads, "stm-duck")
@@ -141,11 +144,17 @@ class DuckDriver:
         return database
 
     async def close(self) -> None:
+        if not self._home.may_close():
+            return
         database, self._database = self._database, None
         if database is not None:
             # In one piece, because a close that is cancelled ends only its own waiting.
             loop = asyncio.get_running_loop()
             await asyncio.shield(loop.run_in_executor(None, self._end, database))
+        self._home.leave()
+
+    def _start_over(self) -> None:
+        pass  # nothing here belongs to an event loop: the threads serve one after the other
 
     def _end(self, database: duckdb.DuckDBPyConnection) -> None:
         self._threads.shutdown()

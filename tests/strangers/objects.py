@@ -33,6 +33,7 @@ from stm_backends import ConfigurationError, Corrupt, Denied, OutcomeUnknown, Un
 from stm_backends.drivers import ABSENT, ANY, KEEP, Key, Page, Record, Settings, Traits, setting
 from stm_backends.drivers.checks import require_drop, require_limit, require_rewrite, require_ttl
 from stm_backends.drivers.edge import ConcurrencyLimit, Edge
+from stm_backends.drivers.home import Home
 
 MIB = 1024 * 1024
 SORTED_BYTES = 300
@@ -137,7 +138,7 @@ class ObjectDriver:
 
     def __init__(self, settings: ObjectSettings, *, create: bool = False) -> None:
         self._settings, self._create = settings, create
-        self._stack: contextlib.AsyncExitStack | None = None
+        self._start_over()
         self.traits = Traits(
             reach="network",
             clock="client",
@@ -147,11 +148,16 @@ class ObjectDriver:
             max_drop=1_000_000,
             deadline=settings.deadline_s,
         )
-        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)
+        self._home = Home(self._start_over)
+        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning, home=self._home)
+
+    def _start_over(self) -> None:
+        self._stack: contextlib.AsyncExitStack | None = None
         # The writers of one process queue for a record, instead of refusing each other at the store.
         self._queues: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
 
     async def open(self) -> None:
+        self._home.enter()
         if self._stack is not None:
             return
         half = self._settings.deadline_s / 2
@@ -185,12 +191,15 @@ class ObjectDriver:
                 await self._client.create_bucket(Bucket=bucket, CreateBucketConfiguration=where)
 
     async def close(self) -> None:
+        if not self._home.may_close():
+            return
         stack, self._stack = self._stack, None
         if stack is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.deadline_s):
                     await self._limit.drain()
             await stack.aclose()
+        self._home.leave()
 
     async def load(self, key: Key) -> Record | None:
         async def work() -> Record | None:

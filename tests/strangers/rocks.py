@@ -25,6 +25,7 @@ from stm_backends import ConfigurationError, Corrupt, OutcomeUnknown
 from stm_backends.drivers import ABSENT, ANY, KEEP, Key, Page, Record, Settings, Traits, setting
 from stm_backends.drivers.checks import require_drop, require_limit, require_rewrite, require_ttl
 from stm_backends.drivers.edge import Edge
+from stm_backends.drivers.home import Home
 
 MIB = 1024 * 1024
 SEQ = struct.Struct(">Q")
@@ -155,9 +156,11 @@ class RocksDriver:
             max_drop=1_000_000,
             deadline=settings.deadline_s,
         )
-        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)
+        self._home = Home(self._start_over)
+        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning, home=self._home)
 
     async def open(self) -> None:
+        self._home.enter()
         if self._opened is None:
             self._opened = await self._edge.run("open", self._share)
 
@@ -168,11 +171,17 @@ class RocksDriver:
             return opened
 
     async def close(self) -> None:
+        if not self._home.may_close():
+            return
         opened, self._opened = self._opened, None
         if opened is not None:
             # In the thread, after all before it. A close that is cancelled ends only its own waiting.
             loop = asyncio.get_running_loop()
             await asyncio.shield(loop.run_in_executor(opened.thread, opened.leave))
+        self._home.leave()
+
+    def _start_over(self) -> None:
+        pass  # nothing here belongs to an event loop: the thread serves one after the other
 
     async def load(self, key: Key) -> Record | None:
         def work(opened: Opened, now: float) -> Record | None:

@@ -4,6 +4,7 @@ import asyncio
 import binascii
 import hashlib
 import json
+import os
 import struct
 import threading
 import time
@@ -18,29 +19,31 @@ from stm_backends import Corrupt, Unavailable
 from stm_backends.drivers import ABSENT, ANY, KEEP, Key, Page, Record, Traits
 from stm_backends.drivers.checks import require_drop, require_limit, require_rewrite, require_ttl
 from stm_backends.drivers.edge import Edge
+from stm_backends.drivers.home import Home
 from stm_backends_lmdb.settings import MIB, LmdbSettings
 
 
 class Environment:
     """An open folder and its thread; LMDB allows one environment per folder in a process."""
 
-    shared: "dict[Path, Environment]" = {}
+    # By process and folder: a forked process must not use the environment that its parent has open.
+    shared: "dict[tuple[int, Path], Environment]" = {}
     lock = threading.Lock()  # for `shared` and `users`: `leave` runs in the thread
 
     def __init__(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        self.path, self.users, self.swept = path, 0, b""
+        self.place, self.users, self.swept = (os.getpid(), path), 0, b""
         self.lmdb = lmdb.open(str(path), map_size=1024 * MIB)
         # One thread runs the operations in the order of their calls, including cancelled ones.
         self.thread = ThreadPoolExecutor(1, "stm-lmdb")
-        self.shared[path] = self
+        self.shared[self.place] = self
 
     def leave(self) -> None:
         """Close the environment if this was its last user."""
         with self.lock:
             self.users -= 1
             if not self.users:
-                del self.shared[self.path]
+                del self.shared[self.place]
                 self.thread.shutdown(wait=False)
                 self.lmdb.close()
 
@@ -105,23 +108,32 @@ class LmdbDriver:
             max_drop=1_000_000,
             deadline=settings.deadline_s,
         )
-        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)
+        self._home = Home(self._start_over)
+        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning, home=self._home)
 
     async def open(self) -> None:
+        self._home.enter()
         if self._environment is None:
             try:
                 with Environment.lock:
-                    self._environment = Environment.shared.get(self._path) or Environment(self._path)
+                    found = Environment.shared.get((os.getpid(), self._path))
+                    self._environment = found or Environment(self._path)
                     self._environment.users += 1
             except (lmdb.Error, OSError) as error:
                 raise Unavailable(str(error), backend=self.name, operation="open") from error
 
     async def close(self) -> None:
+        if not self._home.may_close():
+            return
         environment, self._environment = self._environment, None
         if environment is not None:
             # In the thread, after all before it. A close that is cancelled ends only its own waiting.
             loop = asyncio.get_running_loop()
             await asyncio.shield(loop.run_in_executor(environment.thread, environment.leave))
+        self._home.leave()
+
+    def _start_over(self) -> None:
+        pass  # nothing here belongs to an event loop: the thread serves one after the other
 
     async def load(self, key: Key) -> Record | None:
         return await self._run("load", lambda txn, now: find(txn, key, now)[0])

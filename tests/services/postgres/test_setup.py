@@ -147,7 +147,7 @@ async def test_a_pool_is_used_in_its_own_event_loop_only(url, schema, driver):
     assert await mine.load(KEY) is None
 
     def elsewhere():
-        with pytest.raises(ConfigurationError, match="belongs to the event loop"):
+        with pytest.raises(ConfigurationError, match="belongs to another event loop"):
             asyncio.run(mine.load(KEY))
 
     await asyncio.to_thread(elsewhere)
