@@ -162,8 +162,8 @@ class Connections:
             self._refusals, self._grow_at = self._refusals + 1, self.loop.time() + pause
             if self._refusals == 1 and isinstance(error, Exception):
                 logger.warning(
-                    "postgres: using %d of %d connections, because no more can be opened: %s",
-                    *(len(self._opened), self._size, unsent(error, "open") or type(error).__name__),
+                    "postgres: the pool has fewer than %d connections, because no more can be opened: %s",
+                    *(self._size, unsent(error, "open") or type(error).__name__),
                 )
         elif self._unopened == self._size:
             self._fail_waiting(error)
