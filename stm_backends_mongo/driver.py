@@ -300,16 +300,20 @@ class MongoDriver:
         return found[0]["scope"] if found else None
 
     async def _fetch(self, keys: Sequence[Key]) -> dict[Key, Document]:
-        """Return the documents of several records by one command; each document is one snapshot."""
+        """Return the documents of several records by one command; each document is one snapshot.
+
+        Among several, large records come without their contents.
+        """
         if self._records is None:
             raise self._edge.not_open("load")
         count = len(keys)
+        parts = statements.LOADED if count == 1 else statements.LOADED_TOGETHER
         # A request that callers share is in no caller's context, so it has its own timeout.
         with pymongo.timeout(self._patience_s):
             found = await self._calls.run(
-                self._records.find(
-                    statements.records(keys), statements.LOADED, limit=count, batch_size=count
-                ).to_list(count)
+                self._records.find(statements.records(keys), parts, limit=count, batch_size=count).to_list(
+                    count
+                )
             )
         return {Key(one["_id"]["scope"], one["_id"]["name"]): one for one in found}
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
+from stm_backends.drivers.coalesced import LARGE_BYTES
 from stm_backends.drivers.contract import Key
 from stm_backends.drivers.layouts import Layout
 
@@ -178,6 +179,10 @@ AFTER_FOLD: Final[Document] = {"_id": 0, "version": 1, "size": FOLDED_SIZE}
 AFTER_REWRITE: Final[Document] = {"_id": 0, "version": 1, "size": REWRITTEN_SIZE}
 
 LOADED: Final[Document] = {"_id": 1, "version": 1, "size": 1, "body": 1, "tail": 1}
+LOADED_TOGETHER: Final[Document] = LOADED | {
+    part: {"$cond": [{"$lte": ["$size", LARGE_BYTES]}, f"${part}", "$$REMOVE"]} for part in ("body", "tail")
+}
+"""Of a large record, neither the body nor the tail."""
 WAS_THERE: Final[Document] = {"_id": 0, "there": IS_THERE}
 LISTED: Final[Document] = {"_id": 0, "name": "$_id.name"}
 SCOPE: Final[Document] = {"_id": 0, "scope": "$_id.scope"}

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
+import logging
 import math
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
 from stm_backends_postgres.client import Connection
+from stm_backends_postgres.errors import unsent
+
+logger = logging.getLogger("stm_backends")
 
 LIFETIME_S: Final = 1800.0
 """How long a connection is used, so that a new password, address or certificate reaches every connection."""
@@ -19,12 +23,19 @@ LIFETIME_S: Final = 1800.0
 IDLE_S: Final = 300.0
 """How long a connection may be unused before it is closed."""
 
+GROW_AGAIN_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 30.0
+"""How long the pool waits to grow after it could not; doubled after each attempt, up to the longest."""
+
 
 class Connections:
     """Opens at most `size` connections, when operations need them, and lends each to one operation at a time.
 
     The connection that was used last is lent first, so unneeded ones become idle. If all are in use,
-    operations wait in order of arrival, at most `patience_s` seconds.
+    operations wait in order of arrival, at most `patience_s` seconds. A task opens a further connection
+    meanwhile, and an operation takes the first that it can get. If no more can be opened, as when the server
+    accepts fewer than `size`, operations share those that there are, and the pool grows later. Only if there
+    is none do they fail.
 
     `asyncpg.Pool` does the same with five timers for each operation and a task for each release; here an
     operation that does not wait needs neither. The deadline of an operation is the caller's: cancelling it
@@ -40,7 +51,11 @@ class Connections:
         # When each connection began to be opened, and since when a free one is unused, oldest first.
         self._opened: dict[Connection, float] = {}
         self._free: dict[Connection, float] = {}
-        self._waiting: deque[asyncio.Future[Connection | None]] = deque()
+        self._waiting: dict[asyncio.Future[Connection], None] = {}
+        self._growing: set[asyncio.Task[None]] = set()
+        # How often in a row the pool could not grow, and when it is to try again.
+        self._refusals = 0
+        self._grow_at = -math.inf
         self._checks: set[asyncio.Task[None]] = set()
         self._expired = -math.inf
         self._tidying: asyncio.TimerHandle | None = None
@@ -48,19 +63,29 @@ class Connections:
         self._is_closed = False
 
     async def take(self) -> Connection:
-        """Return a connection for one operation. Raises `TimeoutError` if none becomes free in time."""
+        """Return a connection for one operation. Raises `TimeoutError` if none becomes free in time.
+
+        Raises what `connect` raised if there is no connection, and none can be opened.
+        """
         while self._free:
             connection, _ = self._free.popitem()
             if not connection.is_closed():
                 return connection
             self._drop(connection)
-        if not self._unopened:
-            connection = await self._wait()
-            if connection is not None:
-                return connection
-        else:
-            self._unopened -= 1
-        return await self._open()
+        turn: asyncio.Future[Connection] = self.loop.create_future()
+        self._waiting[turn] = None
+        self._grow()
+        try:
+            async with asyncio.timeout(self._patience_s):
+                return await turn
+        except BaseException:
+            # Cancelled or late at the moment in which it was this caller's turn.
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._pass_on(turn.result())
+            raise
+        finally:
+            self._waiting.pop(turn, None)
+            self._report_unused()
 
     async def give_back(self, connection: Connection) -> None:
         """Lend a connection again after an operation that was answered. Never waits."""
@@ -97,58 +122,74 @@ class Connections:
             self._is_closed = True
             if self._tidying is not None:
                 self._tidying.cancel()
-            for turn in self._waiting:
-                if not turn.done():
-                    turn.set_exception(exceptions.InterfaceError("the connections are closed"))
+            for task in self._growing:
+                task.cancel()
+            self._fail_waiting(exceptions.InterfaceError("the connections are closed"))
             for connection in self._opened:
                 connection.terminate()
-        await asyncio.gather(*self._checks, return_exceptions=True)
+        await asyncio.gather(*self._growing, *self._checks, return_exceptions=True)
 
-    async def _wait(self) -> Connection | None:
-        """Return a connection when it is this caller's turn, or `None` if the caller has to open one."""
-        turn: asyncio.Future[Connection | None] = self.loop.create_future()
-        self._waiting.append(turn)
-        try:
-            async with asyncio.timeout(self._patience_s):
-                return await turn
-        except BaseException:
-            # Cancelled or late at the moment in which it was this caller's turn.
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._pass_on(turn.result())
-            raise
+    def _grow(self) -> None:
+        """Start to open a connection if one is waited for, unless that failed a moment ago."""
+        may_grow = not self._opened or self.loop.time() >= self._grow_at
+        if self._waiting and self._unopened and may_grow and not self._is_closed:
+            self._unopened -= 1
+            # Not in the context of one caller, whose timeouts and traces are not those of the others.
+            task = self.loop.create_task(
+                self._open(), name="stm-postgres-open", context=contextvars.Context()
+            )
+            self._growing.add(task)
+            task.add_done_callback(self._growing.discard)
 
-    async def _open(self) -> Connection:
+    async def _open(self) -> None:
         began = self.loop.time()
         try:
             connection = await self._connect()
-        except BaseException:
-            self._pass_on(None)
-            raise
-        self._opened[connection] = began
-        if self._is_closed:
-            self._drop(connection)
-            raise exceptions.InterfaceError("the connections are closed")
-        return connection
+        except BaseException as error:
+            self._unopened += 1
+            self._refuse(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            self._refusals, self._grow_at = 0, -math.inf
+            self._opened[connection] = began
+            self._reuse(connection)
+
+    def _refuse(self, error: BaseException) -> None:
+        """Let the pool grow later if it has a connection; else end what waits, unless one is being opened."""
+        if self._opened:
+            pause = min(GROW_AGAIN_S * 2**self._refusals, LONGEST_PAUSE_S)
+            self._refusals, self._grow_at = self._refusals + 1, self.loop.time() + pause
+            if self._refusals == 1 and isinstance(error, Exception):
+                logger.warning(
+                    "postgres: the pool has fewer than %d connections, because no more can be opened: %s",
+                    *(self._size, unsent(error, "open") or type(error).__name__),
+                )
+        elif self._unopened == self._size:
+            self._fail_waiting(error)
+
+    def _fail_waiting(self, error: BaseException) -> None:
+        for turn in self._waiting:
+            if not turn.done():
+                turn.set_exception(error)
+        self._waiting.clear()
 
     def _reuse(self, connection: Connection) -> None:
-        if connection.is_closed() or self._is_old(connection):
+        if self._is_closed or connection.is_closed() or self._is_old(connection):
             self._drop(connection)
         else:
             self._pass_on(connection)
 
-    def _pass_on(self, connection: Connection | None) -> None:
-        """Give a connection, or the right to open one, to the operation that has waited longest."""
-        while self._waiting:
-            turn = self._waiting.popleft()
+    def _pass_on(self, connection: Connection) -> None:
+        """Give a connection to the operation that has waited longest."""
+        for turn in self._waiting:
             if not turn.done():
+                del self._waiting[turn]
                 turn.set_result(connection)
                 return
-        if connection is None:
-            self._unopened += 1
-        else:
-            self._free[connection] = self.loop.time()
-            if self._tidying is None:
-                self._tidying = self.loop.call_later(IDLE_S, self._tidy)
+        self._free[connection] = self.loop.time()
+        if self._tidying is None:
+            self._tidying = self.loop.call_later(IDLE_S, self._tidy)
         self._report_unused()
 
     async def _check(self, connection: Connection) -> None:
@@ -183,7 +224,9 @@ class Connections:
     def _drop(self, connection: Connection) -> None:
         del self._opened[connection]
         connection.terminate()
-        self._pass_on(None)
+        self._unopened += 1
+        self._grow()
+        self._report_unused()
 
     def _tidy(self) -> None:
         """Close the connections that have long been unused, or opened."""
@@ -197,6 +240,7 @@ class Connections:
                 self._drop(connection)
 
     def _report_unused(self) -> None:
-        """Let `close` continue if every connection is free or unopened."""
-        if self._unused and not self._unused.done() and len(self._free) + self._unopened == self._size:
+        """Let `close` continue if every connection is free, and none is waited for."""
+        is_unused = len(self._free) == len(self._opened) and not self._waiting
+        if self._unused and not self._unused.done() and is_unused:
             self._unused.set_result(None)

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
 from stm_backends.drivers.checks import LONGEST_S, require_drop, require_limit, require_rewrite, require_ttl
-from stm_backends.drivers.coalesced import Coalesced
+from stm_backends.drivers.coalesced import LARGE_BYTES, Coalesced
 from stm_backends.drivers.contract import (
     ANY,
     KEEP,
@@ -354,7 +354,7 @@ class PostgresDriver:
                 del known[next(iter(known))]
 
     async def _find(self, keys: Sequence[Key]) -> dict[Key, _Found]:
-        """Return the records of several keys, all from one snapshot."""
+        """Return the records of several keys, all from one snapshot; among several, large ones are empty."""
         if len(keys) == 1:
             rows = await self._borrow(
                 "load", lambda connection: connection.fetch(self._statements.load, *keys[0])
@@ -362,7 +362,8 @@ class PostgresDriver:
         else:
             scopes, names = zip(*keys, strict=True)
             rows = await self._borrow(
-                "load", lambda connection: connection.fetch(self._statements.load_many, scopes, names)
+                "load",
+                lambda connection: connection.fetch(self._statements.load_many, scopes, names, LARGE_BYTES),
             )
         return _by_key(keys, rows)
 

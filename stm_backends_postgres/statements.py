@@ -66,20 +66,28 @@ _UNSWEPT: Final = (
 _END: Final = "SET version = '', body = NULL, expires = '-infinity', first = r.next, size = 0"
 
 # Only the first row of a record has the body. An array of entries would need one row only, but asyncpg has to
-# look up that type on each connection. `place` counts the records that were asked for, from 1.
+# look up that type on each connection. `place` counts the records that were asked for, from 1. Of a record
+# with more than $3 bytes among several, there is neither the body nor an entry.
 LOAD: Final = """
-    SELECT {place} AS place, version, CASE WHEN seq IS NULL OR seq = first THEN body END AS body,
+    SELECT {place} AS place, version,
+        CASE WHEN {whole} AND (seq IS NULL OR seq = first) THEN body END AS body,
         next - first AS length, size, entry
     FROM {wanted}
-    LEFT JOIN {schema}.stm_entry ON record = id AND seq >= first AND seq < next
+    LEFT JOIN {schema}.stm_entry ON record = id AND seq >= first AND seq < next AND {whole}
     WHERE {which}(expires IS NULL OR expires > statement_timestamp())
     ORDER BY place, seq"""
-_ONE: Final = {"place": "1", "wanted": "{schema}.stm_record", "which": "scope = $1 AND name = $2 AND "}
+_ONE: Final = {
+    "place": "1",
+    "wanted": "{schema}.stm_record",
+    "which": "scope = $1 AND name = $2 AND ",
+    "whole": "TRUE",
+}
 _MANY: Final = {
     "place": "wanted.place",
     "wanted": "unnest($1::text[], $2::text[]) WITH ORDINALITY AS wanted (in_scope, named, place)"
     " JOIN {schema}.stm_record ON scope = in_scope AND name = named",
     "which": "",
+    "whole": "size <= $3",
 }
 
 # An append to a record that probably exists. It neither inserts a record nor sweeps. No row: nothing was

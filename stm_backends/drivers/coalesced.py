@@ -5,23 +5,49 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, Generic, TypeVar
 
 from stm_backends.drivers.contract import Key
 from stm_backends.errors import Unavailable
 
 A = TypeVar("A")
 
+LARGE_BYTES: Final = 256 * 1024
+"""A record with more bytes than this is loaded apart from smaller ones, which would wait for it."""
+
+REMEMBERED: Final = 10_000
+"""How many keys of large records are remembered. Each takes some 130 bytes."""
+
 _WEIGHT: Final = 1 / 16
 """How much the newest request counts in the average size of an answer."""
 
 
-class _Batch(Generic[A]):
-    """The loads of one request: the future of each caller, and the key it waits for."""
+class LargeKeys:
+    """Keys of records that were found to be large, at most `REMEMBERED`; those seen last are kept."""
 
     def __init__(self) -> None:
-        self.callers: dict[asyncio.Future[A | None], Key] = {}
+        self._hashes: dict[int, None] = {}
+
+    def __contains__(self, key: Key) -> bool:
+        return hash(key) in self._hashes
+
+    def note(self, key: Key, size: int) -> bool:
+        """Remember or forget a key by the size of its record; returns whether the record is large."""
+        self._hashes.pop(mark := hash(key), None)
+        if size > LARGE_BYTES:
+            self._hashes[mark] = None
+            if len(self._hashes) > REMEMBERED:
+                del self._hashes[next(iter(self._hashes))]
+        return size > LARGE_BYTES
+
+
+class _Batch(Generic[A]):
+    """The loads of one request: the future of each caller, and the key it waits for; then what was sent."""
+
+    def __init__(self) -> None:
+        self.keys: tuple[Key, ...] = ()
+        self.callers: dict[asyncio.Future[tuple[A | None, bool]], Key] = {}
         self.task: asyncio.Task[Mapping[Key, A]] | None = None
 
 
@@ -29,13 +55,18 @@ class Coalesced(Generic[A]):
     """Groups loads that wait at the same time; each caller gets the answer for its own key.
 
     `fetch` reads several records with one request. It returns what it found by key; a key that is missing
-    has no record. Its errors reach all callers of the request. `size` is the number of bytes of one answer.
+    has no record. Its errors reach all callers of the request. `size` is the number of bytes of a record.
+    `fetch` may leave out what a record larger than `LARGE_BYTES` contains, unless it is alone in its request.
 
     A load never joins a request that was already sent: its answer would miss writes that were acknowledged
     before the load began. A load that finds none in progress calls `fetch` itself, without a task. At most
     `in_flight` requests are in progress; further loads wait, and share the next one. A request has at most
     `max_keys` keys, or fewer if their answers would, by the average so far, exceed `max_bytes`. After
     a request that was not answered, the next ones have at most half as many.
+
+    A large record is loaded in a request of its own, at most one at a time, which is not one of `in_flight`:
+    the loads of small records wait for none. If it was not known to be large, it is loaded so after the
+    request that it shared, once.
 
     Cancelling a load that waits takes its key out of the request. A request is cancelled when no caller is
     left, so the deadline of the callers is its deadline too.
@@ -54,22 +85,73 @@ class Coalesced(Generic[A]):
         self._size = size
         self._max_keys = max_keys
         self._max_bytes = max_bytes
-        self._free = self._in_flight = in_flight
         self._average = 1.0
-        self._waiting: deque[_Batch[A]] = deque()
-        self._running: set[asyncio.Task[Mapping[Key, A]]] = set()
+        self._large = LargeKeys()
+        self._shared = _Requests(self._fetch_all, in_flight, self._limit)
+        self._alone = _Requests(self._fetch_all, 1, lambda: 1)
 
     async def load(self, key: Key) -> A | None:
         """Return the answer for `key`, or `None` if there is no such record; raises what `fetch` raises."""
+        if key not in self._large:
+            found, is_alone = await self._shared.load(key)
+            if not self._note(key, found) or is_alone:
+                return found
+        found, _ = await self._alone.load(key)
+        self._note(key, found)
+        return found
+
+    async def close(self) -> None:
+        """End the loads that wait and the requests in progress with `Unavailable`. Twice is harmless."""
+        await self._shared.close()
+        await self._alone.close()
+
+    def _note(self, key: Key, found: A | None) -> bool:
+        return self._large.note(key, 0 if found is None else self._size(found))
+
+    def _limit(self) -> int:
+        return max(1, min(self._max_keys, int(self._max_bytes / self._average)))
+
+    async def _fetch_all(self, keys: Sequence[Key]) -> Mapping[Key, A]:
+        try:
+            found = await self._fetch(keys)
+        except BaseException:
+            if len(keys) > 1:
+                # Perhaps more than a deadline allows, so the same loads must not meet again in one request.
+                self._average = max(self._average, 2 * self._max_bytes / len(keys))
+            raise
+        # What is loaded alone says nothing about a request that is shared.
+        sizes = [size for one in found.values() if (size := self._size(one)) <= LARGE_BYTES]
+        if sizes:
+            self._average += (max(sum(sizes) / len(sizes), 1.0) - self._average) * _WEIGHT
+        return found
+
+
+class _Requests(Generic[A]):
+    """Requests of one kind: at most `in_flight` are in progress, and a waiting one has `limit()` loads."""
+
+    def __init__(
+        self,
+        fetch: Callable[[Sequence[Key]], Coroutine[Any, Any, Mapping[Key, A]]],
+        in_flight: int,
+        limit: Callable[[], int],
+    ) -> None:
+        self._fetch = fetch
+        self._free = self._in_flight = in_flight
+        self._limit = limit
+        self._waiting: deque[_Batch[A]] = deque()
+        self._running: set[asyncio.Task[Mapping[Key, A]]] = set()
+
+    async def load(self, key: Key) -> tuple[A | None, bool]:
+        """Return the answer for a key, and whether the key was alone in its request."""
         if self._free == self._in_flight and not self._waiting:
             self._free -= 1
             try:
-                return (await self._fetch_all((key,))).get(key)
+                return (await self._fetch((key,))).get(key), True
             finally:
                 self._free += 1
                 self._send()
         batch = self._open_batch()
-        caller: asyncio.Future[A | None] = asyncio.get_running_loop().create_future()
+        caller: asyncio.Future[tuple[A | None, bool]] = asyncio.get_running_loop().create_future()
         batch.callers[caller] = key
         try:
             return await caller
@@ -83,7 +165,6 @@ class Coalesced(Generic[A]):
                 batch.task.cancel()
 
     async def close(self) -> None:
-        """End the loads that wait and the requests in progress with `Unavailable`. Twice is harmless."""
         for batch in self._waiting:
             _fail(batch, _closed)
         self._waiting.clear()
@@ -94,8 +175,7 @@ class Coalesced(Generic[A]):
 
     def _open_batch(self) -> _Batch[A]:
         """Return the batch that a new load joins: the last one that waits, if it has room."""
-        limit = max(1, min(self._max_keys, int(self._max_bytes / self._average)))
-        if not self._waiting or len(self._waiting[-1].callers) >= limit:
+        if not self._waiting or len(self._waiting[-1].callers) >= self._limit():
             self._waiting.append(_Batch())
             # In the next iteration of the loop, so that all loads of this one share the request.
             asyncio.get_running_loop().call_soon(self._send)
@@ -108,25 +188,14 @@ class Coalesced(Generic[A]):
             if not batch.callers:
                 continue
             self._free -= 1
-            keys = tuple(dict.fromkeys(batch.callers.values()))
+            batch.keys = tuple(dict.fromkeys(batch.callers.values()))
             # Not in the context of one caller, whose timeouts and traces are not those of the others.
             empty = contextvars.Context()
-            batch.task = asyncio.create_task(self._fetch_all(keys), name="stm-coalesced-loads", context=empty)
+            batch.task = asyncio.create_task(
+                self._fetch(batch.keys), name="stm-coalesced-loads", context=empty
+            )
             self._running.add(batch.task)
             batch.task.add_done_callback(lambda task, batch=batch: self._done(batch, task))
-
-    async def _fetch_all(self, keys: Sequence[Key]) -> Mapping[Key, A]:
-        try:
-            found = await self._fetch(keys)
-        except BaseException:
-            if len(keys) > 1:
-                # Perhaps more than a deadline allows, so the same loads must not meet again in one request.
-                self._average = max(self._average, 2 * self._max_bytes / len(keys))
-            raise
-        if found:
-            size = sum(map(self._size, found.values())) / len(found)
-            self._average += (max(size, 1.0) - self._average) * _WEIGHT
-        return found
 
     def _done(self, batch: _Batch[A], task: asyncio.Task[Mapping[Key, A]]) -> None:
         self._running.discard(task)
@@ -136,10 +205,10 @@ class Coalesced(Generic[A]):
         elif (error := task.exception()) is not None:
             _fail(batch, lambda: error)
         else:
-            found = task.result()
+            found, is_alone = task.result(), len(batch.keys) == 1
             for caller, key in batch.callers.items():
                 if not caller.done():
-                    caller.set_result(found.get(key))
+                    caller.set_result((found.get(key), is_alone))
         self._send()
 
 

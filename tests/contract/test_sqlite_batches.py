@@ -1,7 +1,9 @@
 """Writes that are queued at once share a transaction of the SQLite driver and keep their own outcomes."""
 
 import asyncio
+import contextlib
 import heapq
+import queue
 import random
 import sqlite3
 import threading
@@ -16,7 +18,12 @@ from stm_backends.drivers.sqlite.jobs import MAX_JOBS, Kind
 from stm_backends.drivers.sqlite.thread import MAX_BYTES, MAX_SECONDS
 from stm_backends.errors import OutcomeUnknown, TooLarge, Unavailable
 from tests.contract.test_sqlite_faults import run_script, start_script
-from tests.mutants.sqlite import AnswersBeforeTheCommit, AnswersTheNextCaller, RunsAWriteTwice
+from tests.mutants.sqlite import (
+    AnswersBeforeTheCommit,
+    AnswersTheNextCaller,
+    RunsAWriteTwice,
+    WaitsInTheQueue,
+)
 
 ENDLESS = """
     WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)
@@ -455,6 +462,29 @@ async def test_writes_that_wait_when_the_driver_closes_are_done_first(driver, ot
     assert [await task for task in tasks] == [1, True]
 
 
+class ForgetfulQueue(queue.SimpleQueue):
+    """A queue that forgets a time limit, as that of CPython 3.11 and 3.12 may do if it is empty."""
+
+    def get(self, block=True, timeout=None):
+        del timeout
+        return super().get(block)
+
+
+async def test_a_refused_write_is_tried_again_though_no_other_job_comes(tmp_path, monkeypatch):
+    monkeypatch.setattr(queue, "SimpleQueue", ForgetfulQueue)
+    driver = await opened(tmp_path / "stm.db")
+    with contextlib.closing(sqlite3.connect(tmp_path / "stm.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        task = asyncio.ensure_future(append(driver, 1))
+        while "BEGIN" not in driver.said:  # noqa: ASYNC110 -- said in another thread
+            await asyncio.sleep(0.001)
+        other.execute("ROLLBACK")
+        try:
+            assert await task == 1
+        finally:
+            await driver.close()
+
+
 # mutants -------------------------------------------------------------------------------------------------
 
 
@@ -475,6 +505,12 @@ async def test_a_mutant_of_the_thread_is_rejected_by_its_check(mutant, check, mo
             await check(driver)
     finally:
         await driver.close()
+
+
+async def test_a_thread_that_waits_in_the_queue_is_rejected(monkeypatch, tmp_path):
+    monkeypatch.setattr(driver_module, "ConnectionThread", WaitsInTheQueue)
+    with pytest.raises(Unavailable, match="locked by another process"):
+        await test_a_refused_write_is_tried_again_though_no_other_job_comes(tmp_path, monkeypatch)
 
 
 def test_a_writer_that_waits_long_asks_for_the_lock_often(monkeypatch):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -53,6 +54,21 @@ class CountsTheDeadTwice(Connections):
     async def _check(self, connection: Connection) -> None:
         self._opened[connection] = self.loop.time()
         await super()._check(connection)
+
+
+class FailsWhatWaits(Connections):
+    """Fails the operations that wait if no further connection can be opened."""
+
+    def _refuse(self, error: BaseException) -> None:
+        self._fail_waiting(error)
+
+
+class NeverGrows(Connections):
+    """Opens no further connection after that failed once."""
+
+    def _refuse(self, error: BaseException) -> None:
+        super()._refuse(error)
+        self._grow_at = math.inf
 
 
 class RetriesLostWrites(PostgresDriver):

@@ -1,11 +1,14 @@
-"""Threads of the SQLite driver whose shared transactions are broken; see test_sqlite_batches.py."""
+"""Broken SQLite drivers, and broken threads of it; see test_sqlite_restored.py and test_sqlite_batches.py."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from typing import Any
+from unittest import mock
 
-from stm_backends.drivers.sqlite import statements
+from stm_backends.drivers.sqlite import SqliteDriver, files, statements
+from stm_backends.drivers.sqlite.jobs import pause
 from stm_backends.drivers.sqlite.thread import ConnectionThread
 
 
@@ -36,3 +39,29 @@ class AnswersBeforeTheCommit(ConnectionThread):
     def _run_one(self, connection: sqlite3.Connection, job: Any) -> None:
         super()._run_one(connection, job)
         job.watch.loop.call_soon_threadsafe(job.watch.answer, [job])
+
+
+class WaitsInTheQueue(ConnectionThread):
+    """Waits for the next attempt with a time limit on the queue, which CPython 3.11 and 3.12 may not keep."""
+
+    def _take(self) -> list[Any]:
+        if self._refusals:
+            self._jobs.get(timeout=pause(self._refusals))
+        return super()._take()
+
+
+class CopiesAStaleLog(SqliteDriver):
+    """Closes the connection in the same way whether or not the files are still those that it opened."""
+
+    def _disconnect(self, connection: sqlite3.Connection) -> None:
+        connection.close()
+
+
+class LooksBesideTheLink(SqliteDriver):
+    """Looks for the write-ahead log beside a symbolic link, and not where the link leads."""
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = super()._connect()
+        with mock.patch.object(files.os.path, "realpath", os.path.abspath):
+            self._files = files.OpenFiles(self._path)
+        return connection

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from stm_backends.drivers.coalesced import Coalesced
+from stm_backends.drivers.coalesced import LARGE_BYTES, Coalesced, LargeKeys
 from stm_backends.drivers.contract import Key
 from stm_backends.errors import Unavailable
 
@@ -31,6 +32,13 @@ class Datastore:
         self.answers.append(asyncio.get_running_loop().create_future())
         await self.answers[-1]
         return found
+
+    async def load(self, key: Key) -> bytes | None:
+        """Load a record while nothing else is loaded."""
+        (load,) = self.start(key)
+        await self.sent(len(self.requests) + 1)
+        self.answer(-1)
+        return await load
 
     def start(self, *keys: Key) -> list[asyncio.Task[bytes | None]]:
         return [asyncio.create_task(self.loads.load(key)) for key in keys]
@@ -214,12 +222,121 @@ async def test_a_shared_request_runs_in_the_context_of_no_caller() -> None:
     assert seen == ["one", "none"]
 
 
+LARGE = bytes(LARGE_BYTES + 1)
+
+
+class Cutting(Datastore):
+    """A datastore that sends the first byte only of what is large, unless it is alone in its request."""
+
+    def __init__(self, kind: type[Coalesced[bytes]] = Coalesced, **limits: int) -> None:
+        super().__init__(kind, **limits)
+        self.loads = kind(
+            self.fetch, size=lambda found: len(LARGE if found == LARGE[:1] else found), **limits
+        )
+
+    async def fetch(self, keys: Sequence[Key]) -> dict[Key, bytes]:
+        found = await super().fetch(keys)
+        return {key: one[:1] if one == LARGE and len(keys) > 1 else one for key, one in found.items()}
+
+
+async def test_small_loads_wait_for_none_that_is_known_to_be_large() -> None:
+    store = Cutting()
+    store.records[A] = LARGE
+    assert await store.load(A) == LARGE
+    large = store.start(A, A)
+    await store.sent(2)
+    small = store.start(B, C)
+    await store.sent(4)
+    assert store.requests[1:] == [(A,), (B,), (C,)], "one large request at a time, beside two others"
+    store.answer(2)
+    store.answer(3)
+    assert await asyncio.gather(*small) == [b"b", b"c"]
+    assert not any(load.done() for load in large)
+    store.answer(1)
+    await store.sent(5)
+    store.answer(4)
+    assert await asyncio.gather(*large) == [LARGE] * 2
+    assert store.requests[4:] == [(A,)]
+
+
+async def test_a_large_record_that_was_not_known_delays_no_other() -> None:
+    store = Cutting(in_flight=1)
+    store.records[A] = LARGE
+    first, large, small = store.start(C, A, B)
+    await store.sent(1)
+    store.answer(0)
+    await store.sent(2)
+    store.answer(1)
+    await store.sent(3)
+    assert store.requests[1:] == [(A, B), (A,)]
+    assert (await first, await small) == (b"c", b"b")
+    store.answer(2)
+    assert await large == LARGE
+
+
+async def test_a_large_record_is_whole_though_the_other_caller_gave_up() -> None:
+    store = Cutting(in_flight=1)
+    store.records[A] = LARGE
+    first, large, small = store.start(C, A, B)
+    await store.sent(1)
+    store.answer(0)
+    await store.sent(2)
+    small.cancel()
+    await settle()
+    store.answer(1)
+    await store.sent(3)
+    store.answer(2)
+    assert (await first, await large) == (b"c", LARGE)
+
+
+async def test_a_record_that_became_small_shares_requests_again() -> None:
+    store = Cutting(in_flight=1)
+    store.records[A] = LARGE
+    assert await store.load(A) == LARGE
+    store.records[A] = b"a"
+    assert await store.load(A) == b"a"
+    loads = store.start(C, A, B)
+    await store.sent(3)
+    store.answer(2)
+    await store.sent(4)
+    store.answer(3)
+    assert await asyncio.gather(*loads) == [b"c", b"a", b"b"]
+    assert store.requests[2:] == [(C,), (A, B)]
+
+
+def test_no_more_large_keys_are_remembered_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stm_backends.drivers.coalesced.REMEMBERED", 2)
+    keys = LargeKeys()
+    for key in (A, B, A, C):
+        assert keys.note(key, LARGE_BYTES + 1)
+    assert [key in keys for key in (A, B, C)] == [True, False, True]
+    assert not keys.note(A, LARGE_BYTES)
+    assert A not in keys
+
+
 class JoinsWhatWasSent(Coalesced[bytes]):
     """A mutant: a load joins the request that was sent last, though it may have read the record already."""
 
-    def _open_batch(self) -> Any:
-        self._last = getattr(self, "_last", None) or super()._open_batch()
-        return self._last
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        requests = self._shared
+        requests._open_batch = functools.cache(requests._open_batch)  # noqa: SLF001 -- a fault in there
+
+
+class SharesWhatIsLarge(Coalesced[bytes]):
+    """A mutant: does not remember which records are large."""
+
+    def _note(self, key: Key, found: bytes | None) -> bool:
+        del key
+        return found is not None and self._size(found) > LARGE_BYTES
+
+
+class TakesWhatIsLeftForTheWhole(Coalesced[bytes]):
+    """A mutant: takes a large record's answer in a shared request for all of it."""
+
+    def _note(self, key: Key, found: bytes | None) -> bool:
+        super()._note(key, found)
+        return False
 
 
 class AnswersByPosition(Coalesced[bytes]):
@@ -233,10 +350,13 @@ class AnswersByPosition(Coalesced[bytes]):
     ("mutant", "check"),
     [
         (JoinsWhatWasSent, test_a_load_sees_the_write_that_was_acknowledged_before_it),
+        (SharesWhatIsLarge, test_small_loads_wait_for_none_that_is_known_to_be_large),
+        (TakesWhatIsLeftForTheWhole, test_a_large_record_that_was_not_known_delays_no_other),
         (AnswersByPosition, test_concurrent_loads_share_a_request_and_get_their_own_answers),
     ],
 )
 async def test_each_mutant_is_killed_by_its_test(mutant: Any, check: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(Datastore.__init__, "__defaults__", (mutant,))
+    for kind in (Datastore, Cutting):
+        monkeypatch.setattr(kind.__init__, "__defaults__", (mutant,))
     with pytest.raises(AssertionError):
         await check()

@@ -86,6 +86,7 @@ class SqliteDriver:
     """
 
     name = "sqlite"
+    _files: files.OpenFiles
 
     def __init__(self, settings: SqliteSettings, *, clock: Callable[[], float] = time.time) -> None:
         require_clock(clock)
@@ -95,7 +96,6 @@ class SqliteDriver:
         self._path = Path(settings.path).absolute()
         self._clock = clock
         self._thread: ConnectionThread | None = None
-        self._files: dict[str, tuple[int, int]] = {}
         self._home = Home(self._start_over)
         self._start_over()
         # Set from the event loop and from the thread; either may only be late.
@@ -122,6 +122,7 @@ class SqliteDriver:
                 return
             self._thread = ConnectionThread(
                 self._connect,
+                self._disconnect,
                 check=self._require_own_files,
                 purge=self._clean,
                 name="stm-sqlite",
@@ -429,11 +430,16 @@ class SqliteDriver:
         except BaseException:
             connection.close()
             raise
-        paths = files.paths(self._path)
-        self._files = {path: identity for path in paths if (identity := files.identity(path))}
+        self._files = files.OpenFiles(self._path)
         if self._settings.private:
-            files.warn_if_shared(paths)
+            self._files.warn_if_shared()
         return connection
+
+    def _disconnect(self, connection: sqlite3.Connection) -> None:
+        """Close the connection; its log is not copied into a file that is no longer the one it belongs to."""
+        if not self._files.are_in_place():
+            statements.leave_log(connection, is_lost=self._files.is_log_lost())
+        connection.close()
 
     def _require_own_files(self) -> None:
         """Raise `Unavailable` if the file was removed or replaced since it was opened.
@@ -441,12 +447,11 @@ class SqliteDriver:
         SQLite itself does not notice. It would write to a file that disappears with the last process that has
         it open. The same holds for the two files beside it, by which processes coordinate.
         """
-        for path, identity in self._files.items():
-            if files.identity(path) != identity:
-                raise Unavailable(
-                    "the database file, or the -wal or -shm file beside it, was removed or replaced "
-                    "while it was open; nothing was done. Close the backend and open it again"
-                )
+        if not self._files.are_in_place():
+            raise Unavailable(
+                "the database file, or the -wal or -shm file beside it, was removed or replaced "
+                "while it was open; nothing was done. Close the backend and open it again"
+            )
 
     def _require_fits(self, what: Literal["entry", "record"], size: int, operation: str) -> None:
         limit = self.traits.max_entry if what == "entry" else self.traits.max_record

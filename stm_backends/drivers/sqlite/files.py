@@ -7,24 +7,9 @@ import logging
 import os
 import stat
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
 logger = logging.getLogger("stm_backends")
-
-
-def paths(path: Path) -> tuple[str, ...]:
-    """Return the paths of a database file, and of those that SQLite keeps beside it while it is open."""
-    return str(path), f"{path}-wal", f"{path}-shm"
-
-
-def identity(path: str) -> tuple[int, int] | None:
-    """Return the identity of the file at a path; `None` if there is none."""
-    try:
-        found = os.stat(path)  # noqa: PTH116 -- in every operation, and Path.stat takes longer
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def create_private(path: Path) -> None:
@@ -51,15 +36,44 @@ def create_private(path: Path) -> None:
             Path(beside).unlink()
 
 
-def warn_if_shared(paths: Iterable[str]) -> None:
-    """Log a warning if other users of the host may read or change one of the files."""
-    for path in paths:
-        with contextlib.suppress(OSError):
-            mode = Path(path).stat().st_mode
-            if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
-                logger.warning(
-                    "sqlite: other users of this host may use the database file, or a file beside it "
-                    "(mode %04o); run chmod 600 on all of them, or set private=False if this is intended",
-                    stat.S_IMODE(mode),
-                )
-                return
+class OpenFiles:
+    """The files of a database that was just opened: it, and those that SQLite keeps beside it meanwhile.
+
+    SQLite follows symbolic links: the two files are beside the one that a link leads to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        real = os.path.realpath(path)
+        self._log = f"{real}-wal"
+        paths = (str(path), self._log, f"{real}-shm")
+        self._opened = {path: identity for path in paths if (identity := _identity(path))}
+
+    def are_in_place(self) -> bool:
+        """Return whether the paths lead to the files that were opened."""
+        return all(_identity(path) == opened for path, opened in self._opened.items())
+
+    def is_log_lost(self) -> bool:
+        """Return whether the path of the write-ahead log leads to another file."""
+        return _identity(self._log) not in (None, self._opened.get(self._log))
+
+    def warn_if_shared(self) -> None:
+        """Log a warning if other users of the host may read or change one of the files."""
+        for path in self._opened:
+            with contextlib.suppress(OSError):
+                mode = Path(path).stat().st_mode
+                if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
+                    logger.warning(
+                        "sqlite: other users of this host may use the database file, or a file beside it "
+                        "(mode %04o); run chmod 600 on all of them, or set private=False if this is intended",
+                        stat.S_IMODE(mode),
+                    )
+                    return
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Return the identity of the file at a path; `None` if there is none."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 -- in every operation, and Path.stat takes longer
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -152,11 +152,11 @@ class Watch:
             self._arm(due)
 
 
-def failed(jobs: list[Job[Any]], error: Exception) -> list[Job[Any]]:
+def failed(jobs: Sequence[Job[Any]], error: Exception) -> list[Job[Any]]:
     """Let jobs fail for the same reason, each with an exception that its caller may change."""
     for job in jobs:
         job.failure = copy.copy(error)
-    return jobs
+    return [*jobs]
 
 
 def deliver(jobs: Sequence[Job[Any]]) -> None:

@@ -7,7 +7,9 @@ another, is written between what a transaction reads and what it writes.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
+import sys
 import textwrap
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -162,6 +164,23 @@ def cut_log(connection: sqlite3.Connection) -> bool:
     """Copy all of the write-ahead log into the file, and cut the log; `False` if a reader needs it."""
     (busy, *_) = connection.execute(CUT_LOG).fetchone()
     return not busy
+
+
+def leave_log(connection: sqlite3.Connection, *, is_lost: bool) -> None:
+    """Let the connection close without copying its write-ahead log into the file, or removing a log.
+
+    `is_lost` says that no path leads to its log any more, and that another file has that path.
+    """
+    if sys.version_info >= (3, 12):
+        connection.setconfig(sqlite3.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, True)
+        return
+    if is_lost:
+        # With nothing to copy, closing would remove the file at that path. This goes into the lost log.
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("PRAGMA wal_autocheckpoint = 0")
+            connection.execute("PRAGMA user_version = 0")
+    # An interrupted checkpoint ends before it copies a page, and SQLite then keeps the log.
+    connection.interrupt()
 
 
 @contextmanager

@@ -55,20 +55,22 @@ _GRACE_S: Final = 1.0
 class ConnectionThread:
     """A daemon thread that owns a connection; the first job makes it connect.
 
-    `check` is called before each batch of jobs; what it raises goes to all of them. `purge` removes some
-    expired records and returns whether there are more; it is called now and then after writes, and its errors
-    are ignored.
+    `check` is called before each transaction, and once before the reads of a batch; what it raises goes to
+    their callers. `disconnect` closes the connection. `purge` removes some expired records and returns
+    whether there are more; it is called now and then after writes, and its errors are ignored.
     """
 
     def __init__(
         self,
         connect: Callable[[], sqlite3.Connection],
+        disconnect: Callable[[sqlite3.Connection], object],
         *,
         check: Callable[[], None],
         purge: Callable[[sqlite3.Connection], bool],
         name: str,
     ) -> None:
         self._connect = connect
+        self._disconnect = disconnect
         self._check = check
         self._purge = purge
         self._connection: sqlite3.Connection | None = None
@@ -160,17 +162,17 @@ class ConnectionThread:
                 self._serve(self._take())
         finally:
             if self._connection is not None:
-                self._connection.close()
+                self._disconnect(self._connection)
             self._ended.set_result(None)
 
     def _take(self) -> list[Job[Any]]:
         """Return all that is queued; waits for a job, or until the next attempt to take the write lock."""
+        if self._refusals:
+            # Before Python 3.13, `SimpleQueue.get` with a timeout can wait until the next job comes.
+            time.sleep(pause(self._refusals))
         taken: list[Job[Any]] = []
-        timeout = None
-        if self._writes or self._purges:
-            timeout = pause(self._refusals) if self._refusals else 0.0
         try:
-            jobs = self._jobs.get(timeout=timeout)
+            jobs = self._jobs.get(block=not (self._writes or self._purges))
         except queue.Empty:
             return taken
         while jobs is not None:
@@ -188,36 +190,44 @@ class ConnectionThread:
         for job in taken:
             kind = job.kind
             (reads if kind is Kind.READ else self._writes if kind is Kind.WRITE else alone).append(job)
+        deliver([*self._read(reads), *self._write()])
+        for job in alone:
+            deliver(self._read([job]))
+        if self._purges:
+            self._purges -= 1
+            more = False
+            with contextlib.suppress(Exception):
+                more = self._purge(self._ready())
+            if not more:
+                self._purges = 0
+
+    def _ready(self) -> sqlite3.Connection:
+        """Return the connection for the next transaction; raises what speaks against it."""
+        if self._connection is None:
+            self._connection = self._connect()
+        self._check()
+        return self._connection
+
+    def _read(self, jobs: Sequence[Job[Any]]) -> list[Job[Any]]:
+        """Run jobs outside the transaction of the writes; returns those that are still to be answered."""
+        if not jobs:
+            return []
         try:
-            if self._connection is None:
-                self._connection = self._connect()
-            self._check()
+            connection = self._ready()
         except Exception as error:  # noqa: BLE001 -- every error goes to the callers
-            self._purges = 0
-            deliver(failed([*reads, *self._withdrawn(), *alone], error))
-            return
+            return failed(jobs, error)
         ended: list[Job[Any]] = []
         began = time.monotonic()
-        for job in reads:
-            self._run_one(self._connection, job)
+        for job in jobs:
+            self._run_one(connection, job)
             ended.append(job)
             # Many large answers would otherwise wait for each other, and be in memory together.
             if time.monotonic() - began > MAX_SECONDS:
                 deliver(ended)
                 ended, began = [], time.monotonic()
-        deliver([*ended, *self._write(self._connection)])
-        for job in alone:
-            self._run_one(self._connection, job)
-            deliver([job])
-        if self._purges:
-            self._purges -= 1
-            more = False
-            with contextlib.suppress(Exception):
-                more = self._purge(self._connection)
-            if not more:
-                self._purges = 0
+        return ended
 
-    def _write(self, connection: sqlite3.Connection) -> list[Job[Any]]:
+    def _write(self) -> list[Job[Any]]:
         """Run the oldest writes in one transaction, if there are any; returns those that ended."""
         ended: list[Job[Any]] = []
         # What was cancelled or is late takes no lock.
@@ -229,6 +239,7 @@ class ConnectionThread:
             self._refusals = 0
             return ended
         try:
+            connection = self._ready()
             connection.execute(statements.BEGIN)
         except Exception as error:  # noqa: BLE001 -- every error goes to the callers
             if is_busy(error):

@@ -13,12 +13,14 @@ from stm_backends.errors import OutcomeUnknown, Unavailable
 from stm_backends.testing import open_at
 from stm_backends_postgres import PostgresDriver, PostgresSettings
 from stm_backends_postgres.client import HandedIn
-from stm_backends_postgres.connections import IDLE_S, LIFETIME_S, Connections
+from stm_backends_postgres.connections import IDLE_S, LIFETIME_S, LONGEST_PAUSE_S, Connections
 from tests.mutants.postgres import (
     AnswersInOrder,
     CountsTheDeadTwice,
+    FailsWhatWaits,
     KeepsTheOthers,
     LendsToTwo,
+    NeverGrows,
     ReplacesTheHealthy,
     RetriesLostWrites,
     ReusesWhatWasCancelled,
@@ -118,7 +120,9 @@ async def settle():
 
 async def test_a_connection_is_never_shared_by_two_operations(kind):
     servers = Servers(kind, size=2)
-    first, second = servers.start("1", "2")
+    (first,) = servers.start("1")
+    await settle()
+    (second,) = servers.start("2")
     await settle()
     for wire in servers.wires:
         wire.answers.put_nowait(wire.sent[0][0])
@@ -173,16 +177,16 @@ async def test_an_operation_cancelled_at_its_turn_passes_it_on():
     assert second.cancelled()
 
 
-async def test_a_connection_cancelled_while_it_opens_leaves_its_place():
+async def test_a_connection_whose_caller_gave_up_goes_to_the_next():
     servers = Servers(size=1)
     servers.may_open.clear()
     first, second = servers.start("1", "2")
     await settle()
     first.cancel()
     await settle()
-    assert servers.opening == 2, "the second opens its own"
     servers.may_open.set()
     await settle()
+    assert servers.opening == 1
     servers.wires[0].answers.put_nowait("2")
     assert await second == "2"
 
@@ -406,16 +410,112 @@ async def test_close_waits_for_operations_and_ends_those_that_are_late():
         await used
 
 
-async def test_a_connection_opened_during_close_is_closed():
+@pytest.mark.parametrize("ends", [asyncio.CancelledError, None])
+async def test_a_connection_opened_during_close_is_closed(ends):
     servers = Servers(size=1)
-    servers.may_open.clear()
-    (task,) = servers.start("1")
-    await settle()
-    await servers.connections.close(0.05)
-    servers.may_open.set()
+
+    async def open_late():
+        with contextlib.suppress(ends or ()):
+            await asyncio.Event().wait()
+        return await servers.open()
+
+    with mock.patch.object(servers.connections, "_connect", open_late):
+        (task,) = servers.start("1")
+        await settle()
+        await servers.connections.close(0.05)
     with pytest.raises(exceptions.InterfaceError):
         await task
-    assert servers.wires[0].is_gone
+    assert all(wire.is_gone for wire in servers.wires)
+
+
+class Refused:
+    """Opens connections as long as `limit` are open, and counts the attempts."""
+
+    def __init__(self, servers, limit):
+        self.servers, self.limit, self.attempts = servers, limit, 0
+
+    async def __call__(self):
+        self.attempts += 1
+        if sum(not wire.is_gone for wire in self.servers.wires) >= self.limit:
+            raise exceptions.TooManyConnectionsError("too many connections for role")
+        return await self.servers.open()
+
+
+@pytest.fixture
+async def refusing(kind):
+    servers = Servers(kind, size=5)
+    connect = Refused(servers, 2)
+    servers.connections._connect = connect  # noqa: SLF001 -- given to the constructor otherwise
+    return servers, connect
+
+
+async def test_operations_share_what_there_is_if_no_more_can_be_opened(refusing, caplog):
+    servers, connect = refusing
+    tasks = servers.start(*"12345678")
+    await settle()
+    while waiting := [task for task in tasks if not task.done()]:
+        for wire in servers.wires:
+            wire.answers.put_nowait("answer")
+        await settle()
+        assert len(waiting) > sum(not task.done() for task in tasks)
+    assert await asyncio.gather(*tasks, return_exceptions=True) == ["answer"] * 8
+    assert connect.attempts == 5
+    (record,) = caplog.records
+    assert "fewer than 5 connections" in record.getMessage()
+
+
+async def test_a_pool_that_could_not_grow_tries_again_later(refusing, clock):
+    servers, connect = refusing
+    tasks = servers.start("1", "2", "3")
+    await settle()
+    tasks += servers.start("4")
+    await settle()
+    assert connect.attempts == 3, "the fourth waits like the third"
+    connect.limit = 5
+    clock(LONGEST_PAUSE_S)
+    tasks += servers.start("5")
+    await settle()
+    assert (connect.attempts, len(servers.wires)) == (4, 3)
+    tasks += servers.start("6")
+    await settle()
+    assert len(servers.wires) == 4, "it grows on"
+    for task in tasks:
+        task.cancel()
+
+
+async def test_operations_fail_if_the_last_connection_is_gone(refusing):
+    servers, connect = refusing
+    first, second, third = servers.start("1", "2", "3")
+    await settle()
+    connect.limit = 0
+    for wire in servers.wires:
+        wire.terminate()
+        wire.answers.put_nowait(OSError())
+    with pytest.raises(exceptions.TooManyConnectionsError):
+        await third
+    for task in (first, second):
+        with pytest.raises(OSError):  # noqa: PT011 -- that of the wire
+            await task
+    connect.limit = 1
+    (last,) = servers.start("4")
+    await settle()
+    servers.wires[-1].answers.put_nowait("4")
+    assert await last == "4"
+
+
+async def test_an_opening_that_hangs_delays_no_operation(kind):
+    servers = Servers(kind, size=2)
+    (first,) = servers.start("1")
+    await settle()
+    servers.may_open.clear()  # as if a service for tokens did not answer
+    (second,) = servers.start("2")
+    await settle()
+    servers.wires[0].answers.put_nowait("1")
+    await first
+    await settle()
+    servers.wires[0].answers.put_nowait("2")
+    assert await second == "2"
+    await servers.connections.close(30)
 
 
 TABLES = {
@@ -572,6 +672,20 @@ async def test_with_every_connection_in_use_writes_are_not_sent(url, schema, dri
 async def test_each_mutant_is_killed_by_its_test(mutant, check):
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         await check(mutant)
+
+
+async def test_a_pool_that_fails_operations_when_it_cannot_grow_is_killed():
+    servers = Servers(FailsWhatWaits, size=5)
+    servers.connections._connect = connect = Refused(servers, 2)  # noqa: SLF001
+    with pytest.raises(AssertionError):
+        await test_operations_share_what_there_is_if_no_more_can_be_opened((servers, connect), mock.Mock())
+
+
+async def test_a_pool_that_never_grows_again_is_killed(clock):
+    servers = Servers(NeverGrows, size=5)
+    servers.connections._connect = connect = Refused(servers, 2)  # noqa: SLF001
+    with pytest.raises(AssertionError):
+        await test_a_pool_that_could_not_grow_tries_again_later((servers, connect), clock)
 
 
 async def test_the_mutant_that_answers_in_order_is_killed(url, schema, driver):
