@@ -25,7 +25,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 from stm_backends.drivers.checks import require_fits, require_seconds
 from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
 from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, TooLarge
-from stm_backends.records import keys, operations
+from stm_backends.records import keys, ledger, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.telemetry.guarded import guarded
@@ -213,18 +213,16 @@ class Copy:
             if found is Comparison.EQUAL:
                 if outcome == "unchanged" or unknown is not None:
                     # An earlier write may be on the server alone, and not on its replicas.
-                    await operations.confirm(self._target, (key.scope,))
+                    await ledger.confirm(self._target, (key.scope,))
                 return outcome
             self._require_fits(source)
             if target is not None and found is Comparison.DIFFERENT:
                 if not self._replace:
                     return "left"
                 outcome, version = "replaced", target.version
-                if not await operations.retried(
-                    lambda version=version: self._target.delete(key, expect=version)
-                ):
+                if not await ledger.retried(lambda version=version: self._target.delete(key, expect=version)):
                     continue
-                await operations.erase_parts(self._target, key)
+                await ledger.erase_parts(self._target, key)
                 target = None
             elif outcome == "unchanged":
                 outcome = "completed" if target else "copied"
@@ -250,7 +248,7 @@ class Copy:
             # What a part says of its time to live is sealed, so nothing would extend another one. `purge`
             # removes the parts of expired records.
             await self._directory.note_parts(key, None)
-            await operations.retried(
+            await ledger.retried(
                 lambda name=name, body=part.body, version=part.version: self._target.replace(
                     Key(scope, name), body, version=version, expect=ABSENT, ttl=None
                 )
@@ -263,7 +261,7 @@ class Copy:
             # First, so that no pointer is without its parts.
             await self._bring_parts(key, source)
             if target is None and body is not None:
-                created = await operations.retried(
+                created = await ledger.retried(
                     lambda: self._target.replace(key, body, version=version, expect=ABSENT, ttl=ttl)
                 )
                 if not created:
@@ -275,8 +273,8 @@ class Copy:
         except TooLarge:
             # The target's limit is lower than its traits say. An incomplete conversation must not stay.
             if target is None:
-                await operations.retried(lambda: self._target.delete(key, expect=version))
-                await operations.erase_parts(self._target, key)
+                await ledger.retried(lambda: self._target.delete(key, expect=version))
+                await ledger.erase_parts(self._target, key)
             raise
         return True
 

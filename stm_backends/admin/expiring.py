@@ -15,7 +15,7 @@ from stm_backends.drivers.checks import require_seconds
 from stm_backends.drivers.contract import Driver, Key, new_version
 from stm_backends.errors import ConfigurationError, Corrupt, TooLarge
 from stm_backends.history import items
-from stm_backends.records import keys, operations
+from stm_backends.records import keys, ledger, operations
 from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
@@ -116,7 +116,7 @@ class Expire:
 
     async def _replaced(self, key: Key, body: bytes, expect: str) -> bool:
         version = new_version()
-        return await operations.retried(
+        return await ledger.retried(
             lambda: self._driver.replace(key, body, version=version, expect=expect, ttl=self._ttl)
         )
 

@@ -24,7 +24,7 @@ from stm_backends.drivers.purges import purges_of
 from stm_backends.errors import ConfigurationError, Corrupt
 from stm_backends.history import items
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.records import keys, operations
+from stm_backends.records import keys, ledger, operations
 from stm_backends.records.body import Body, Forgotten
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
@@ -225,7 +225,7 @@ class Purge:
     async def _replaced(self, key: Key, body: bytes, *, expect: str, drop: int, ttl: float) -> str | None:
         """Replace a body; returns the new version, or `None` after a lost race."""
         version = new_version()
-        done = await operations.retried(
+        done = await ledger.retried(
             lambda: self._driver.replace(key, body, version=version, expect=expect, drop=drop, ttl=ttl)
         )
         return version if done else None

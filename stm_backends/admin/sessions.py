@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
 
+from stm_backends import races
 from stm_backends.admin.copying import Owner
 from stm_backends.admin.erasing import EraseKeys, Erasure
 from stm_backends.admin.expiring import Expire, Expiring
@@ -42,7 +43,7 @@ from stm_backends.errors import (
 )
 from stm_backends.history.log import ItemLog
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.records import keys, operations
+from stm_backends.records import keys, ledger, operations
 from stm_backends.records.body import REMEMBERED_IDS, Body
 from stm_backends.records.codec import Codec, dump_body, dump_turn, load_body, load_turn, require_json
 from stm_backends.records.directory import Directory, Seal
@@ -186,11 +187,11 @@ class Sessions:
             for turn_id in missing:
                 async with self._directory.listed(owner, ttl) as listing:
                     # A turn creates the record if the conversation was just erased.
-                    appended = await operations.append(self._driver, where, entries[turn_id], ttl=ttl)
+                    appended = await ledger.append(self._driver, where, entries[turn_id], ttl=ttl)
                     listing.created = appended.created
             if not missing:
                 # An interrupted import may have stored them on the server alone, and not on its replicas.
-                await operations.confirm(self._driver, (where.scope,))
+                await ledger.confirm(self._driver, (where.scope,))
         self._observer.imported(Subject.of(session.key))
         return session.key
 
@@ -214,9 +215,9 @@ class Sessions:
             # Replacing a record that this process has loaded removes its parts, too.
             with suppress(Corrupt):
                 await self._driver.load(where)
-        for lost in range(operations.RACES):
-            await asyncio.sleep(operations.pause_after(lost))
-            if await operations.retried(
+        for lost in range(races.RACES):
+            await asyncio.sleep(races.pause_after(lost))
+            if await ledger.retried(
                 lambda: self._driver.replace(where, body, version=version, expect=condition, ttl=ttl)
             ):
                 return Snapshot(version, session.body)
@@ -230,7 +231,7 @@ class Sessions:
             if _has_left(found.body) or not _has_left(session.body):
                 return found
             expect = found.version
-            if await operations.retried(
+            if await ledger.retried(
                 lambda expect=expect: self._driver.replace(
                     where, body, version=version, expect=expect, ttl=KEEP
                 )

@@ -17,6 +17,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, cast
 
+from stm_backends import races
 from stm_backends.drivers.contract import KEEP, Driver, new_version
 from stm_backends.errors import (
     InvalidState,
@@ -28,7 +29,7 @@ from stm_backends.errors import (
 )
 from stm_backends.history import items
 from stm_backends.history.items import Add, Entry, Folded, Item, Log, Pop, Removal
-from stm_backends.records import keys, operations
+from stm_backends.records import keys, ledger
 from stm_backends.records.codec import DEEPEST_IN_TURN, Codec, require_json
 from stm_backends.records.directory import Directory
 from stm_backends.records.keys import LogKind
@@ -129,7 +130,7 @@ class ItemLog:
 
     async def clear(self) -> None:
         """Erase the log; raises `OutcomeUnknown` if it may have been erased."""
-        await operations.retried(lambda: operations.erase(self._driver, self._where))
+        await ledger.retried(lambda: ledger.erase(self._driver, self._where))
 
     async def fold(self) -> bool:
         """Move the oldest entries into the body, which changes no item; returns whether any were moved.
@@ -137,8 +138,8 @@ class ItemLog:
         One call moves as many as one `replace` drops. `False` if the items do not fit into a body, or every
         race was lost.
         """
-        for lost in range(operations.RACES):
-            await asyncio.sleep(operations.pause_after(lost))
+        for lost in range(races.RACES):
+            await asyncio.sleep(races.pause_after(lost))
             log = await self._load("fold")
             done = await self._fold(log) if log.length else None
             if done is not False:
@@ -201,7 +202,7 @@ class ItemLog:
 
     async def _send(self, data: bytes) -> None:
         async with self._directory.listed(self._owner, self._ttl_s) as listing:
-            appended = await operations.append(self._driver, self._where, data, ttl=self._ttl_s)
+            appended = await ledger.append(self._driver, self._where, data, ttl=self._ttl_s)
             listing.created = appended.created
 
     async def _tidy(self, log: Log) -> None:
@@ -256,7 +257,7 @@ class ItemLog:
             version = confirming
         except TooLarge:
             # A full record may have no room for its first body.
-            await operations.confirm(self._driver, (self._where.scope,))
+            await ledger.confirm(self._driver, (self._where.scope,))
         found = await self._load("fold")
         is_same = found.version == version and found.entries[:drop] == log.entries[:drop]
         return version if is_same else None
@@ -268,10 +269,10 @@ class ItemLog:
         *,
         expect: str,
         drop: int,
-        attempts: int = operations.ATTEMPTS,
+        attempts: int = ledger.ATTEMPTS,
     ) -> bool:
         body = items.seal_folded(folded, self._codec)
-        return await operations.retried(
+        return await ledger.retried(
             lambda: self._driver.replace(
                 self._where, body, version=version, expect=expect, drop=drop, ttl=KEEP
             ),

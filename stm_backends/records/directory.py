@@ -34,7 +34,7 @@ from stm_backends.errors import (
     StorageError,
     Unavailable,
 )
-from stm_backends.records import keys, operations
+from stm_backends.records import keys, ledger, operations
 from stm_backends.records.codec import Codec
 
 logger = logging.getLogger("stm_backends")
@@ -131,12 +131,12 @@ class Directory:
                 ttl = None
             if until - now >= (math.inf if ttl is None else ttl + spare / 2):
                 # Another process may have written it, and its replicas lack it yet.
-                await operations.confirm(self._driver, (key.scope,))
+                await ledger.confirm(self._driver, (key.scope,))
                 return until - now
             until = math.inf if ttl is None else max(until, now + ttl + spare)
             body = self._codec.seal("user", {} if until == math.inf else {"until": until})
             life, version = until - now, new_version()
-            if await operations.retried(
+            if await ledger.retried(
                 lambda found=found, body=body, version=version, life=life: self._driver.replace(
                     key, body, version=version, expect=found, ttl=None if life == math.inf else life
                 )

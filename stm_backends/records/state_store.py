@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 from stm_backends.drivers.contract import ABSENT, ANY, AbsentType, AnyType, Driver, Key, Record, new_version
 from stm_backends.errors import Corrupt, InvalidState, OutcomeUnknown, StorageError, located
-from stm_backends.records import keys, operations
+from stm_backends.records import keys, ledger
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.records.identity import DEFAULT_TENANT, DEFAULT_USER, part_of
@@ -67,8 +67,8 @@ class StateStore:
         # What belongs to no user is never listed, so it does not matter whether the save creates it.
         known = None if owner is None else self._versions.get(key)
         async with self._directory.listed(owner, ttl) as listing:
-            if known is None or not await operations.retried(lambda: send(version, known)):
-                await operations.retried(lambda: send(version, ANY))
+            if known is None or not await ledger.retried(lambda: send(version, known)):
+                await ledger.retried(lambda: send(version, ANY))
                 listing.created = True
         if owner is not None:
             self._remember(key, version)
@@ -126,7 +126,7 @@ class StateStore:
 
     async def delete_memory_state(self, key: str) -> bool:
         """Erase the state under a key; returns whether there was one."""
-        return await operations.erase(self._driver, keys.blob_key(key))
+        return await ledger.erase(self._driver, keys.blob_key(key))
 
     # Paused runs of a planner
 
@@ -143,11 +143,11 @@ class StateStore:
         note_key = None if owner is None else keys.planner_note_key(*owner, token)
         version = new_version()
         async with self._directory.listed(owner, PLANNER_STATE_TTL_S) as listing:
-            await operations.retried(lambda: send(version, ANY))
+            await ledger.retried(lambda: send(version, ANY))
             if note_key is not None:
                 # After the run itself: an erasure of the user that comes later finds both.
                 note = await self._writer(note_key, {}, ttl=PLANNER_STATE_TTL_S)
-                await operations.retried(lambda: note(version, ANY))
+                await ledger.retried(lambda: note(version, ANY))
             listing.created = True
 
     async def load_planner_state(self, token: str, *, tenant: str | None = None) -> dict[str, Any] | None:

@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
+from stm_backends import races
 from stm_backends.drivers.checks import require_seconds
 from stm_backends.drivers.contract import ABSENT, Driver, Key, new_version
 from stm_backends.errors import ConfigurationError, Corrupt, Denied, StorageError, Unavailable
-from stm_backends.records import operations
+from stm_backends.records import ledger, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.keys import data_keys_key, data_keys_scope
 from stm_backends.sealing.keys import KEY_BYTES, DataKey, Owner
@@ -108,8 +109,8 @@ class EnvelopeKeys:
     async def rotate(self, owner: Owner) -> str:
         """Add a key and make it primary; returns its id. Older values stay readable."""
         owner = self._holder(owner)
-        for lost in range(operations.RACES):
-            await asyncio.sleep(operations.pause_after(lost))
+        for lost in range(races.RACES):
+            await asyncio.sleep(races.pause_after(lost))
             added = await self._add(owner, await self._load(owner))
             if added is not None:
                 self._known.pop(owner, None)
@@ -122,8 +123,8 @@ class EnvelopeKeys:
         Also forgets what this process remembers, so that it uses keys that others have added.
         """
         owner = self._holder(owner)
-        for lost in range(operations.RACES):
-            await asyncio.sleep(operations.pause_after(lost))
+        for lost in range(races.RACES):
+            await asyncio.sleep(races.pause_after(lost))
             keys = await self._load(owner)
             if keys is None:
                 return 0
@@ -155,7 +156,7 @@ class EnvelopeKeys:
                 await self._delete(Key(scope, name)) async for name in operations.names(self._store, scope)
             ]
             if not erased:
-                await operations.confirm(self._store, (scope,))
+                await ledger.confirm(self._store, (scope,))
             return sum(erased)
         finally:
             # Last, so that what is read meanwhile is not remembered either.
@@ -164,7 +165,7 @@ class EnvelopeKeys:
                 del self._known[one]
 
     async def _delete(self, key: Key) -> bool:
-        return await operations.retried(lambda: self._store.delete(key))
+        return await ledger.retried(lambda: self._store.delete(key))
 
     def _holder(self, owner: Owner) -> Owner:
         return owner if self._per_user else Owner(owner.tenant, "")

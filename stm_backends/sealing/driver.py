@@ -24,7 +24,7 @@ from stm_backends.drivers.contract import (
 )
 from stm_backends.drivers.wrapper import WrapperDriver
 from stm_backends.errors import SealMismatch, located
-from stm_backends.records import operations
+from stm_backends.records import ledger
 from stm_backends.records.keys import owner_of
 from stm_backends.sealing.cipher import (
     ENTRY,
@@ -162,7 +162,7 @@ class SealedDriver(WrapperDriver):
                 if not reached:
                     return Resealed(left=len(stale), lost_races=lost)
                 body, rewrite = await self._sealed_again(key, record, version := new_version(), reached)
-            if await operations.retried(
+            if await ledger.retried(
                 lambda body=body, version=version, expect=record.version, rewrite=rewrite: self.inner.replace(
                     key, body, version=version, expect=expect, rewrite=rewrite, ttl=KEEP
                 )

@@ -23,7 +23,7 @@ from stm_backends.errors import (
     Unavailable,
     located,
 )
-from stm_backends.records import keys, operations
+from stm_backends.records import keys, ledger, operations
 from stm_backends.records.large.driver import ORPHANED_S
 from stm_backends.records.limits import Whose, characters_in
 from stm_backends.tiers import exports, postings, vertices
@@ -127,7 +127,7 @@ class BackendGraph:
         for prefix in (keys.VERTICES, ""):
             async for name in operations.names_of(self._driver, self._scope, prefix):
                 where = Key(self._scope, name)
-                await operations.retried(lambda where=where: operations.erase(self._driver, where))
+                await ledger.retried(lambda where=where: ledger.erase(self._driver, where))
         await self._directory.forget_if_unused(*self._owner)
 
     # Searching
@@ -466,7 +466,7 @@ async def _settled(write: Callable[[], Awaitable[bool]], again: Callable[[], Awa
     try:
         return await write()
     except OutcomeUnknown as unknown:
-        if await operations.retried(again, after=unknown):
+        if await ledger.retried(again, after=unknown):
             return True
         raise
 

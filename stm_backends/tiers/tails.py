@@ -8,7 +8,7 @@ from typing import Final
 
 from stm_backends.drivers.contract import KEEP, Driver, Key, Record, new_version
 from stm_backends.errors import StorageError, TooLarge, located
-from stm_backends.records import operations
+from stm_backends.records import ledger
 
 logger = logging.getLogger("stm_backends")
 
@@ -35,7 +35,7 @@ class Tails:
         while True:
             attempt += 1
             try:
-                appended = await operations.append(self._driver, where, entry, ttl=None)
+                appended = await ledger.append(self._driver, where, entry, ttl=None)
                 break
             except TooLarge as error:
                 if error.what == "entry" or attempt == _ROUNDS:
@@ -56,7 +56,7 @@ class Tails:
         with located(self._driver.name, "fold"):
             body, version = self._fold(record), new_version()
         drop = min(len(record.tail), self._driver.traits.max_drop)
-        await operations.retried(
+        await ledger.retried(
             lambda: self._driver.replace(
                 where, body, version=version, expect=record.version, drop=drop, ttl=KEEP
             )

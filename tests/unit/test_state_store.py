@@ -23,7 +23,7 @@ from stm_backends.records import keys
 from stm_backends.records.codec import Codec
 from stm_backends.records.compression import Zlib
 from stm_backends.records.directory import Directory
-from stm_backends.records.operations import ATTEMPTS
+from stm_backends.records.ledger import ATTEMPTS
 from stm_backends.records.state_store import StateStore
 from stm_backends.types import ConversationTurn, MemoryIsolation, ShortTermMemoryConfig
 

@@ -21,9 +21,9 @@ from stm_backends.memory.shared.room import Room
 from stm_backends.memory.shared.schedule import Plan, PlannedWork, Timers, now
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import cut_summary
-from stm_backends.records import operations
+from stm_backends.races import RACES, pause_after
+from stm_backends.records import ledger
 from stm_backends.records.body import Body, Lease, Overdue
-from stm_backends.records.operations import RACES, pause_after
 from stm_backends.telemetry.observer import Observer
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig
 
@@ -88,7 +88,7 @@ class Writes(PlannedWork):
         Where a load may show what is not confirmed, a second attempt could store the version on a second
         server, which has other entries.
         """
-        return 1 if self.shared.driver.traits.shows_unconfirmed else operations.ATTEMPTS
+        return 1 if self.shared.driver.traits.shows_unconfirmed else ledger.ATTEMPTS
 
     async def trim(self, snapshot: Snapshot, trim: Trim) -> Plan | None:
         """Drop the oldest turns."""
@@ -193,7 +193,7 @@ class Writes(PlannedWork):
             snapshot = replace(snapshot, version=shared.seen.version)
         except TooLarge:
             # A full record may have no room for its first body.
-            await operations.confirm(shared.driver, (shared.key.scope,))
+            await ledger.confirm(shared.driver, (shared.key.scope,))
         return await self._still_there(snapshot, drop)
 
     async def _still_there(self, snapshot: Snapshot, drop: int) -> Snapshot | None:

@@ -21,10 +21,11 @@ from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.due import Held
 from stm_backends.memory.shared.folds import Stats, attempt_of
 from stm_backends.protocols import Summarizer
+from stm_backends.races import RACES, pause_after
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
+from stm_backends.records.ledger import Appended
 from stm_backends.records.limits import UNLIMITED, Guard, Whose, characters_of
-from stm_backends.records.operations import RACES, Appended, pause_after
 from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer, observed
 from stm_backends.types import (

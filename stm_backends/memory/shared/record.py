@@ -7,14 +7,15 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from stm_backends import races
 from stm_backends.drivers.contract import ABSENT, KEEP, Driver, Key, new_version
 from stm_backends.errors import Corrupt, StorageError, located
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import View
-from stm_backends.records import keys, operations
+from stm_backends.records import keys, ledger
 from stm_backends.records.body import Body, Lease
 from stm_backends.records.codec import Codec
-from stm_backends.records.operations import Appended
+from stm_backends.records.ledger import Appended
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
 
 logger = logging.getLogger("stm_backends")
@@ -145,9 +146,9 @@ class SharedConversation:
         _note(self.acknowledged, turn_id, MAX_ACKNOWLEDGED)
 
     async def append(self, stored: StoredTurn, entry: bytes, *, ttl: float | None) -> Appended:
-        """Add an entry; see `operations.append`."""
+        """Add an entry; see `ledger.append`."""
         positions = self._positions
-        appended = await operations.append(self.driver, self.key, entry, ttl=ttl)
+        appended = await ledger.append(self.driver, self.key, entry, ttl=ttl)
         seen = self.seen
         if (
             # The length says where the entry is only if none were removed since the append was sent.
@@ -176,11 +177,11 @@ class SharedConversation:
         *,
         drop: int,
         data: bytes = b"",
-        attempts: int = operations.ATTEMPTS,
+        attempts: int = ledger.ATTEMPTS,
     ) -> bool:
         """Store a body if the record still has the version that was read; `False` after a lost race.
 
-        `data` is the sealed body, if it is known. `attempts` is that of `operations.retried`.
+        `data` is the sealed body, if it is known. `attempts` is that of `ledger.retried`.
         """
         data, version, expect = data or self.codec.seal_body(body), new_version(), snapshot.version or ABSENT
         if body.lease is not None and body.lease is not snapshot.body.lease:
@@ -191,7 +192,7 @@ class SharedConversation:
             self._positions = None
         try:
             # A retry with the same version returns whether the body is stored.
-            stored = await operations.retried(
+            stored = await ledger.retried(
                 lambda: self.driver.replace(
                     self.key, data, version=version, expect=expect, drop=drop, ttl=KEEP
                 ),
@@ -223,9 +224,9 @@ class SharedConversation:
         if leased is not None:
             try:
                 found = leased
-                for lost in range(operations.RACES):
+                for lost in range(races.RACES):
                     if lost:
-                        await asyncio.sleep(operations.pause_after(lost))
+                        await asyncio.sleep(races.pause_after(lost))
                         found = await self.load("background")
                     # Another process may have noted under a new version that the lease is overdue.
                     if found.body.lease != leased.body.lease or await self.replace(

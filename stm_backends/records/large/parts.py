@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from stm_backends.drivers.contract import ABSENT, Driver, Key, new_version
 from stm_backends.drivers.tasks import all_of
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
-from stm_backends.records import keys, operations
+from stm_backends.records import keys, ledger, operations
 from stm_backends.records.large import pointers
 from stm_backends.records.large.pointers import HEADER, Life, Pointer
 
@@ -99,7 +99,7 @@ class Parts:
         chunk = value[index * self._size : (index + 1) * self._size]
         where, version = part_key(key, pointer.id, index), new_version()
         data, ttl = pointers.seal_part(chunk, pointer.life), pointer.life.given
-        await operations.retried(
+        await ledger.retried(
             lambda: self._driver.replace(where, data, version=version, expect=ABSENT, ttl=ttl)
         )
         return chunk
@@ -169,7 +169,7 @@ class Parts:
                 if index == 0:
                     await run_concurrently([partial(renew, other) for other in range(1, pointer.parts)])
                 data, expect, version = pointers.seal_part(chunk, life), record.version, new_version()
-                if await operations.retried(
+                if await ledger.retried(
                     partial(self._driver.replace, where, data, version=version, expect=expect, ttl=life.given)
                 ):
                     return
