@@ -17,9 +17,12 @@ Work that must be done while the entries still stand, such as keeping them elsew
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
+from enum import Enum
 from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from stm_backends.drivers.contract import (
@@ -33,9 +36,14 @@ from stm_backends.drivers.contract import (
     Record,
     new_version,
 )
-from stm_backends.errors import Corrupt, LimitReached, OutcomeUnknown, StorageError, TooLarge
+from stm_backends.errors import Corrupt, LimitReached, OutcomeUnknown, StorageError, TooLarge, located
 from stm_backends.races import Lost, contend, pause
 from stm_backends.records import keys, operations
+
+logger = logging.getLogger("stm_backends")
+
+FOLD_AT: Final = 64
+"""After how many entries `append_and_fold` folds a tail."""
 
 ATTEMPTS: Final = 3
 """How often a write is attempted while its outcome is unknown. Both kinds of write may be repeated."""
@@ -70,8 +78,19 @@ class Change:
         return max(self.drop, len(self.rewrite))
 
 
-Decide: TypeAlias = Callable[[Record | None], Awaitable[tuple[Change | None, T]]]
-"""Returns the change to make to a record as it was loaded, or `None`, and the result of the decision."""
+class Removal(Enum):
+    """The decision to remove a record, with its tail."""
+
+    REMOVE = "remove"
+
+
+REMOVE: Final = Removal.REMOVE
+
+Decide: TypeAlias = Callable[[Record | None], Awaitable[tuple[Change | Removal | None, T]]]
+"""Returns what is to be done with a record as it was loaded, `None` for nothing, and the result of that."""
+
+BodyOf: TypeAlias = Callable[[Record], bytes]
+"""Returns the body of a record once the entries of its tail are part of it."""
 
 Unchanged: TypeAlias = Callable[[Record, str], Awaitable[bytes]]
 """Returns the body that says the same as that of a record, to be stored under this version."""
@@ -133,24 +152,42 @@ async def append(
     return Appended(length, length == 1)
 
 
-async def append_folding(
-    send: Callable[[], Awaitable[Appended]], fold: Callable[[], Awaitable[bool]]
+async def append_to_full(
+    send: Callable[[], Awaitable[Appended]], make_room: Callable[[], Awaitable[bool]]
 ) -> Appended:
-    """Append by `send`; while the record is full, make room by `fold` and append again.
+    """Append by `send`; while the record is full, `make_room` and append again.
 
-    `fold` returns whether another attempt may succeed, also after a lost race: the other process has made
-    room. Raises `TooLarge` or `LimitReached` if there is no room in the end.
+    `make_room` returns whether another attempt may succeed, also after a lost race: the other process has
+    made room. Raises `TooLarge` or `LimitReached` if there is none in the end.
     """
 
     async def attempt() -> Appended | Lost:
         try:
             return await send()
         except (TooLarge, LimitReached) as error:
-            if (isinstance(error, TooLarge) and error.what == "entry") or not await fold():
+            if (isinstance(error, TooLarge) and error.what == "entry") or not await make_room():
                 raise
         return Lost(None)
 
     return await contend(attempt) or await send()
+
+
+async def append_and_fold(driver: Driver, key: Key, entry: bytes, body_of: BodyOf) -> Appended:
+    """Append to a record that never expires; fold a long tail afterwards, and a full record before.
+
+    Only logs a failure of the fold afterwards: a later append folds it.
+    """
+
+    async def make_room() -> bool:
+        return await fold_tail(driver, key, body_of) is not None
+
+    appended = await append_to_full(lambda: append(driver, key, entry, ttl=None), make_room)
+    if appended.length % FOLD_AT == 0:
+        try:
+            await make_room()
+        except StorageError as error:
+            logger.warning("could not fold the entries of a record; a later write will: %s", error)
+    return appended
 
 
 # Replace
@@ -163,14 +200,18 @@ async def replace(
     *,
     expect: str | AbsentType | AnyType,
     attempts: int = ATTEMPTS,
+    repeatable: bool = True,
 ) -> bool:
     """Make a change if the record is what the caller expects; `False` after a lost race.
 
-    `attempts` is that of `retried`: a retry with the same version returns whether the body is stored. It
-    confirms nothing, so what drops entries goes through `fold`.
+    `attempts` is that of `retried`: a retry with the same version returns whether the body is stored. After
+    an unknown outcome, a lost race may also mean that the change was made and then replaced: that raises
+    `OutcomeUnknown` unless making the change again is harmless, which `repeatable` says. Confirms nothing, so
+    what drops entries goes through `fold`.
     """
-    return await retried(
-        lambda: driver.replace(
+
+    async def write() -> bool:
+        return await driver.replace(
             key,
             change.body,
             version=change.version,
@@ -178,9 +219,9 @@ async def replace(
             drop=change.drop,
             rewrite=change.rewrite,
             ttl=change.ttl,
-        ),
-        attempts=attempts,
-    )
+        )
+
+    return await (retried(write, attempts=attempts) if repeatable else _settled(write, write))
 
 
 async def update(
@@ -190,11 +231,13 @@ async def update(
     *,
     unchanged: Unchanged | None = None,
     listing: AbstractAsyncContextManager[Creation] | None = None,
+    repeatable: bool = True,
 ) -> T | None:
     """Change a record by a decision on what is stored; returns its result, `None` if all races were lost.
 
     `decide` is called with the record as it was loaded, `None` if there is none, and again after each lost
-    race. `unchanged` is that of `fold`. `listing` keeps the owner listed around each write.
+    race. `unchanged` is that of `fold`, and `repeatable` that of `replace`. `listing` keeps the owner listed
+    around each write.
     """
 
     async def attempt() -> T | Lost:
@@ -202,13 +245,18 @@ async def update(
         change, result = await decide(record)
         if change is None:
             return result
+        if isinstance(change, Removal):
+            if record is None:
+                return result
+            done = await delete(driver, key, expect=record.version)
+            return result if done else Lost(record.version)
         async with listing or _UNLISTED as owner:
             if owner is not None:
                 owner.created = record is None
             if record is None:
-                stored = await replace(driver, key, change, expect=ABSENT)
+                stored = await replace(driver, key, change, expect=ABSENT, repeatable=repeatable)
             else:
-                stored = await fold(driver, key, record, change, unchanged=unchanged)
+                stored = await fold(driver, key, record, change, unchanged=unchanged, repeatable=repeatable)
         return result if stored else Lost(record and record.version)
 
     return await contend(attempt)
@@ -218,7 +266,13 @@ async def update(
 
 
 async def fold(
-    driver: Driver, key: Key, record: Record, change: Change, *, unchanged: Unchanged | None = None
+    driver: Driver,
+    key: Key,
+    record: Record,
+    change: Change,
+    *,
+    unchanged: Unchanged | None = None,
+    repeatable: bool = True,
 ) -> bool:
     """Make a change to the record that was read, once the entries that go are confirmed; see `confirmed`.
 
@@ -235,7 +289,32 @@ async def fold(
         version = await confirmed(
             driver, key, record, change.going, store=store, load=lambda: driver.load(key)
         )
-    return version is not None and await replace(driver, key, change, expect=version)
+    return version is not None and await replace(driver, key, change, expect=version, repeatable=repeatable)
+
+
+async def fold_tail(driver: Driver, key: Key, body_of: BodyOf) -> bool | None:
+    """Move the entries of a tail into the body, as many as one `replace` drops.
+
+    `False` after a lost race, `None` if there are no entries. The others stay, so they must be harmless to a
+    body that has them already.
+    """
+    record = await driver.load(key)
+    if record is None or not record.tail:
+        return None
+    with located(driver.name, "fold"):
+        body = body_of(record)
+    change = Change(body, drop=min(len(record.tail), driver.traits.max_drop))
+    return await fold(driver, key, record, change, unchanged=unchanged_by(body_of))
+
+
+def unchanged_by(body_of: BodyOf) -> Unchanged:
+    """Return what stores the body of a record as it is, or that of no entries if it has none."""
+
+    async def unchanged(record: Record, version: str) -> bytes:
+        del version
+        return body_of(dataclasses.replace(record, tail=())) if record.body is None else record.body
+
+    return unchanged
 
 
 async def confirmed(
@@ -333,18 +412,16 @@ async def erase_parts(driver: Driver, key: Key) -> int:
 async def delete(driver: Driver, key: Key, *, expect: str) -> bool:
     """Remove the record that was read; `False` after a lost race.
 
-    After an unknown outcome, a record that is gone counts as removed.
+    After an unknown outcome, a record that is gone counts as removed; another raises `OutcomeUnknown`.
     """
-    try:
+
+    async def remove() -> bool:
         return await driver.delete(key, expect=expect)
-    except OutcomeUnknown as unknown:
 
-        async def gone() -> bool:
-            return await driver.delete(key, expect=expect) or await driver.load(key) is None
+    async def gone() -> bool:
+        return await remove() or await driver.load(key) is None
 
-        if await retried(gone, after=unknown):
-            return True
-        raise
+    return await _settled(remove, gone)
 
 
 # Unknown outcomes
@@ -373,3 +450,17 @@ async def retried(
             if unknown is None:
                 raise
             raise unknown from error
+
+
+async def _settled(write: Callable[[], Awaitable[bool]], again: Callable[[], Awaitable[bool]]) -> bool:
+    """Carry out a conditional write; `False` if it was certainly not done.
+
+    While the outcome is unknown, `again` is called; it returns whether the write was done. Raises
+    `OutcomeUnknown` if that cannot be told: the write may have been done, and others may have followed it.
+    """
+    try:
+        return await write()
+    except OutcomeUnknown as unknown:
+        if await retried(again, after=unknown):
+            return True
+        raise
