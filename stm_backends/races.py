@@ -13,7 +13,7 @@ RACES: Final = 10
 """How many races in a row may be lost over one version. Another process that wins a race changes the version,
 so whoever loads it again reads from a former master, and no write finds it."""
 
-CONTENDED: Final = 100
+CONTENDED: Final = 50
 """How many races may be lost to processes that change the record."""
 
 

@@ -248,11 +248,8 @@ class Copy:
             # What a part says of its time to live is sealed, so nothing would extend another one. `purge`
             # removes the parts of expired records.
             await self._directory.note_parts(key, None)
-            await ledger.retried(
-                lambda name=name, body=part.body, version=part.version: self._target.replace(
-                    Key(scope, name), body, version=version, expect=ABSENT, ttl=None
-                )
-            )
+            change = ledger.Change(part.body, version=part.version, ttl=None)
+            await ledger.replace(self._target, Key(scope, name), change, expect=ABSENT)
 
     async def _write(self, key: Key, source: Record, target: Record | None, ttl: float | None) -> bool:
         """Write what is missing; returns `False` if another process wrote the same record."""
@@ -261,9 +258,8 @@ class Copy:
             # First, so that no pointer is without its parts.
             await self._bring_parts(key, source)
             if target is None and body is not None:
-                created = await ledger.retried(
-                    lambda: self._target.replace(key, body, version=version, expect=ABSENT, ttl=ttl)
-                )
+                change = ledger.Change(body, version=version, ttl=ttl)
+                created = await ledger.replace(self._target, key, change, expect=ABSENT)
                 if not created:
                     return False
             start = len(target.tail) if target else 0

@@ -16,21 +16,19 @@ Fields of a newer version of this library, in the body and in turns, are preserv
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
 
-from stm_backends import races
 from stm_backends.admin.copying import Owner
 from stm_backends.admin.erasing import EraseKeys, Erasure
 from stm_backends.admin.expiring import Expire, Expiring
 from stm_backends.admin.purging import Found, Purge, Purged
 from stm_backends.admin.receipt import Receipt
 from stm_backends.admin.resealing import OnProblem, Reseal, ResealReport
-from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, new_version
+from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, Record
 from stm_backends.errors import (
     ConfigurationError,
     Corrupt,
@@ -185,10 +183,9 @@ class Sessions:
                 listing.created = True
             missing = _missing(session, target)
             for turn_id in missing:
-                async with self._directory.listed(owner, ttl) as listing:
-                    # A turn creates the record if the conversation was just erased.
-                    appended = await ledger.append(self._driver, where, entries[turn_id], ttl=ttl)
-                    listing.created = appended.created
+                # A turn creates the record if the conversation was just erased.
+                listing = self._directory.listed(owner, ttl)
+                await ledger.append(self._driver, where, entries[turn_id], ttl=ttl, listing=listing)
             if not missing:
                 # An interrupted import may have stored them on the server alone, and not on its replicas.
                 await ledger.confirm(self._driver, (where.scope,))
@@ -205,43 +202,34 @@ class Sessions:
 
     async def _prepare(self, session: _Session, on_conflict: OnConflict, ttl: float | None) -> Snapshot:
         """Store the body unless the existing one stays; returns the resulting conversation."""
-        where, body, version = (
-            keys.memory_key(session.key),
-            self._codec.seal_body(session.body),
-            new_version(),
-        )
+        where, body = keys.memory_key(session.key), self._codec.seal_body(session.body)
         condition = ANY if on_conflict == "replace" else ABSENT
         if condition is ANY:
             # Replacing a record that this process has loaded removes its parts, too.
             with suppress(Corrupt):
                 await self._driver.load(where)
-        for lost in range(races.RACES):
-            await asyncio.sleep(races.pause_after(lost))
-            if await ledger.retried(
-                lambda: self._driver.replace(where, body, version=version, expect=condition, ttl=ttl)
-            ):
-                return Snapshot(version, session.body)
-            if on_conflict == "refuse":
-                raise SessionExists("there is already a conversation under this key; merge or replace it")
-            record = await self._driver.load(where)
+        created = ledger.Change(body, ttl=ttl)
+        if await ledger.replace(self._driver, where, created, expect=condition):
+            return Snapshot(created.version, session.body)
+        if on_conflict == "refuse":
+            raise SessionExists("there is already a conversation under this key; merge or replace it")
+
+        async def merged(record: Record | None) -> tuple[ledger.Change | None, Snapshot]:
             with located(self._driver.name, "import"):
                 found = Snapshot.of(record, self._codec)
-            if found.version is None:
-                continue
-            if _has_left(found.body) or not _has_left(session.body):
-                return found
-            expect = found.version
-            if await ledger.retried(
-                lambda expect=expect: self._driver.replace(
-                    where, body, version=version, expect=expect, ttl=KEEP
-                )
-            ):
-                return replace(found, version=version, body=session.body)
-        raise Unavailable(
-            "the conversation changed each time that it was read",
-            backend=self._driver.name,
-            operation="import",
-        )
+            if found.version is not None and (_has_left(found.body) or not _has_left(session.body)):
+                return None, found
+            change = ledger.Change(body, ttl=ttl if record is None else KEEP)
+            return change, replace(found, version=change.version, body=session.body)
+
+        target = await ledger.update(self._driver, where, merged)
+        if target is None:
+            raise Unavailable(
+                "the conversation changed each time that it was read",
+                backend=self._driver.name,
+                operation="import",
+            )
+        return target
 
     async def copy(
         self,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,7 +10,6 @@ from typing import Final, NamedTuple
 
 from stm_backends.drivers.checks import require_fits
 from stm_backends.drivers.contract import (
-    KEEP,
     AbsentType,
     AnyType,
     Driver,
@@ -40,9 +37,6 @@ from stm_backends.sealing.keys import DataKey, OpensStore, Owner, Sealing
 
 _REMEMBERED: Final = 4_096
 """How many derived keys a process keeps. Deriving one takes about as long as sealing 10 kB."""
-
-_ROUNDS: Final = 20
-"""How many lost races end the resealing of one record."""
 
 
 class Resealed(NamedTuple):
@@ -151,25 +145,29 @@ class SealedDriver(WrapperDriver):
         Reaches only the oldest `traits.max_drop` entries. Raises `Corrupt`, before anything is written, if a
         value cannot be opened.
         """
-        stale: list[int] = []
-        for lost in range(_ROUNDS):
-            record = await self.inner.load(key)
+        lost_races, left = -1, 0
+
+        async def decided(record: Record | None) -> tuple[ledger.Change | None, Resealed]:
+            nonlocal lost_races, left
+            lost_races += 1
             if record is None:
-                return Resealed(lost_races=lost, exists=False)
+                return None, Resealed(lost_races=lost_races, exists=False)
             with located(self.name, "reseal"):
                 stale = await self._stale(key, record)
-                reached = [index for index in stale if index < self.traits.max_drop]
+                reached, left = [index for index in stale if index < self.traits.max_drop], len(stale)
                 if not reached:
-                    return Resealed(left=len(stale), lost_races=lost)
-                body, rewrite = await self._sealed_again(key, record, version := new_version(), reached)
-            if await ledger.retried(
-                lambda body=body, version=version, expect=record.version, rewrite=rewrite: self.inner.replace(
-                    key, body, version=version, expect=expect, rewrite=rewrite, ttl=KEEP
-                )
-            ):
-                return Resealed(len(reached), len(stale) - len(reached), lost)
-            await asyncio.sleep(random.uniform(0, 0.01 * lost))
-        return Resealed(left=len(stale), lost_races=_ROUNDS)
+                    return None, Resealed(left=left, lost_races=lost_races)
+                version = new_version()
+                body = await self._body_sealed_again(key, record, version)
+                rewrite = await self._entries_sealed_again(key, record, reached)
+            change = ledger.Change(body, version=version, rewrite=rewrite)
+            return change, Resealed(len(reached), left - len(reached), lost_races)
+
+        async def unchanged(record: Record, version: str) -> bytes:
+            return await self._body_sealed_again(key, record, version)
+
+        resealed = await ledger.update(self.inner, key, decided, unchanged=unchanged)
+        return Resealed(left=left, lost_races=lost_races + 1) if resealed is None else resealed
 
     async def rewrap(self, tenant: str, user: str) -> int:
         """Read the data keys of an owner again, and wrap those that an older key wraps; see `KeySource`."""
@@ -190,18 +188,21 @@ class SealedDriver(WrapperDriver):
             if key_id != primary and not (index < 0 and record.body is None)
         ]
 
-    async def _sealed_again(
-        self, key: Key, record: Record, version: str, stale: Sequence[int]
-    ) -> tuple[bytes, list[bytes]]:
-        """Return the body for a new version, and the oldest entries up to the last of these positions."""
-        body, entries = await self._open_body(key, record), [*record.tail[: stale[-1] + 1]]
+    async def _body_sealed_again(self, key: Key, record: Record, version: str) -> bytes:
+        """Return the body for a new version, also one that says that there is none."""
+        body = await self._open_body(key, record)
+        if body is None:
+            return absent_body(await self._seal(key, absent_slot(version), b"", "reseal"))
+        return await self._seal(key, body_slot(version), body, "reseal")
+
+    async def _entries_sealed_again(self, key: Key, record: Record, stale: Sequence[int]) -> list[bytes]:
+        """Return the oldest entries up to the last of these positions."""
+        entries = [*record.tail[: stale[-1] + 1]]
         for index in stale:
             if index >= 0:
                 value = await self._open(key, ENTRY, entries[index])
                 entries[index] = await self._seal(key, ENTRY, value, "reseal")
-        if body is None:
-            return absent_body(await self._seal(key, absent_slot(version), b"", "reseal")), entries
-        return await self._seal(key, body_slot(version), body, "reseal"), entries
+        return entries
 
     async def _open_body(self, key: Key, record: Record) -> bytes | None:
         if record.body is None:
