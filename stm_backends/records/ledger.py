@@ -344,16 +344,19 @@ async def confirmed(
         # A full record may have no room for its first body.
         await confirm(driver, (key.scope,))
         version = seen.version
-    return version if await still_there(seen, going, version, load=load) else None
+    return version if await still_there(driver, seen, going, version, load=load) else None
 
 
 async def still_there(
-    seen: Seen, going: int, version: str | None, *, load: Callable[[], Awaitable[Seen | None]]
+    driver: Driver, seen: Seen, going: int, version: str | None, *, load: Callable[[], Awaitable[Seen | None]]
 ) -> bool:
     """Say whether the oldest entries that were seen are the first ones under a version that was just stored.
 
-    It may be stored on another server than the one that returned the entries.
+    It may be stored on another server than the one that returned the entries. Takes no request where a load
+    shows only what is confirmed.
     """
+    if not driver.traits.shows_unconfirmed:
+        return True
     found = await load()
     return (
         found is not None
