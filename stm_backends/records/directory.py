@@ -29,6 +29,7 @@ from stm_backends.drivers.scopes import next_scope_of
 from stm_backends.errors import (
     ConfigurationError,
     Corrupt,
+    KeyMismatch,
     OutcomeUnknown,
     SealMismatch,
     StorageError,
@@ -99,9 +100,9 @@ class Directory:
         """List a user for whom a record is written that lives `ttl` seconds, or for ever.
 
         Takes no round trip if this process did so within the last minute, unless `fresh=True`; else one, and
-        one more if the entry does not exist, does not live long enough, or may be unconfirmed. Raises
-        `SealMismatch` if the user's data is sealed and this backend has no sealing, or the reverse, unless
-        `any_seal=True`.
+        one more if the entry does not exist, does not live long enough, or may be unconfirmed. Unless
+        `any_seal=True`, it raises `SealMismatch` if the user's data is sealed and this backend has no
+        sealing, or the reverse, and `KeyMismatch` if it is sealed with a key that this backend lacks.
         """
         owner = (tenant, user)
         if not fresh and self.knows(owner, ttl):
@@ -154,11 +155,14 @@ class Directory:
             until = float(content.get("until", math.inf))
             return (ANY, -math.inf) if math.isnan(until) else (record.version, until)
         except (Corrupt, AttributeError, TypeError, ValueError) as error:
+            if isinstance(error, KeyMismatch) and not any_seal:
+                # With the right key, it and all that it stands for can be read.
+                raise
             if isinstance(error, SealMismatch) and not any_seal:
                 tenant, _ = keys.owner_of(key.scope)
                 if await self.other_seal(tenant, keys.unname(key.name)):
                     raise
-            # It says nothing but how long it lives; the data key that it was sealed with may be erased.
+            # It says nothing but how long it lives; it is damaged, or its data key was erased.
             return ANY, -math.inf
 
     async def other_seal(self, tenant: str, user: str) -> Seal | None:
