@@ -29,6 +29,7 @@ from stm_backends.records.keys import LogKind, directory_scope, name, require_ke
 from stm_backends.records.large.driver import LargeEntries
 from stm_backends.records.limited import LimitedDriver
 from stm_backends.records.limits import Guard, Limits, Whose
+from stm_backends.records.seals import Clear
 from stm_backends.records.state_store import StateStore
 from stm_backends.sealing.keys import Owner, Sealing
 from stm_backends.telemetry.denials import reporting_denials
@@ -114,7 +115,9 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         self._guard = guard
         self._observer = observer
         self._codec = Codec(transforms)
-        self._directory = Directory(driver, self._codec)
+        self._directory = Directory(
+            driver, self._codec, seals=Clear(driver) if sealed is None else sealed.marks
+        )
         inner.before_parts = self._directory.note_parts
         self.state_store = StateStore(driver, self._codec, self._directory, guard, isolation=isolation)
         self.sessions = Sessions(

@@ -1,7 +1,8 @@
 """The base of the named classes: a memory and a state store on a client of your own, without a backend.
 
 They take the driver's options only. `sealing`, `limits`, `transforms` and an `observer` are options of a
-backend: `open_backend("redis", client=client, sealing=...)`. Do not use them on a datastore that others seal.
+backend: `open_backend("redis", client=client, sealing=...)`. They write nothing for a tenant whose data is
+sealed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from stm_backends.protocols import Summarizer
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.records.large.driver import LargeEntries
+from stm_backends.records.seals import Clear
 from stm_backends.records.state_store import StateStore
 from stm_backends.types import MemoryKey
 
@@ -35,7 +37,7 @@ class ShortTermMemoryOnClient(DistributedShortTermMemory):
     ) -> None:
         driver = LargeEntries(self.open_driver(None, client=client, **options))
         codec = Codec()
-        directory = Directory(driver, codec)
+        directory = Directory(driver, codec, seals=Clear(driver))
         driver.before_parts = directory.note_parts
         super().__init__(driver, key, config, summarizer=summarizer, codec=codec, directory=directory)
 
@@ -47,6 +49,6 @@ class StateStoreOnClient(StateStore):
 
     def __init__(self, client: Any, **options: Any) -> None:
         driver, codec = LargeEntries(self.open_driver(None, client=client, **options)), Codec()
-        directory = Directory(driver, codec)
+        directory = Directory(driver, codec, seals=Clear(driver))
         driver.before_parts = directory.note_parts
         super().__init__(driver, codec, directory)

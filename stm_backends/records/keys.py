@@ -123,6 +123,11 @@ def data_keys_scope(tenant_id: str) -> str:
     return _bounded(f"{_escape(tenant_id, _UNSAFE_IN_PART) if tenant_id else ''}::keys")
 
 
+def seal_key(tenant_id: str) -> Key:
+    """Return the key of the mark that a tenant's data is sealed or, with `""`, what names no tenant."""
+    return Key(_bounded(f"{_escape(tenant_id, _UNSAFE_IN_PART) if tenant_id else ''}::seal"), "keys")
+
+
 def erased_data_key(key_id: str) -> Key:
     """Return the key of the note that a data key was erased. It names no owner: the id is random."""
     return Key("::erased", key_id)

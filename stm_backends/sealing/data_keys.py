@@ -193,7 +193,7 @@ class EnvelopeKeys:
                 del self._known[one]
 
     async def _delete(self, key: Key) -> bool:
-        """Delete the keys of one owner, and note before that they were erased; returns whether there were any.
+        """Note that the keys of one owner are erased, and delete them; returns whether there were any.
 
         Without the note, a store that has lost keys would look as if they were erased.
         """
@@ -213,7 +213,9 @@ class EnvelopeKeys:
                         erased_data_key(key_id), note, version=key_id, expect=ABSENT, ttl=None
                     )
                 )
-            deleted = await operations.retried(lambda version=version: self._store.delete(key, expect=version))
+            deleted = await operations.retried(
+                lambda version=version: self._store.delete(key, expect=version)
+            )
             existed |= deleted or version is not ANY
             if deleted or version is ANY:
                 return existed

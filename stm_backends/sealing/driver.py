@@ -37,6 +37,7 @@ from stm_backends.sealing.cipher import (
     slot_and_value,
 )
 from stm_backends.sealing.keys import DataKey, OpensStore, Owner, Sealing
+from stm_backends.sealing.marks import Marks
 
 _REMEMBERED: Final = 4_096
 """How many derived keys a process keeps. Deriving one takes about as long as sealing 10 kB."""
@@ -69,6 +70,7 @@ class SealedDriver(WrapperDriver):
         super().__init__(inner)
         self._sealing = sealing
         self._clear_met = clear_met
+        self.marks = Marks(self, sealing)
         self._ciphers: OrderedDict[tuple[Key, str], Cipher] = OrderedDict()
         self._traits_within: Traits | None = None
         self._traits: Traits

@@ -75,7 +75,7 @@ class KmsWrapping:
         return await self._call("encrypt", "CiphertextBlob", owner, key_id, Plaintext=secret)
 
     async def unwrap(self, wrapped: bytes, owner: Owner, key_id: str) -> bytes:
-        """Return the data key. Raises `KeyMismatch` if the service cannot decrypt it for this owner and id."""
+        """Return the data key. Raises `KeyMismatch` if the service cannot decrypt it for this owner."""
         return await self._call("decrypt", "Plaintext", owner, key_id, CiphertextBlob=wrapped)
 
     def is_current(self, wrapped: bytes) -> bool:
