@@ -15,6 +15,7 @@ from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.protocols import Summarizer
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
+from stm_backends.records.keys import require_dialogue
 from stm_backends.records.large.driver import LargeEntries
 from stm_backends.records.seals import Clear
 from stm_backends.records.state_store import StateStore
@@ -35,6 +36,7 @@ class ShortTermMemoryOnClient(DistributedShortTermMemory):
         summarizer: Summarizer | None = None,
         **options: Any,
     ) -> None:
+        require_dialogue(key)
         driver = LargeEntries(self.open_driver(None, client=client, **options))
         codec = Codec()
         directory = Directory(driver, codec, seals=Clear(driver))

@@ -50,6 +50,9 @@ PAUSED_RUNS: Final = "::planner"
 
 RESERVED_PREFIX: Final = "kv:v1:"
 
+_SHORT_TERM: Final = "#short-term"
+"""How the session ids of conversations end that hold the short-term memory of a session."""
+
 _PARTS_AFTER: Final = {"session": 2, "task": 3}
 """How many parts PenguiFlow writes at least after these words in a `kv:v1:` key."""
 
@@ -74,7 +77,16 @@ def require_key(key: object) -> None:
 
 def short_term_of(key: MemoryKey) -> MemoryKey:
     """Return the key of the conversation with an agent's short-term memory of a session (see `tiers`)."""
-    return MemoryKey(key.tenant_id, key.user_id, f"{key.session_id}#short-term")
+    return MemoryKey(key.tenant_id, key.user_id, f"{key.session_id}{_SHORT_TERM}")
+
+
+def require_dialogue(key: MemoryKey) -> None:
+    """Raise `InvalidKey` for the key of a conversation that `short_term_of` names: it holds no dialogue."""
+    if isinstance(key.session_id, str) and key.session_id.endswith(_SHORT_TERM):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
+        raise InvalidKey(
+            f"a session id that ends with {_SHORT_TERM!r} names the short-term memory of a session, which "
+            "SharedShortTermMemory opens; give the conversation another id"
+        )
 
 
 def log_key(key: MemoryKey, kind: LogKind) -> Key:
