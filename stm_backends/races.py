@@ -18,9 +18,9 @@ CONTENDED: Final = 50
 
 
 class Lost(NamedTuple):
-    """A race that was lost over the record that was loaded with this `version`; nothing was changed."""
+    """A lost race: the record was loaded in this state, such as a version, and nothing was changed."""
 
-    version: str | None
+    state: object
 
 
 def pause(first: float, doublings: int, longest: float) -> float:
@@ -45,14 +45,14 @@ async def contend(attempt: Callable[[], Awaitable[T | Lost]]) -> T | None:
     grow to a second.
     """
     lost = futile = 0
-    last: str | None = ""
+    last: object = ""
     while True:
         outcome = await attempt()
         if not isinstance(outcome, Lost):
             return outcome
         lost += 1
-        futile = futile + 1 if outcome.version == last else 1
-        last = outcome.version
+        futile = futile + 1 if outcome.state == last else 1
+        last = outcome.state
         if futile == RACES or lost == CONTENDED:
             return None
         await asyncio.sleep(pause_after(futile) or pause(0.0005, lost, 0.1))

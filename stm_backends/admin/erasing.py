@@ -172,6 +172,8 @@ class Erasure:
         # Whose entries have expired, but have not been removed. There may be such records, too.
         async for name in expired_names(self._driver, keys.directory_scope(tenant)):
             await self._user(tenant, keys.unname(name))
+        # Before the keys: a mark names a key that exists.
+        await self._directory.forget_seal(tenant)
         self._erased["data_keys"] += await self._erase_keys(tenant, "")
         async for _ in self._directory.users(tenant):
             self._found["directory_entries"] += 1

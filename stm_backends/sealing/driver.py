@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from stm_backends.drivers.contract import (
     new_version,
 )
 from stm_backends.drivers.wrapper import WrapperDriver
-from stm_backends.errors import SealMismatch, located
+from stm_backends.errors import OutcomeUnknown, SealMismatch, located
 from stm_backends.records import ledger
 from stm_backends.records.keys import owner_of
 from stm_backends.sealing.cipher import (
@@ -34,6 +35,8 @@ from stm_backends.sealing.cipher import (
     slot_and_value,
 )
 from stm_backends.sealing.keys import DataKey, OpensStore, Owner, Sealing
+from stm_backends.sealing.marks import Marks
+from stm_backends.sealing.stale import StaleKeys
 
 _REMEMBERED: Final = 4_096
 """How many derived keys a process keeps. Deriving one takes about as long as sealing 10 kB."""
@@ -63,7 +66,9 @@ class SealedDriver(WrapperDriver):
         super().__init__(inner)
         self._sealing = sealing
         self._clear_met = clear_met
+        self.marks = Marks(self, sealing)
         self._ciphers: OrderedDict[tuple[Key, str], Cipher] = OrderedDict()
+        self._stale_keys = StaleKeys(inner, sealing.keys, self._seal, self._open_body)
         self._traits_within: Traits | None = None
         self._traits: Traits
 
@@ -108,6 +113,7 @@ class SealedDriver(WrapperDriver):
     async def load(self, key: Key) -> Record | None:
         """Return the record with its values opened. Raises `Corrupt` if one of them cannot be."""
         record = await self.inner.load(key)
+        self._stale_keys.note(key, 0 if record is None else len(record.tail))
         if record is None:
             return None
         with located(self.name, "load"):
@@ -115,9 +121,18 @@ class SealedDriver(WrapperDriver):
             return Record(record.version, body, tuple(await self._open_all(key, ENTRY, record.tail)))
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
-        """Add one entry at the end, sealed; returns the new length of the tail."""
-        sealed = await self._seal(key, ENTRY, entry, "append")
-        return await self.inner.append(key, sealed, initial_version=initial_version, ttl=ttl)
+        """Add one entry at the end, sealed; returns the new length of the tail.
+
+        Reads the owner's data keys again if the record may be new: another process may have erased them.
+        """
+        known, sealed = self._stale_keys.known(key), await self._seal(key, ENTRY, entry, "append")
+        try:
+            length = await self.inner.append(key, sealed, initial_version=initial_version, ttl=ttl)
+        except (OutcomeUnknown, asyncio.CancelledError):
+            self._stale_keys.doubt(key, sealed, entry)
+            raise
+        await self._stale_keys.appended(key, sealed, entry, length=length, known=known)
+        return length
 
     async def replace(
         self,
@@ -130,17 +145,32 @@ class SealedDriver(WrapperDriver):
         rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
-        """Store a body, sealed and bound to its version, if the record is what the caller expects."""
+        """Store a body, sealed and bound to its version, if the record is what the caller expects.
+
+        Without a version to expect, it reads the owner's data keys again, as an append to a new record does.
+        """
         sealed = await self._seal(key, body_slot(version), body, "replace")
         entries = [await self._seal(key, ENTRY, entry, "replace") for entry in rewrite]
-        return await self.inner.replace(
-            key, sealed, version=version, expect=expect, drop=drop, rewrite=entries, ttl=ttl
-        )
+        creates = not isinstance(expect, str)
+        try:
+            done = await self.inner.replace(
+                key, sealed, version=version, expect=expect, drop=drop, rewrite=entries, ttl=ttl
+            )
+        except (OutcomeUnknown, asyncio.CancelledError):
+            if creates:
+                self._stale_keys.doubt(key, sealed, body)
+            raise
+        if done and creates:
+            await self._stale_keys.settle(key, sealed, body, "replace")
+        elif drop:
+            self._stale_keys.note(key, 0)
+        return done
 
     async def reseal(self, key: Key) -> Resealed:
         """Seal the values of a record with the primary key, unless all of them are. No value changes.
 
-        Takes one load, and one conditional write that keeps the time to live. The version changes, so a
+        Takes one load, and one conditional write that keeps the time to live; where a load may show what is not
+        confirmed, another write and load before, see `ledger.confirmed`. The version changes, so a
         concurrent `replace` of the record loses a race. Seals accepted values in clear text, too.
         Reaches only the oldest `traits.max_drop` entries. Raises `Corrupt`, before anything is written, if a
         value cannot be opened.

@@ -270,7 +270,10 @@ async def test_a_key_that_is_unknown_or_wrong_leaves_the_record_alone(world: Wor
     await fill(world.process(BEFORE), b"one")
     before = await world.raw.load(KEY)
     wrong = StaticKeys({"k1": NEW, "k2": OLD}, primary="k2")
-    for keys, said in ((AFTER, "'k1', which this process does not have"), (wrong, "another key")):
+    for keys, said in (
+        (AFTER, "'k1', which this process does not have"),
+        (wrong, "another key of this id"),
+    ):
         with pytest.raises(Corrupt, match=said) as found:
             await world.process(keys).reseal(KEY)
         assert found.value.operation == "reseal"
