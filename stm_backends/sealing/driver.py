@@ -169,9 +169,9 @@ class SealedDriver(WrapperDriver):
     async def reseal(self, key: Key) -> Resealed:
         """Seal the values of a record with the primary key, unless all of them are. No value changes.
 
-        Takes one load, and one conditional write that keeps the time to live; where a load may show what is not
-        confirmed, another write and load before, see `ledger.confirmed`. The version changes, so a
-        concurrent `replace` of the record loses a race. Seals accepted values in clear text, too.
+        Takes one load, and one conditional write that keeps the time to live. The version changes, so a
+        concurrent `replace` of the record loses a race. Entries are confirmed before they are replaced, see
+        `ledger.confirmed`. Seals accepted values in clear text, too.
         Reaches only the oldest `traits.max_drop` entries. Raises `Corrupt`, before anything is written, if a
         value cannot be opened.
         """

@@ -6,7 +6,7 @@ came from the old server, the write reaches the new one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
@@ -16,7 +16,7 @@ from stm_backends.drivers.contract import Driver, Key
 from stm_backends.errors import OutcomeUnknown
 from stm_backends.history import items
 from stm_backends.history.items import Add
-from stm_backends.records import keys
+from stm_backends.records import keys, ledger
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.sealing.driver import SealedDriver
@@ -25,6 +25,7 @@ from stm_backends.tiers import postings, vertices
 from stm_backends.tiers.backend_graph import BackendGraph
 from stm_backends.tiers.index import Index
 from stm_backends.types import ConversationTurn, MemoryKey, StoredTurn
+from tests.mutants.ledger import CONFIRMATIONS, counts_what_is_dropped
 from tests.support.replicated import FailsOver, StillAnswersLoads
 
 OWNER = ("acme", "ada")
@@ -35,10 +36,14 @@ OLD, NEW = bytes(range(32)), bytes(range(32, 64))
 async def two_servers(
     where: Key, lost: bytes, kept: bytes, *, both: Sequence[bytes] = (), driver: FailsOver | None = None
 ) -> FailsOver:
-    """Return two servers with one record, whose last entry differs, under one version."""
+    """Return two servers with one record, whose last entry differs, under one version.
+
+    Its user is listed, so that the first `replace` is the one in question.
+    """
     driver = driver or FailsOver()
     await driver.open()
     for server, last in (driver.inner, lost), (driver.new, kept):
+        await Directory(server, CODEC).note(*OWNER)
         for entry in (*both, last):
             await server.append(where, entry, initial_version="v", ttl=None)
     return driver
@@ -133,14 +138,39 @@ async def test_a_purge_drops_no_entry_that_only_the_new_server_has(
     new = entry("kept")
     driver = await two_servers(where, entry("lost"), new, both=[entry("both")])
     await driver.new.append(where, entry("later"), initial_version="v", ttl=None)
-    # The user is listed, so that the first replace is the one in question.
-    directory = Directory(driver, CODEC)
-    for server in (driver.inner, driver.new):
-        await Directory(server, CODEC).note(*OWNER)
-    purge = Purge(driver, CODEC, directory, older_than=60.0)
+    purge = Purge(driver, CODEC, Directory(driver, CODEC), older_than=60.0)
     await purge.user(*OWNER)
     assert driver.inner is driver.new
     assert purge.purged.changed == 1
     record = await driver.load(where)
     assert record is not None
     assert new in record.tail
+
+
+@pytest.mark.parametrize("mutant", CONFIRMATIONS)
+async def test_ledgers_that_confirm_too_little_are_rejected(
+    mutant: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "confirmed", mutant)
+    with pytest.raises(AssertionError):
+        await test_a_changed_vertex_drops_no_edge_that_only_the_new_server_has()
+    with pytest.raises(AssertionError):
+        await test_a_fold_of_an_index_drops_no_word_that_only_the_new_server_has()
+    with pytest.raises(AssertionError):
+        await test_sealing_again_replaces_no_entry_that_only_the_new_server_has(has_body=True)
+
+
+async def test_a_ledger_that_confirms_no_rewritten_entry_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger.Change, "going", property(counts_what_is_dropped))
+    with pytest.raises(AssertionError):
+        await test_sealing_again_replaces_no_entry_that_only_the_new_server_has(has_body=True)
+
+
+async def test_a_ledger_that_repeats_what_confirms_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def repeats(write: Callable[[], Awaitable[object]], **_: object) -> object:
+        return await retried(write)
+
+    retried = ledger.retried
+    monkeypatch.setattr(ledger, "retried", repeats)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        await test_a_version_that_confirms_words_is_stored_on_one_server_only()
