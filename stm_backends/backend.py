@@ -26,10 +26,18 @@ from stm_backends.memory.shared.router import MemoryRouter
 from stm_backends.protocols import Summarizer
 from stm_backends.records.codec import Codec, Transform
 from stm_backends.records.directory import Directory
-from stm_backends.records.keys import LogKind, directory_scope, name, require_key
+from stm_backends.records.keys import (
+    LogKind,
+    directory_scope,
+    name,
+    require_dialogue,
+    require_key,
+    short_term_of,
+)
 from stm_backends.records.large.driver import LargeEntries
 from stm_backends.records.limited import LimitedDriver
 from stm_backends.records.limits import Guard, Limits, Whose
+from stm_backends.records.seals import Clear
 from stm_backends.records.state_store import StateStore
 from stm_backends.sealing.keys import Owner, Sealing
 from stm_backends.telemetry.denials import reporting_denials
@@ -115,7 +123,9 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         self._guard = guard
         self._observer = observer
         self._codec = Codec(transforms)
-        self._directory = Directory(driver, self._codec)
+        self._directory = Directory(
+            driver, self._codec, seals=Clear(driver) if sealed is None else sealed.marks
+        )
         inner.before_parts = self._directory.note_parts
         self.state_store = StateStore(driver, self._codec, self._directory, guard, isolation=isolation)
         self.sessions = Sessions(
@@ -175,9 +185,26 @@ class Backend(AbstractAsyncContextManager["Backend"]):
 
         Reads and writes nothing. The memory objects of a conversation share one background, which uses the
         configuration and the summarizer of the newest object and ends when the backend is closed. Raises
-        `InvalidKey` for an invalid key and `ConfigurationError` for an invalid configuration or summarizer.
+        `InvalidKey` for an invalid key, or one that ends with `#short-term`, and `ConfigurationError` for an
+        invalid configuration or summarizer.
         """
         require_key(key)
+        require_dialogue(key)
+        return self._conversation(key, config, summarizer)
+
+    def short_term_conversation(
+        self, key: MemoryKey, config: object | None = None, *, summarizer: Summarizer | None = None
+    ) -> DistributedShortTermMemory:
+        """Return the conversation with the shared short-term memory of a session, for `tiers`.
+
+        `key` is that of the agent's conversation.
+        """
+        require_key(key)
+        return self._conversation(short_term_of(key), config, summarizer)
+
+    def _conversation(
+        self, key: MemoryKey, config: object | None, summarizer: Summarizer | None
+    ) -> DistributedShortTermMemory:
         return DistributedShortTermMemory(
             self.driver,
             key,

@@ -14,7 +14,9 @@ StmError
 │   ├── TooLarge            nothing was written: an entry, or the whole record, exceeds a limit
 │   ├── LimitReached        nothing was written: a limit of the backend, such as conversations of a user
 │   ├── Corrupt             the stored data cannot be read by this version; nothing was overwritten
-│   │   └── SealMismatch    the stored data is sealed and the backend has no `sealing`, or the reverse
+│   │   ├── SealMismatch    the stored data is sealed and the backend has no `sealing`, or the reverse
+│   │   ├── KeyMismatch     the key of the stored data is missing, or has other bytes
+│   │   └── KeyErased       the key of the stored data was erased, and with it the data
 │   └── Denied              the datastore denies access to this user, role or process
 ├── SessionNotFound         there is no conversation to export or copy
 ├── SessionExists           an import found a conversation, with on_conflict="refuse"
@@ -153,6 +155,17 @@ class SealMismatch(Corrupt):
 
     Nothing is written for a user whose data is stored the other way.
     """
+
+
+class KeyMismatch(Corrupt):
+    """The stored data was sealed with a key that this process lacks, or has other bytes for.
+
+    With that key it is readable, so nothing is written over it.
+    """
+
+
+class KeyErased(Corrupt):
+    """The stored data was sealed with a data key that was erased: no one can read it."""
 
 
 class Denied(StorageError):

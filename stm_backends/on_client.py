@@ -1,7 +1,8 @@
 """The base of the named classes: a memory and a state store on a client of your own, without a backend.
 
 They take the driver's options only. `sealing`, `limits`, `transforms` and an `observer` are options of a
-backend: `open_backend("redis", client=client, sealing=...)`. Do not use them on a datastore that others seal.
+backend: `open_backend("redis", client=client, sealing=...)`. They write nothing for a tenant whose data is
+sealed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.protocols import Summarizer
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
+from stm_backends.records.keys import require_dialogue
 from stm_backends.records.large.driver import LargeEntries
+from stm_backends.records.seals import Clear
 from stm_backends.records.state_store import StateStore
 from stm_backends.types import MemoryKey
 
@@ -33,9 +36,10 @@ class ShortTermMemoryOnClient(DistributedShortTermMemory):
         summarizer: Summarizer | None = None,
         **options: Any,
     ) -> None:
+        require_dialogue(key)
         driver = LargeEntries(self.open_driver(None, client=client, **options))
         codec = Codec()
-        directory = Directory(driver, codec)
+        directory = Directory(driver, codec, seals=Clear(driver))
         driver.before_parts = directory.note_parts
         super().__init__(driver, key, config, summarizer=summarizer, codec=codec, directory=directory)
 
@@ -47,6 +51,6 @@ class StateStoreOnClient(StateStore):
 
     def __init__(self, client: Any, **options: Any) -> None:
         driver, codec = LargeEntries(self.open_driver(None, client=client, **options)), Codec()
-        directory = Directory(driver, codec)
+        directory = Directory(driver, codec, seals=Clear(driver))
         driver.before_parts = directory.note_parts
         super().__init__(driver, codec, directory)

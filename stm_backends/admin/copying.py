@@ -15,8 +15,6 @@ must not be in use yet: a memory that folds half a copy makes it different.
 
 from __future__ import annotations
 
-import asyncio
-import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from enum import Enum
@@ -24,10 +22,21 @@ from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from stm_backends.drivers.checks import require_fits, require_seconds
 from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
-from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, TooLarge
-from stm_backends.records import keys, operations
+from stm_backends.drivers.wrapper import layer_with
+from stm_backends.errors import (
+    Corrupt,
+    KeyMismatch,
+    OutcomeUnknown,
+    SealMismatch,
+    StorageError,
+    TooLarge,
+    Unavailable,
+)
+from stm_backends.races import Lost, contend
+from stm_backends.records import keys, ledger, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
+from stm_backends.records.seals import load_mark, store_mark
 from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 
@@ -36,9 +45,6 @@ KINDS: Final[tuple[keys.Kind, ...]] = tuple(kind for kind in keys.KINDS if kind 
 nor the notes that name their users are copied."""
 
 _UNOWNED_SCOPES: Final[Mapping[keys.Kind, str]] = {"blob": keys.OTHER_BLOBS}
-
-_ROUNDS: Final = 5
-"""How many attempts are made on one record while others write it or answers are lost."""
 
 
 class Owner(NamedTuple):
@@ -142,6 +148,7 @@ class Copy:
         self._on_problem = on_problem
         self._observer = guarded(observer)
         self._problems: set[Key] = set()
+        self._sealed: set[str] = set()
         self.tally: Counter[Outcome] = Counter()
 
     @property
@@ -159,6 +166,8 @@ class Copy:
         A record that cannot be read or is too large is skipped. Any other `StorageError` ends the copy; a new
         one does not repeat what was copied. `on_record` is called with the number of processed records.
         """
+        for tenant in {owner.tenant for owner in self._owners}:
+            await self._bring_mark(tenant)
         await self._each((self._source,), self._copy, on_record)
 
     async def verify(self, on_record: Callable[[int], None] = lambda done: None) -> None:
@@ -183,60 +192,98 @@ class Copy:
         for owner in self._owners:
             await operations.each(_items(owner, *ends), one)
 
+    async def _bring_mark(self, tenant: str) -> None:
+        """Mark a tenant as sealed at the target if it is at the source, and note whether it is."""
+        if any(layer_with(end, "marks") for end in (self._source, self._target)):
+            return  # an end with keys is read and written in clear text
+        source = await load_mark(self._source, tenant)
+
+        async def attempt() -> bool | Lost:
+            target = await load_mark(self._target, tenant)
+            checks = {**target.checks, **source.checks}
+            if checks:
+                self._sealed.add(tenant)
+            if any(source.checks.get(one, check) != check for one, check in target.checks.items()):
+                raise KeyMismatch(
+                    "a tenant is sealed at the source and at the target with different keys of the same id; "
+                    "nothing was copied",
+                    backend=self._target.name,
+                    operation="copy",
+                )
+            if checks == target.checks or await store_mark(self._target, tenant, target, checks):
+                return True
+            return Lost(target.expect)
+
+        if not await contend(attempt):
+            raise Unavailable("the mark of a sealed tenant kept changing", backend=self._target.name)
+
     async def _copy(self, item: Item) -> None:
         owner = (item.tenant, item.user) if item.tenant else None
         # The records of a graph belong together, so none expires before the others.
         ttl = None if item.kind == "graph" else self._ttl
         try:
+            source = await self._source.load(item.key)
+            if source is None:
+                self._note(item, "gone")
+                return
+            self._require_sealed(item, source)
             async with self._directory.listed(owner, ttl) as listing:
-                outcome = await self._bring(item.key, ttl)
+                outcome = await self._bring(item.key, source, ttl)
                 listing.created = outcome in get_args(Written)
         except (Corrupt, TooLarge) as error:
             self._note(item, "failed", error)
         else:
             self._note(item, outcome)
 
-    async def _bring(self, key: Key, ttl: float | None) -> Outcome:
+    def _require_sealed(self, item: Item, source: Record) -> None:
+        """Raise `SealMismatch` for clear text of a tenant that is sealed at the target."""
+        if item.tenant in self._sealed and not operations.is_sealed(source):
+            raise SealMismatch(
+                "the data of the tenant is sealed at the target, and this is clear text; export it, and "
+                "import it with the keys",
+                backend=self._target.name,
+                operation="copy",
+            )
+
+    async def _bring(self, key: Key, source: Record, ttl: float | None) -> Outcome:
         """Make the target's record equal to the source's.
 
         Each round loads the target and continues from there, so a lost answer is handled like an
         interruption.
         """
-        source = await self._source.load(key)
-        if source is None:
-            return "gone"
         outcome: Outcome = "unchanged"
         unknown: OutcomeUnknown | None = None
-        for attempt in range(_ROUNDS):
+
+        async def attempt() -> Outcome | Lost:
+            nonlocal outcome, unknown
             target = await self._target.load(key)
-            found = compare(source, target)
+            found, lost = compare(source, target), Lost(target and target.version)
             if found is Comparison.EQUAL:
                 if outcome == "unchanged" or unknown is not None:
                     # An earlier write may be on the server alone, and not on its replicas.
-                    await operations.confirm(self._target, (key.scope,))
+                    await ledger.confirm(self._target, (key.scope,))
                 return outcome
             self._require_fits(source)
             if target is not None and found is Comparison.DIFFERENT:
                 if not self._replace:
                     return "left"
                 outcome, version = "replaced", target.version
-                if not await operations.retried(
-                    lambda version=version: self._target.delete(key, expect=version)
-                ):
-                    continue
-                await operations.erase_parts(self._target, key)
+                if not await ledger.retried(lambda: self._target.delete(key, expect=version)):
+                    return lost
+                await ledger.erase_parts(self._target, key)
                 target = None
             elif outcome == "unchanged":
                 outcome = "completed" if target else "copied"
             try:
-                if await self._write(key, source, target, ttl):
-                    return outcome
+                return outcome if await self._write(key, source, target, ttl) else lost
             except OutcomeUnknown as error:
                 unknown = error
-                await asyncio.sleep(random.uniform(0, 0.1 * 2**attempt))
-        if unknown is not None:
+                return lost
+
+        done = await contend(attempt)
+        if done is None and unknown is not None:
             raise unknown
-        return "left"
+        return done or "left"
 
     async def _bring_parts(self, key: Key, record: Record) -> None:
         """Copy the parts of a sealed record's large values: without its keys, its pointers cannot be seen."""
@@ -250,11 +297,8 @@ class Copy:
             # What a part says of its time to live is sealed, so nothing would extend another one. `purge`
             # removes the parts of expired records.
             await self._directory.note_parts(key, None)
-            await operations.retried(
-                lambda name=name, body=part.body, version=part.version: self._target.replace(
-                    Key(scope, name), body, version=version, expect=ABSENT, ttl=None
-                )
-            )
+            change = ledger.Change(part.body, version=part.version, ttl=None)
+            await ledger.replace(self._target, Key(scope, name), change, expect=ABSENT)
 
     async def _write(self, key: Key, source: Record, target: Record | None, ttl: float | None) -> bool:
         """Write what is missing; returns `False` if another process wrote the same record."""
@@ -263,9 +307,8 @@ class Copy:
             # First, so that no pointer is without its parts.
             await self._bring_parts(key, source)
             if target is None and body is not None:
-                created = await operations.retried(
-                    lambda: self._target.replace(key, body, version=version, expect=ABSENT, ttl=ttl)
-                )
+                change = ledger.Change(body, version=version, ttl=ttl)
+                created = await ledger.replace(self._target, key, change, expect=ABSENT)
                 if not created:
                     return False
             start = len(target.tail) if target else 0
@@ -275,8 +318,8 @@ class Copy:
         except TooLarge:
             # The target's limit is lower than its traits say. An incomplete conversation must not stay.
             if target is None:
-                await operations.retried(lambda: self._target.delete(key, expect=version))
-                await operations.erase_parts(self._target, key)
+                await ledger.retried(lambda: self._target.delete(key, expect=version))
+                await ledger.erase_parts(self._target, key)
             raise
         return True
 

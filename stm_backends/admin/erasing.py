@@ -11,7 +11,7 @@ from stm_backends.admin.receipt import RECORDS, Counted, Receipt
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.erasing import expired_names, finish_erasure
 from stm_backends.errors import Corrupt, Denied, InvalidKey
-from stm_backends.records import keys, operations
+from stm_backends.records import keys, ledger, operations
 from stm_backends.records.directory import Directory
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 from stm_backends.types import MemoryKey
@@ -79,7 +79,7 @@ class Erasure:
                 await self._expired(Key(beneath.scope, name))
         # Records are deleted even if they are not there, and so confirmed.
         listed = {keys.parts_of(place).scope for place in places} | {beneath.scope for beneath in prefixes}
-        await operations.confirm(self._driver, listed - {place.scope for place in places})
+        await ledger.confirm(self._driver, listed - {place.scope for place in places})
         for place, kind in places.items():
             self._found[kind] += await self._is_there(place)
         for beneath in prefixes:
@@ -91,7 +91,7 @@ class Erasure:
 
     async def _record(self, place: Key, kind: Counted) -> None:
         """Erase a record, and its parts, expired or not."""
-        self._erased[kind] += await operations.erase(self._driver, place)
+        self._erased[kind] += await ledger.erase(self._driver, place)
         parts = keys.parts_of(place)
         async for name in expired_names(self._driver, parts.scope, after=parts.name):
             if not name.startswith(parts.name):
@@ -121,13 +121,13 @@ class Erasure:
             scope, counted = keys.scope(tenant, user, kind), _counted(kind)
             async for name in operations.names(self._driver, scope):
                 unconfirmed.discard(scope)
-                run = kind == "planner" and await operations.erase(self._driver, Key(keys.PAUSED_RUNS, name))
+                run = kind == "planner" and await ledger.erase(self._driver, Key(keys.PAUSED_RUNS, name))
                 self._erased[counted] += await self._driver.delete(Key(scope, name)) or run
             async for name in expired_names(self._driver, scope):
                 if kind == "planner":
                     await self._driver.delete(Key(keys.PAUSED_RUNS, name))
                 await self._expired(Key(scope, name))
-        await operations.confirm(self._driver, unconfirmed)
+        await ledger.confirm(self._driver, unconfirmed)
         self._erased["data_keys"] += await self._erase_keys(tenant, user)
         life = await self._directory.forget(tenant, user)
         self._erased["directory_entries"] += life is not None
@@ -145,7 +145,7 @@ class Erasure:
             scope = keys.scope(tenant, user, kind)
             async for name in operations.names(self._driver, scope):
                 where = Key(scope, name)
-                if self._erased["parts"] and await operations.erase_dangling(self._driver, where):
+                if self._erased["parts"] and await ledger.erase_dangling(self._driver, where):
                     continue
                 found = True
                 self._found[_counted(kind)] += 1
@@ -168,10 +168,12 @@ class Erasure:
     async def _tenant(self, tenant: str) -> None:
         async for user in self._directory.users(tenant):
             await self._user(tenant, user)
-        await operations.confirm(self._driver, (keys.directory_scope(tenant),))
+        await ledger.confirm(self._driver, (keys.directory_scope(tenant),))
         # Whose entries have expired, but have not been removed. There may be such records, too.
         async for name in expired_names(self._driver, keys.directory_scope(tenant)):
             await self._user(tenant, keys.unname(name))
+        # Before the keys: a mark names a key that exists.
+        await self._directory.forget_seal(tenant)
         self._erased["data_keys"] += await self._erase_keys(tenant, "")
         async for _ in self._directory.users(tenant):
             self._found["directory_entries"] += 1

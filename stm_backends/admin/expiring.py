@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from stm_backends.drivers.checks import require_seconds
-from stm_backends.drivers.contract import Driver, Key, new_version
+from stm_backends.drivers.contract import Driver, Key, Record
 from stm_backends.errors import ConfigurationError, Corrupt, TooLarge
 from stm_backends.history import items
-from stm_backends.records import keys, operations
+from stm_backends.records import keys, ledger, operations
 from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
@@ -25,9 +25,6 @@ Kind: TypeAlias = Literal["memory", "blob"] | keys.LogKind
 a graph and the records of its index belong together, so none of them expires."""
 
 EXPIRING: Final[tuple[Kind, ...]] = ("memory", *keys.LOG_KINDS, "blob")
-
-ROUNDS: Final = 10
-"""How many attempts are made on a record while others replace it."""
 
 
 @dataclass(slots=True)
@@ -88,37 +85,33 @@ class Expire:
 
             async def one(name: str, kind: Kind = kind, scope: str = scope) -> None:
                 outcome = await self._expire(kind, Key(scope, name))
-                if outcome is not None:
+                if outcome:
                     setattr(self.expiring, outcome, getattr(self.expiring, outcome) + 1)
                 self._on_step(self.expiring)
 
             await operations.each(operations.names(self._driver, scope), one)
 
-    async def _expire(self, kind: Kind, key: Key) -> str | None:
-        """Give one record the time to live; returns the field of `Expiring` that counts it."""
+    async def _expire(self, kind: Kind, key: Key) -> str:
+        """Give one record the time to live; returns the field of `Expiring` that counts it, or nothing."""
+
+        async def decided(record: Record | None) -> tuple[ledger.Change | None, str]:
+            if record is None:
+                return None, ""
+            if operations.is_sealed(record):
+                # Without the keys: a sealed body cannot be opened under another version.
+                return None, "failed"
+            body = self._body(kind) if record.body is None else record.body
+            return ledger.Change(body, ttl=self._ttl), {"memory": "conversations", "blob": "states"}.get(
+                kind, "logs"
+            )
+
+        # The user stays listed for as long as the record.
+        listing = self._directory.listed(keys.owner_of(key.scope), self._ttl)
         try:
-            for _ in range(ROUNDS):
-                record = await self._driver.load(key)
-                if record is None:
-                    return None
-                if operations.is_sealed(record):
-                    # Without the keys: a sealed body cannot be opened under another version.
-                    return "failed"
-                body = self._body(kind) if record.body is None else record.body
-                # The user stays listed for as long as the record.
-                async with self._directory.listed(keys.owner_of(key.scope), self._ttl):
-                    replaced = await self._replaced(key, body, record.version)
-                if replaced:
-                    return {"memory": "conversations", "blob": "states"}.get(kind, "logs")
+            outcome = await ledger.update(self._driver, key, decided, listing=listing)
         except (Corrupt, TooLarge):
             return "failed"
-        return "changed"
-
-    async def _replaced(self, key: Key, body: bytes, expect: str) -> bool:
-        version = new_version()
-        return await operations.retried(
-            lambda: self._driver.replace(key, body, version=version, expect=expect, ttl=self._ttl)
-        )
+        return "changed" if outcome is None else outcome
 
     def _body(self, kind: Kind) -> bytes:
         """Return the body of a record that has entries only."""

@@ -14,17 +14,17 @@ See docs/decisions/0033-purge-empties-and-lets-expire.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from stm_backends.drivers.checks import require_seconds
-from stm_backends.drivers.contract import Driver, Key, Record, new_version
+from stm_backends.drivers.contract import Driver, Key, Record
 from stm_backends.drivers.purges import purges_of
 from stm_backends.errors import ConfigurationError, Corrupt
 from stm_backends.history import items
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.records import keys, operations
+from stm_backends.records import keys, ledger, operations
 from stm_backends.records.body import Body, Forgotten
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
@@ -208,27 +208,26 @@ class Purge:
         """Remove the body and the entries that were read, in bounded steps; `False` after a lost race."""
         # The time to live may end after that of the user's entry.
         await self._directory.note(*keys.owner_of(key.scope), ttl=ttl)
-        extra = {EMPTIED: now}
-        body = (
-            self._codec.seal_body(Body(extra=extra))
-            if kind == "memory"
-            else items.seal_folded(items.Folded(extra=extra), self._codec)
-        )
-        expect, left = record.version, len(record.tail)
-        while True:
-            drop = min(left, self._driver.traits.max_drop)
-            version = await self._replaced(key, body, expect=expect, drop=drop, ttl=ttl)
-            if version is None or left == drop:
-                return version is not None
-            expect, left = version, left - drop
+        empty = self._body(kind, {EMPTIED: now})
 
-    async def _replaced(self, key: Key, body: bytes, *, expect: str, drop: int, ttl: float) -> str | None:
-        """Replace a body; returns the new version, or `None` after a lost race."""
-        version = new_version()
-        done = await operations.retried(
-            lambda: self._driver.replace(key, body, version=version, expect=expect, drop=drop, ttl=ttl)
-        )
-        return version if done else None
+        async def unchanged(record: Record, version: str) -> bytes:
+            del version
+            return self._body(kind, {}) if record.body is None else record.body
+
+        while True:
+            drop = min(len(record.tail), self._driver.traits.max_drop)
+            change = ledger.Change(empty, drop=drop, ttl=ttl)
+            if not await ledger.fold(self._driver, key, record, change, unchanged=unchanged):
+                return False
+            if drop == len(record.tail):
+                return True
+            record = Record(change.version, empty, record.tail[drop:])
+
+    def _body(self, kind: Kind, extra: Mapping[str, Any]) -> bytes:
+        """Return the body of an empty record."""
+        if kind == "memory":
+            return self._codec.seal_body(Body(extra=extra))
+        return items.seal_folded(items.Folded(extra=extra), self._codec)
 
     async def _left_over(self, tenant: str, user: str) -> None:
         """Remove parts of large values whose record is gone, as an interrupted erasure or purge leaves them.

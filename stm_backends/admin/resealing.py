@@ -119,6 +119,9 @@ class Reseal:
                     self.report.data_keys += await self._driver.rewrap(owner.tenant, user)
                 async for page in self._pages(owner.tenant, user):
                     await run_concurrently([partial(work, key) for key in page])
+            if self.report.ok:
+                # With the primary key in the mark, a process needs no older one.
+                await self._driver.marks.meet(owner.tenant)
         if self._driver.accepts_clear:
             self.report.remains, self.report.cleaned = await finish_erasure(self._driver)
         return self.report

@@ -16,7 +16,6 @@ Fields of a newer version of this library, in the body and in turns, are preserv
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,7 +28,7 @@ from stm_backends.admin.expiring import Expire, Expiring
 from stm_backends.admin.purging import Found, Purge, Purged
 from stm_backends.admin.receipt import Receipt
 from stm_backends.admin.resealing import OnProblem, Reseal, ResealReport
-from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, new_version
+from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, Record
 from stm_backends.errors import (
     ConfigurationError,
     Corrupt,
@@ -42,7 +41,7 @@ from stm_backends.errors import (
 )
 from stm_backends.history.log import ItemLog
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.records import keys, operations
+from stm_backends.records import keys, ledger, operations
 from stm_backends.records.body import REMEMBERED_IDS, Body
 from stm_backends.records.codec import Codec, dump_body, dump_turn, load_body, load_turn, require_json
 from stm_backends.records.directory import Directory, Seal
@@ -184,13 +183,12 @@ class Sessions:
                 listing.created = True
             missing = _missing(session, target)
             for turn_id in missing:
-                async with self._directory.listed(owner, ttl) as listing:
-                    # A turn creates the record if the conversation was just erased.
-                    appended = await operations.append(self._driver, where, entries[turn_id], ttl=ttl)
-                    listing.created = appended.created
+                # A turn creates the record if the conversation was just erased.
+                listing = self._directory.listed(owner, ttl)
+                await ledger.append(self._driver, where, entries[turn_id], ttl=ttl, listing=listing)
             if not missing:
                 # An interrupted import may have stored them on the server alone, and not on its replicas.
-                await operations.confirm(self._driver, (where.scope,))
+                await ledger.confirm(self._driver, (where.scope,))
         self._observer.imported(Subject.of(session.key))
         return session.key
 
@@ -204,43 +202,34 @@ class Sessions:
 
     async def _prepare(self, session: _Session, on_conflict: OnConflict, ttl: float | None) -> Snapshot:
         """Store the body unless the existing one stays; returns the resulting conversation."""
-        where, body, version = (
-            keys.memory_key(session.key),
-            self._codec.seal_body(session.body),
-            new_version(),
-        )
+        where, body = keys.memory_key(session.key), self._codec.seal_body(session.body)
         condition = ANY if on_conflict == "replace" else ABSENT
         if condition is ANY:
             # Replacing a record that this process has loaded removes its parts, too.
             with suppress(Corrupt):
                 await self._driver.load(where)
-        for lost in range(operations.RACES):
-            await asyncio.sleep(operations.pause_after(lost))
-            if await operations.retried(
-                lambda: self._driver.replace(where, body, version=version, expect=condition, ttl=ttl)
-            ):
-                return Snapshot(version, session.body)
-            if on_conflict == "refuse":
-                raise SessionExists("there is already a conversation under this key; merge or replace it")
-            record = await self._driver.load(where)
+        created = ledger.Change(body, ttl=ttl)
+        if await ledger.replace(self._driver, where, created, expect=condition):
+            return Snapshot(created.version, session.body)
+        if on_conflict == "refuse":
+            raise SessionExists("there is already a conversation under this key; merge or replace it")
+
+        async def merged(record: Record | None) -> tuple[ledger.Change | None, Snapshot]:
             with located(self._driver.name, "import"):
                 found = Snapshot.of(record, self._codec)
-            if found.version is None:
-                continue
-            if _has_left(found.body) or not _has_left(session.body):
-                return found
-            expect = found.version
-            if await operations.retried(
-                lambda expect=expect: self._driver.replace(
-                    where, body, version=version, expect=expect, ttl=KEEP
-                )
-            ):
-                return replace(found, version=version, body=session.body)
-        raise Unavailable(
-            "the conversation changed each time that it was read",
-            backend=self._driver.name,
-            operation="import",
-        )
+            if found.version is not None and (_has_left(found.body) or not _has_left(session.body)):
+                return None, found
+            change = ledger.Change(body, ttl=ttl if record is None else KEEP)
+            return change, replace(found, version=change.version, body=session.body)
+
+        target = await ledger.update(self._driver, where, merged)
+        if target is None:
+            raise Unavailable(
+                "the conversation changed each time that it was read",
+                backend=self._driver.name,
+                operation="import",
+            )
+        return target
 
     async def copy(
         self,

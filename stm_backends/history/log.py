@@ -7,17 +7,15 @@ record may change during any await.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import random
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple
 
-from stm_backends.drivers.contract import KEEP, Driver, new_version
+from stm_backends.drivers.contract import Driver, Record
 from stm_backends.errors import (
     InvalidState,
     LimitReached,
@@ -27,21 +25,27 @@ from stm_backends.errors import (
     located,
 )
 from stm_backends.history import items
-from stm_backends.history.items import Add, Entry, Folded, Item, Log, Pop, Removal
-from stm_backends.records import keys, operations
+from stm_backends.history.items import Add, Entry, Item, Log, Pop, Removal
+from stm_backends.races import Lost, contend
+from stm_backends.records import keys, ledger
 from stm_backends.records.codec import DEEPEST_IN_TURN, Codec, require_json
 from stm_backends.records.directory import Directory
 from stm_backends.records.keys import LogKind
+from stm_backends.records.ledger import Appended
 from stm_backends.records.limits import UNLIMITED, Guard, Whose, characters_in
 from stm_backends.types import MemoryKey
 
 logger = logging.getLogger("stm_backends")
 
-ROUNDS: Final = 10
-"""How many attempts are made on a full log while other processes fold or fill it."""
-
 TOLERATED_WASTE: Final = 32
 """How many entries without a remaining item justify a fold."""
+
+
+class _Found(NamedTuple):
+    """A log as it was read, and its record."""
+
+    record: Record | None
+    log: Log
 
 
 class ItemLog:
@@ -79,7 +83,7 @@ class ItemLog:
 
         Raises `Corrupt` if any item cannot be read; an outage raises and never returns an empty log.
         """
-        found = (await self._load("items")).items
+        found = (await self._load("items")).log.items
         return found if limit is None else found[max(0, len(found) - max(0, limit)) :]
 
     async def add(self, items: Sequence[Mapping[str, Any]]) -> None:
@@ -108,7 +112,7 @@ class ItemLog:
         be `None`. Takes three round trips, and up to five more if the log is full. Raises `OutcomeUnknown` if
         an item may have been removed and cannot be returned.
         """
-        if not (await self._load("pop")).items:
+        if not (await self._load("pop")).log.items:
             return None
         pop = Pop(_new_id(), self._clock())
         try:
@@ -116,11 +120,12 @@ class ItemLog:
         except (TooLarge, LimitReached) as error:
             return await self._pop_from_full(pop, error)
         try:
-            log = await self._load("pop")
+            found = await self._load("pop")
         except StorageError as error:
             raise self._lost("an item was removed, and loading it failed") from error
+        log = found.log
         if log.waste >= max(TOLERATED_WASTE, len(log.items)):
-            await self._tidy(log)
+            await self._tidy(found)
         removal = log.popped.get(pop.id)
         if removal is None and log.has_folded(pop.id):
             raise self._lost("an item was removed, and which one is no longer remembered")
@@ -129,7 +134,7 @@ class ItemLog:
 
     async def clear(self) -> None:
         """Erase the log; raises `OutcomeUnknown` if it may have been erased."""
-        await operations.retried(lambda: operations.erase(self._driver, self._where))
+        await ledger.retried(lambda: ledger.erase(self._driver, self._where))
 
     async def fold(self) -> bool:
         """Move the oldest entries into the body, which changes no item; returns whether any were moved.
@@ -137,21 +142,21 @@ class ItemLog:
         One call moves as many as one `replace` drops. `False` if the items do not fit into a body, or every
         race was lost.
         """
-        for lost in range(operations.RACES):
-            await asyncio.sleep(operations.pause_after(lost))
-            log = await self._load("fold")
-            done = await self._fold(log) if log.length else None
-            if done is not False:
-                return done is True
-        return False
+
+        async def attempt() -> bool | Lost:
+            found = await self._load("fold")
+            done = await self._fold(found) if found.log.length else None
+            return Lost(found.log.version) if done is False else done is True
+
+        return await contend(attempt) or False
 
     def _lost(self, message: str) -> OutcomeUnknown:
         return OutcomeUnknown(message, backend=self._driver.name, operation="pop")
 
-    async def _load(self, operation: str) -> Log:
+    async def _load(self, operation: str) -> _Found:
         record = await self._driver.load(self._where)
         with located(self._driver.name, operation):
-            return items.read(record, self._codec)
+            return _Found(record, items.read(record, self._codec))
 
     async def _pop_from_full(self, pop: Pop, full: TooLarge | LimitReached) -> Item | None:
         """Remove the last item of a log that has no room for another entry, as part of a fold.
@@ -159,124 +164,95 @@ class ItemLog:
         Raises `full` if there is nothing to fold, or the items do not fit into a body.
         """
         removal: Removal | None = None
-        for attempt in range(ROUNDS):
-            log = await self._load("pop")
+
+        async def attempt() -> tuple[Item | None] | Lost:
+            nonlocal removal
+            found = await self._load("pop")
+            log = found.log
             if removal is not None and log.has_folded(pop.id):
                 # It was done, and the log was folded again, before the answer arrived.
-                return removal.item
+                return (removal.item,)
             if not log.items:
-                return None
+                return (None,)
             if self._covered(log) < log.length:
-                await self._fold(log)
-                continue
-            after = log.with_entry(pop)
-            done = await self._replaced(after, count=after.length, drop=log.length)
+                done = await self._fold(found)
+            else:
+                after = log.with_entry(pop)
+                done = await self._replaced(found, after, count=after.length, drop=log.length)
+                if done is not None:
+                    removal = after.popped[pop.id]
+                    if done:
+                        return (removal.item,)
             if done is None:
                 raise full
-            removal = after.popped[pop.id]
-            if done:
-                return removal.item
-            await asyncio.sleep(random.uniform(0, 0.01 * 2**attempt))
-        raise full
+            return Lost(log.version)
+
+        popped = await contend(attempt)
+        if popped is None:
+            raise full
+        return popped[0]
 
     async def _append(self, entry: Entry) -> None:
-        """Append an entry, folding a full record: a body is smaller than many entries, and has no waste.
-
-        A fold that loses the race to another process has made room, too.
-        """
+        """Append an entry, folding a full record: a body is smaller than many entries, and has no waste."""
         data = items.seal_entry(entry, self._codec)
         self._guard.require("conversation_bytes", len(data))
-        for attempt in range(ROUNDS):
-            try:
-                await self._send(data)
-            except (TooLarge, LimitReached) as error:
-                if (isinstance(error, TooLarge) and error.what == "entry") or attempt == ROUNDS - 1:
-                    raise
-                log = await self._load("add")
-                if not log.length or await self._fold(log) is None:
-                    raise
-            else:
-                return
-            await asyncio.sleep(random.uniform(0, 0.01 * attempt))
 
-    async def _send(self, data: bytes) -> None:
-        async with self._directory.listed(self._owner, self._ttl_s) as listing:
-            appended = await operations.append(self._driver, self._where, data, ttl=self._ttl_s)
-            listing.created = appended.created
+        async def make_room() -> bool:
+            found = await self._load("add")
+            return found.log.length > 0 and await self._fold(found) is not None
 
-    async def _tidy(self, log: Log) -> None:
+        await ledger.append_to_full(lambda: self._send(data), make_room)
+
+    async def _send(self, data: bytes) -> Appended:
+        listing = self._directory.listed(self._owner, self._ttl_s)
+        return await ledger.append(self._driver, self._where, data, ttl=self._ttl_s, listing=listing)
+
+    async def _tidy(self, found: _Found) -> None:
         """Fold the log that was read; only logs a failure, because the item was removed."""
         try:
-            await self._fold(log)
+            await self._fold(found)
         except StorageError as error:
             logger.warning(
                 "could not fold a log of items: %s (conversation %s)", error, keys.log_name(self._where)
             )
 
-    async def _fold(self, log: Log) -> bool | None:
+    async def _fold(self, found: _Found) -> bool | None:
         """Fold the entries that were read; `False` after a lost race, `None` if the body would be too large.
 
         A log whose items do not fit into one body is not folded, so reading it takes longer with each removal
         until its record is full.
         """
-        count = self._covered(log)
-        return await self._replaced(log, count=count, drop=count)
+        count = self._covered(found.log)
+        return await self._replaced(found, found.log, count=count, drop=count)
 
-    async def _replaced(self, log: Log, *, count: int, drop: int) -> bool | None:
-        """Store the body with `count` entries folded in, and drop `drop` entries of the record.
+    async def _replaced(self, found: _Found, log: Log, *, count: int, drop: int) -> bool | None:
+        """Store the body of `log` with `count` entries folded in, and drop `drop` entries that were read.
 
         Keeps what recent pops removed if there is room. `False` after a lost race, `None` if there is no
         room.
         """
-        expect = await self._confirmed(log, drop)
+        record = found.record
+        if record is None:
+            return False
+
+        async def store(version: str) -> bool:
+            unchanged = ledger.Change(items.seal_folded(log.folded, self._codec), version=version)
+            return await ledger.replace(
+                self._driver, self._where, unchanged, expect=record.version, attempts=1
+            )
+
+        expect = await ledger.confirmed(
+            self._driver, self._where, record, drop, store=store, load=lambda: self._driver.load(self._where)
+        )
         if expect is None:
             return False
         keep_for = 10 * self._driver.traits.deadline
         for removals in (True, False):
             folded = log.fold(count, now=self._clock(), keep_for=keep_for, removals=removals)
+            change = ledger.Change(items.seal_folded(folded, self._codec), drop=drop)
             with suppress(TooLarge):
-                return await self._store(folded, new_version(), expect=expect, drop=drop)
+                return await ledger.replace(self._driver, self._where, change, expect=expect)
         return None
-
-    async def _confirmed(self, log: Log, drop: int) -> str | None:
-        """Return the record's version once its oldest `drop` entries are confirmed; `None` after a lost race.
-
-        Takes no request where a load shows only what is confirmed. Elsewhere, a server that takes over may
-        have other entries under the version that was read, which must not be dropped; see decision 0037.
-        """
-        version = cast("str", log.version)
-        if not self._driver.traits.shows_unconfirmed:
-            return version
-        try:
-            # Its acknowledgement covers what was written before it. A retry could store this version on a
-            # second server, which has other entries.
-            confirming = new_version()
-            if not await self._store(log.folded, confirming, expect=version, drop=0, attempts=1):
-                return None
-            version = confirming
-        except TooLarge:
-            # A full record may have no room for its first body.
-            await operations.confirm(self._driver, (self._where.scope,))
-        found = await self._load("fold")
-        is_same = found.version == version and found.entries[:drop] == log.entries[:drop]
-        return version if is_same else None
-
-    async def _store(
-        self,
-        folded: Folded,
-        version: str,
-        *,
-        expect: str,
-        drop: int,
-        attempts: int = operations.ATTEMPTS,
-    ) -> bool:
-        body = items.seal_folded(folded, self._codec)
-        return await operations.retried(
-            lambda: self._driver.replace(
-                self._where, body, version=version, expect=expect, drop=drop, ttl=KEEP
-            ),
-            attempts=attempts,
-        )
 
     def _covered(self, log: Log) -> int:
         return min(log.length, self._driver.traits.max_drop)

@@ -31,7 +31,7 @@ LARGEST_CONTENT: Final = 256 * 1024 * 1024
 """The most bytes of JSON in a transformed envelope, so that a few stored bytes cannot fill the memory."""
 
 EnvelopeKind: TypeAlias = Literal[
-    "turn", "body", "state", "user", "items", "log", "keys", "vertex", "edge", "postings"
+    "turn", "body", "state", "user", "items", "log", "keys", "seal", "vertex", "edge", "postings"
 ]
 
 

@@ -24,27 +24,27 @@ from types import TracebackType
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from stm_backends.drivers.checks import LONGEST_S
-from stm_backends.drivers.contract import ABSENT, ANY, AbsentType, AnyType, Driver, Key, new_version
+from stm_backends.drivers.contract import ABSENT, ANY, AbsentType, AnyType, Driver, Key
 from stm_backends.drivers.scopes import next_scope_of
 from stm_backends.errors import (
     ConfigurationError,
     Corrupt,
+    KeyMismatch,
     OutcomeUnknown,
     SealMismatch,
     StorageError,
     Unavailable,
 )
-from stm_backends.records import keys, operations
+from stm_backends.races import Lost, contend
+from stm_backends.records import keys, ledger, operations
 from stm_backends.records.codec import Codec
+from stm_backends.records.seals import Seals
 
 logger = logging.getLogger("stm_backends")
 
 REMEMBERED_USERS: Final = 10_000
 REMEMBERED_FOR_S: Final = 60.0
 """How many users a process remembers as listed, and for how many seconds."""
-
-_ROUNDS: Final = 32
-"""How often a change of an entry starts again because another process has changed it."""
 
 SPARE: Final = 1 / 8
 LEAST_SPARE_S: Final = 2 * 3600.0
@@ -55,6 +55,14 @@ hour."""
 
 Seal: TypeAlias = Literal["sealed", "clear"]
 """How the data of a user is stored."""
+
+
+class _Entry(NamedTuple):
+    """The condition to replace an entry, until when it lives (epoch seconds), and the id of a data key."""
+
+    expect: str | AbsentType | AnyType
+    until: float = -math.inf
+    key: str | None = None
 
 
 class _Noted(NamedTuple):
@@ -68,7 +76,7 @@ class Directory:
     """The users of every tenant on one backend.
 
     `clock` is monotonic; `epoch` is in epoch seconds. With `any_seal`, entries are replaced even if they are
-    sealed and this backend has no sealing, or the reverse.
+    sealed and this backend has no sealing, or the reverse. `seals` is asked whether this backend may write.
     """
 
     def __init__(
@@ -79,12 +87,14 @@ class Directory:
         clock: Callable[[], float] = time.monotonic,
         epoch: Callable[[], float] = time.time,
         any_seal: bool = False,
+        seals: Seals | None = None,
     ) -> None:
         self._driver = driver
         self._codec = codec
         self._clock = clock
         self._epoch = epoch
         self._any_seal = any_seal
+        self._seals = seals
         self._noted: OrderedDict[tuple[str, str], _Noted] = OrderedDict()
 
     async def note(
@@ -99,21 +109,37 @@ class Directory:
         """List a user for whom a record is written that lives `ttl` seconds, or for ever.
 
         Takes no round trip if this process did so within the last minute, unless `fresh=True`; else one, and
-        one more if the entry does not exist, does not live long enough, or may be unconfirmed. Raises
-        `SealMismatch` if the user's data is sealed and this backend has no sealing, or the reverse, unless
-        `any_seal=True`.
+        one more if the entry does not exist, does not live long enough, or may be unconfirmed. Unless
+        `any_seal=True`, it raises `SealMismatch` if the user's data is sealed and this backend has no
+        sealing, or the reverse, and `KeyMismatch` if it is sealed with a key that this backend lacks.
         """
         owner = (tenant, user)
         if not fresh and self.knows(owner, ttl):
             return
         at, key = self._clock(), keys.directory_key(*owner)
+        any_seal = any_seal or self._any_seal
         try:
-            life = await self._cover(key, ttl, any_seal=any_seal or self._any_seal)
+            if not any_seal:
+                await self.meet(tenant)
+            life = await self._cover(key, ttl, any_seal=any_seal)
         except BaseException:
             # An earlier listing counts until then, so that no write of the user waits for this one.
             self.doubt(owner)
             raise
-        self._noted[owner] = _Noted(at, life)
+        self._remember(owner, _Noted(at, life))
+
+    async def meet(self, tenant: str) -> None:
+        """Raise `SealMismatch` or `KeyMismatch` if this backend may not write for a tenant; see `Seals`.
+
+        `""` is what names no tenant. Takes no round trip if this process did so within the last minute.
+        """
+        whole, at = (tenant, ""), self._clock()
+        if self._seals is not None and not self.knows(whole):
+            await self._seals.meet(tenant)
+            self._remember(whole, _Noted(at, math.inf))
+
+    def _remember(self, owner: tuple[str, str], noted: _Noted) -> None:
+        self._noted[owner] = noted
         self._noted.move_to_end(owner)
         if len(self._noted) > REMEMBERED_USERS:
             self._noted.popitem(last=False)
@@ -123,43 +149,58 @@ class Directory:
         if ttl is not None and ttl > LONGEST_S / 2:
             ttl = None
         spare = 0.0 if ttl is None else max(SPARE * ttl, LEAST_SPARE_S)
-        for _ in range(_ROUNDS):
+
+        async def attempt() -> float | Lost:
+            nonlocal ttl
             now = self._epoch()
-            found, until = await self._read(key, any_seal=any_seal)
-            if found is ANY:
+            entry = await self._read(key, any_seal=any_seal)
+            data_key = entry.key
+            if self._seals is not None and not any_seal:
+                data_key = await self._seals.key_of(*_listed_by(key), entry.key)
+            if entry.expect is ANY:
                 # How long it was to live is unknown.
                 ttl = None
-            if until - now >= (math.inf if ttl is None else ttl + spare / 2):
+            until = entry.until
+            if until - now >= (math.inf if ttl is None else ttl + spare / 2) and data_key == entry.key:
                 # Another process may have written it, and its replicas lack it yet.
-                await operations.confirm(self._driver, (key.scope,))
+                await ledger.confirm(self._driver, (key.scope,))
                 return until - now
             until = math.inf if ttl is None else max(until, now + ttl + spare)
-            body = self._codec.seal("user", {} if until == math.inf else {"until": until})
-            life, version = until - now, new_version()
-            if await operations.retried(
-                lambda found=found, body=body, version=version, life=life: self._driver.replace(
-                    key, body, version=version, expect=found, ttl=None if life == math.inf else life
-                )
-            ):
-                return life
-        raise self._unsettled()
+            content = {} if until == math.inf else {"until": until}
+            body = self._codec.seal("user", content if data_key is None else {**content, "key": data_key})
+            life = until - now
+            change = ledger.Change(body, ttl=None if life == math.inf else life)
+            stored = await ledger.replace(self._driver, key, change, expect=entry.expect)
+            return life if stored else Lost(entry.expect)
 
-    async def _read(self, key: Key, *, any_seal: bool = True) -> tuple[str | AbsentType | AnyType, float]:
-        """Return the condition to replace an entry as it is now, and until when it lives (epoch seconds)."""
+        life = await contend(attempt)
+        if life is None:
+            raise self._unsettled()
+        return life
+
+    async def _read(self, key: Key, *, any_seal: bool = True) -> _Entry:
+        """Return an entry as it is now."""
         try:
             record = await self._driver.load(key)
             if record is None:
-                return ABSENT, -math.inf
+                return _Entry(ABSENT)
             content = self._codec.open("user", record.body or b"")
-            until = float(content.get("until", math.inf))
-            return (ANY, -math.inf) if math.isnan(until) else (record.version, until)
+            until, data_key = float(content.get("until", math.inf)), content.get("key")
+            if math.isnan(until):
+                return _Entry(ANY)
+            return _Entry(record.version, until, None if data_key is None else str(data_key))
         except (Corrupt, AttributeError, TypeError, ValueError) as error:
-            if isinstance(error, SealMismatch) and not any_seal:
-                tenant, _ = keys.owner_of(key.scope)
-                if await self.other_seal(tenant, keys.unname(key.name)):
-                    raise
-            # It says nothing but how long it lives; the data key that it was sealed with may be erased.
-            return ANY, -math.inf
+            if isinstance(error, KeyMismatch) and not any_seal:
+                # With the right key, it and all that it stands for can be read.
+                raise
+            if (
+                isinstance(error, SealMismatch)
+                and not any_seal
+                and await self.other_seal(*_listed_by(key)) is not None
+            ):
+                raise
+            # It says little but how long it lives; it is damaged, or its data key was erased.
+            return _Entry(ANY)
 
     async def other_seal(self, tenant: str, user: str) -> Seal | None:
         """Return how a user's data is stored if this backend stores it the other way, else `None`.
@@ -205,8 +246,13 @@ class Directory:
         """Ask the datastore again before the next write for a user."""
         self._noted.pop(owner, None)
 
+    async def forget_seal(self, tenant: str) -> None:
+        """Remove the mark of a tenant of whom nothing is left; the next write with keys marks it again."""
+        await ledger.retried(lambda: self._driver.delete(keys.seal_key(tenant)))
+        self.doubt((tenant, ""))
+
     def listed(self, owner: tuple[str, str] | None, ttl: float | None = None) -> Listing:
-        """Keep a user listed around a write that may create a record of theirs; `None` is no user.
+        """Keep a user listed around a write that may create a record of theirs; `None` is no tenant and user.
 
         The record lives `ttl` seconds, or for ever. The user is listed before the write, so that an erasure
         of the tenant finds the record even if this process dies after writing it. If `created` is set, the
@@ -266,17 +312,23 @@ class Directory:
     async def forget(self, tenant: str, user: str) -> float | None:
         """Remove the entry of a user; returns its remaining time to live, `None` if there was no entry."""
         key = keys.directory_key(tenant, user)
+
+        async def attempt() -> tuple[float | None] | Lost:
+            entry = await self._read(key)
+            # Without a condition, a driver also removes an entry that has expired.
+            removed = await self._driver.delete(key, expect=ANY if entry.expect is ABSENT else entry.expect)
+            if entry.expect is ABSENT or removed:
+                return (entry.until - self._epoch() if removed else None,)
+            return Lost(entry.expect)
+
         try:
-            for _ in range(_ROUNDS):
-                condition, until = await self._read(key)
-                # Without a condition, a driver also removes an entry that has expired.
-                removed = await self._driver.delete(key, expect=ANY if condition is ABSENT else condition)
-                if condition is ABSENT or removed:
-                    return until - self._epoch() if removed else None
-            raise self._unsettled()
+            forgotten = await contend(attempt)
         finally:
             # Last, so that a concurrent note is not remembered either.
             self.doubt((tenant, user))
+        if forgotten is None:
+            raise self._unsettled()
+        return forgotten[0]
 
     def _unsettled(self) -> Unavailable:
         return Unavailable("the entry of a user in the directory kept changing", backend=self._driver.name)
@@ -308,6 +360,11 @@ class Directory:
         return False
 
 
+def _listed_by(key: Key) -> tuple[str, str]:
+    """Return the tenant and the user that an entry lists."""
+    return keys.owner_of(key.scope)[0], keys.unname(key.name)
+
+
 class Listing:
     """A user who is listed while something is written for them; see `Directory.listed`.
 
@@ -323,7 +380,9 @@ class Listing:
         self.created = False
 
     async def __aenter__(self) -> Listing:
-        if self._owner is not None and not self._directory.knows(self._owner, self._ttl):
+        if self._owner is None:
+            await self._directory.meet("")
+        else:
             await self._directory.note(*self._owner, ttl=self._ttl)
         return self
 

@@ -50,6 +50,9 @@ PAUSED_RUNS: Final = "::planner"
 
 RESERVED_PREFIX: Final = "kv:v1:"
 
+_SHORT_TERM: Final = "#short-term"
+"""How the session ids of conversations end that hold the short-term memory of a session."""
+
 _PARTS_AFTER: Final = {"session": 2, "task": 3}
 """How many parts PenguiFlow writes at least after these words in a `kv:v1:` key."""
 
@@ -74,7 +77,16 @@ def require_key(key: object) -> None:
 
 def short_term_of(key: MemoryKey) -> MemoryKey:
     """Return the key of the conversation with an agent's short-term memory of a session (see `tiers`)."""
-    return MemoryKey(key.tenant_id, key.user_id, f"{key.session_id}#short-term")
+    return MemoryKey(key.tenant_id, key.user_id, f"{key.session_id}{_SHORT_TERM}")
+
+
+def require_dialogue(key: MemoryKey) -> None:
+    """Raise `InvalidKey` for the key of a conversation that `short_term_of` names: it holds no dialogue."""
+    if isinstance(key.session_id, str) and key.session_id.endswith(_SHORT_TERM):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
+        raise InvalidKey(
+            f"a session id that ends with {_SHORT_TERM!r} names the short-term memory of a session, which "
+            "SharedShortTermMemory opens; give the conversation another id"
+        )
 
 
 def log_key(key: MemoryKey, kind: LogKind) -> Key:
@@ -121,6 +133,16 @@ def data_keys_key(tenant_id: str, user_id: str) -> Key:
 def data_keys_scope(tenant_id: str) -> str:
     """Return the scope of all data keys of a tenant and its users, or with `""` of what names no tenant."""
     return _bounded(f"{_escape(tenant_id, _UNSAFE_IN_PART) if tenant_id else ''}::keys")
+
+
+def seal_key(tenant_id: str) -> Key:
+    """Return the key of the mark that a tenant's data is sealed or, with `""`, what names no tenant."""
+    return Key(_bounded(f"{_escape(tenant_id, _UNSAFE_IN_PART) if tenant_id else ''}::seal"), "keys")
+
+
+def erased_data_key(key_id: str) -> Key:
+    """Return the key of the note that a data key was erased. It names no owner: the id is random."""
+    return Key("::erased", key_id)
 
 
 def scope(tenant_id: str, user_id: str, kind: Kind) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Final, cast
 
-from stm_backends.drivers.contract import ABSENT, ANY, AbsentType, AnyType, Driver, Key, Record, new_version
+from stm_backends.drivers.contract import ABSENT, ANY, AbsentType, AnyType, Driver, Key, Record
 from stm_backends.errors import Corrupt, InvalidState, OutcomeUnknown, StorageError, located
-from stm_backends.records import keys, operations
+from stm_backends.records import keys, ledger
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.records.identity import DEFAULT_TENANT, DEFAULT_USER, part_of
@@ -62,16 +61,15 @@ class StateStore:
         so the owner that the key names is listed again afterwards, for `erase_tenant` to find.
         """
         where, owner = keys.blob(key)
-        send, version = await self._writer(where, state, ttl=ttl), new_version()
-
+        change = await self._change(where, state, ttl=ttl)
         # What belongs to no user is never listed, so it does not matter whether the save creates it.
         known = None if owner is None else self._versions.get(key)
         async with self._directory.listed(owner, ttl) as listing:
-            if known is None or not await operations.retried(lambda: send(version, known)):
-                await operations.retried(lambda: send(version, ANY))
+            if known is None or not await self._write(where, change, known):
+                await self._write(where, change, ANY)
                 listing.created = True
         if owner is not None:
-            self._remember(key, version)
+            self._remember(key, change.version)
 
     async def load_memory_state(self, key: str) -> dict[str, Any] | None:
         """Return the state under a key, as a new object; `None` only if there is none."""
@@ -92,41 +90,22 @@ class StateStore:
     ) -> bool:
         """Save only if the state still has the version that was loaded (`None`: only if there is no state).
 
-        Returns `False` after a lost race, which changed nothing. Raises `OutcomeUnknown` only if the outcome
-        of the write cannot be read back.
+        Returns `False` after a lost race, which changed nothing. If the answer is lost, so does a save that
+        another process has replaced since. Raises `OutcomeUnknown` only if no attempt is answered.
         """
         where, owner = keys.blob(key)
-        send, version = await self._writer(where, state, ttl=ttl), new_version()
-        condition = ABSENT if expect is None else expect
+        change = await self._change(where, state, ttl=ttl)
         async with self._directory.listed(owner, ttl) as listing:
-            saved = await self._settled(key, lambda: send(version, condition), version=version, expect=expect)
+            saved = await self._write(where, change, ABSENT if expect is None else expect)
             # Also after a lost race: another process may have replaced the state that this call created.
             listing.created = expect is None
         if saved and owner is not None:
-            self._remember(key, version)
+            self._remember(key, change.version)
         return saved
-
-    async def _settled(
-        self, key: str, write: Callable[[], Awaitable[bool]], *, version: str, expect: str | None
-    ) -> bool:
-        """Carry out a conditional write; if its outcome is unknown, read back what is stored."""
-        try:
-            return await write()
-        except OutcomeUnknown as unknown:
-            try:
-                record = await self._driver.load(keys.blob_key(key))
-                found = None if record is None else record.version
-                if found == expect:
-                    return await write()
-            except StorageError:
-                # The first attempt may still be done.
-                raise unknown from unknown.__cause__
-        # A third version may have replaced ours, which cannot be told; the caller has lost the race.
-        return found == version
 
     async def delete_memory_state(self, key: str) -> bool:
         """Erase the state under a key; returns whether there was one."""
-        return await operations.erase(self._driver, keys.blob_key(key))
+        return await ledger.erase(self._driver, keys.blob_key(key))
 
     # Paused runs of a planner
 
@@ -137,17 +116,17 @@ class StateStore:
         tenant is `default`, and a missing user `anonymous`, as for conversations. Raises `InvalidState`,
         naming the path, for what is not JSON.
         """
-        send = await self._writer(keys.planner_key(token), payload, ttl=PLANNER_STATE_TTL_S)
+        where = keys.planner_key(token)
+        run = await self._change(where, payload, ttl=PLANNER_STATE_TTL_S)
         owner = _owner(payload, self._isolation)
         # An id that is too long raises before anything is written.
         note_key = None if owner is None else keys.planner_note_key(*owner, token)
-        version = new_version()
         async with self._directory.listed(owner, PLANNER_STATE_TTL_S) as listing:
-            await operations.retried(lambda: send(version, ANY))
+            await self._write(where, run, ANY)
             if note_key is not None:
                 # After the run itself: an erasure of the user that comes later finds both.
-                note = await self._writer(note_key, {}, ttl=PLANNER_STATE_TTL_S)
-                await operations.retried(lambda: note(version, ANY))
+                note = await self._change(note_key, {}, ttl=PLANNER_STATE_TTL_S)
+                await self._write(note_key, note, ANY)
             listing.created = True
 
     async def load_planner_state(self, token: str, *, tenant: str | None = None) -> dict[str, Any] | None:
@@ -193,22 +172,21 @@ class StateStore:
                 raise Corrupt("the record under this key is not a saved state")
             return await run_in_slices(self._codec.open_steps("state", record.body))
 
-    async def _writer(
-        self, where: Key, state: dict[str, Any], *, ttl: float | None
-    ) -> Callable[[str, str | AbsentType | AnyType], Awaitable[bool]]:
-        """Check and serialize a state; returns a function that writes it as a version, on a condition."""
+    async def _change(self, where: Key, state: dict[str, Any], *, ttl: float | None) -> ledger.Change:
+        """Check and serialize a state."""
         if not isinstance(state, dict):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
             raise InvalidState(f"a state is a dict, not {type(state).__name__}")
         body = await run_in_slices(self._codec.seal_steps("state", state))
-        reporting = self._guard.reporting(Whose(*keys.owner_of(where.scope)), "save")
-        with reporting:
+        with self._reporting(where):
             self._guard.require("state_bytes", len(body))
+        return ledger.Change(body, ttl=ttl)
 
-        async def write(version: str, expect: str | AbsentType | AnyType) -> bool:
-            with reporting:
-                return await self._driver.replace(where, body, version=version, expect=expect, ttl=ttl)
+    async def _write(self, where: Key, change: ledger.Change, expect: str | AbsentType | AnyType) -> bool:
+        with self._reporting(where):
+            return await ledger.replace(self._driver, where, change, expect=expect)
 
-        return write
+    def _reporting(self, where: Key) -> AbstractContextManager[None]:
+        return self._guard.reporting(Whose(*keys.owner_of(where.scope)), "save")
 
     def _remember(self, key: str, version: str) -> None:
         self._versions[key] = version

@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Final
 
 from stm_backends.drivers.contract import Key
-from stm_backends.errors import Corrupt
+from stm_backends.errors import Corrupt, KeyMismatch
 from stm_backends.extras import missing_extra
 from stm_backends.sealing.keys import KEY_BYTES, MAX_KEY_ID, is_key_id
 
@@ -67,15 +67,22 @@ class Cipher:
         return self._head + nonce + self._aead.encrypt(nonce, value, self._bound + slot)
 
     def open(self, slot: bytes, sealed: bytes) -> bytes:
-        """Return the value. Raises `Corrupt` if it was not sealed with this key for this slot."""
+        """Return the value.
+
+        Raises `KeyMismatch` if it is not committed to this key, and `Corrupt` if it was altered or was sealed
+        for another slot.
+        """
         start = len(self._head)
-        if hmac.compare_digest(sealed[:start], self._head):
-            try:
-                nonce, data = sealed[start : start + _NONCE], sealed[start + _NONCE :]
-                return self._aead.decrypt(nonce, data, self._bound + slot)
-            except (InvalidTag, ValueError):
-                pass  # the error is raised outside, so that no exception of the client is shown with it
-        raise Corrupt("a sealed value was altered, moved from another place, or sealed with another key")
+        if not hmac.compare_digest(sealed[:start], self._head):
+            raise KeyMismatch(
+                "a sealed value was altered, moved from another place, or sealed with another key of this id"
+            )
+        try:
+            nonce, data = sealed[start : start + _NONCE], sealed[start + _NONCE :]
+            return self._aead.decrypt(nonce, data, self._bound + slot)
+        except (InvalidTag, ValueError):
+            pass  # the error is raised outside, so that no exception of the client is shown with it
+        raise Corrupt("a sealed value was altered, or moved from another place")
 
 
 def body_slot(version: str) -> bytes:
@@ -98,6 +105,11 @@ def slot_and_value(version: str, body: bytes) -> tuple[bytes, bytes]:
     if body.startswith(_ABSENT):
         return absent_slot(version), MAGIC + body[len(_ABSENT) :]
     return body_slot(version), body
+
+
+def check_of(data_key: bytes) -> str:
+    """Return text that is equal for equal data keys, and says nothing else about them."""
+    return HKDF(SHA256(), _COMMITMENT, salt=None, info=b"stm/2 check").derive(data_key).hex()
 
 
 def key_id_of(sealed: bytes) -> str | None:

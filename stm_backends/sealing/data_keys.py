@@ -8,16 +8,27 @@ import os
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
+from weakref import WeakValueDictionary
 
 from stm_backends.drivers.checks import require_seconds
-from stm_backends.drivers.contract import ABSENT, Driver, Key, new_version
-from stm_backends.errors import ConfigurationError, Corrupt, Denied, StorageError, Unavailable
-from stm_backends.records import operations
+from stm_backends.drivers.contract import ABSENT, ANY, AnyType, Driver, Key, Record
+from stm_backends.errors import (
+    ConfigurationError,
+    Corrupt,
+    Denied,
+    KeyErased,
+    KeyMismatch,
+    StorageError,
+    Unavailable,
+)
+from stm_backends.races import Lost, contend
+from stm_backends.records import ledger, operations
 from stm_backends.records.codec import Codec
-from stm_backends.records.keys import data_keys_key, data_keys_scope
+from stm_backends.records.keys import data_keys_key, data_keys_scope, erased_data_key
 from stm_backends.sealing.keys import KEY_BYTES, DataKey, Owner
 
 if TYPE_CHECKING:
@@ -46,8 +57,8 @@ class EnvelopeKeys:
     `store` is the open driver of any backend of this library, such as `open_backend(...).driver`. With
     `owns_store=True`, the backend that these keys are given to opens and closes it. Keep it apart from the
     data and its backups: a restored backup is then unreadable once the keys are erased. The first value of an
-    owner creates the key. A process keeps unwrapped keys for `lifetime_s` seconds; so long it can still use
-    keys that another process has erased or replaced.
+    owner creates the key; concurrent calls ask the key service once. A process keeps unwrapped keys for
+    `lifetime_s` seconds; so long it can still read with keys that another process has erased or replaced.
     """
 
     def __init__(
@@ -71,6 +82,9 @@ class EnvelopeKeys:
         self._clock = clock
         self._codec = Codec()
         self._known: OrderedDict[Owner, _Keys] = OrderedDict()
+        self._to_reread: set[Owner] = set()
+        # Concurrent calls for an owner ask the store and the key service once.
+        self._locks: WeakValueDictionary[Owner, asyncio.Lock] = WeakValueDictionary()
         self._erasures = 0
 
     async def open(self) -> None:
@@ -86,35 +100,56 @@ class EnvelopeKeys:
     async def primary(self, owner: Owner) -> DataKey:
         """Return the key that new values of `owner` are sealed with; creates the first one."""
         owner = self._holder(owner)
-        keys = self._fresh(owner) or await self._load(owner)
-        if keys is None:
-            await self._add(owner, None)
-            # Another process may have been first; its key is then the only one.
-            keys = await self._load(owner)
-        if keys is None:
-            raise Unavailable("the data keys were erased while they were created")
-        return await self._open(owner, keys, keys.primary)
+        keys = self._fresh(owner)
+        if keys is not None and (opened := keys.opened.get(keys.primary)) is not None:
+            return opened
+        async with self._alone(owner):
+            keys = self._fresh(owner) or await self._load(owner)
+            # Another process may be first; its key is then the only one.
+            keys = keys or await self._add(owner, None) or await self._load(owner)
+            if keys is None:
+                raise Unavailable("the data keys were erased while they were created")
+            return await self._open(owner, keys, keys.primary)
 
     async def key(self, owner: Owner, key_id: str) -> DataKey:
-        """Return the key of that id. Raises `Corrupt` if it was erased or never existed."""
+        """Return the key of that id.
+
+        Raises `KeyErased` if it was erased, and `KeyMismatch` if this store of keys has never had it.
+        """
         owner = self._holder(owner)
         keys = self._fresh(owner)
-        if keys is None or key_id not in keys.wrapped:
-            keys = await self._load(owner)
-        if keys is None or key_id not in keys.wrapped:
-            raise Corrupt("sealed with a data key that was erased, or that is not in this store of keys")
-        return await self._open(owner, keys, key_id)
+        if keys is not None and (opened := keys.opened.get(key_id)) is not None:
+            return opened
+        async with self._alone(owner):
+            keys = self._fresh(owner)
+            if keys is None or key_id not in keys.wrapped:
+                keys = await self._load(owner)
+            if keys is not None and key_id in keys.wrapped:
+                return await self._open(owner, keys, key_id)
+        if await _stored(self._store.load(erased_data_key(key_id))) is not None:
+            raise KeyErased("sealed with a data key that was erased")
+        raise KeyMismatch(
+            "sealed with a data key that this store of keys does not have: it is another store, or an older "
+            "state of it; give the process the store that has the key"
+        )
+
+    def reread(self, owner: Owner) -> None:
+        """Have the next call read the stored keys of an owner, which another process may have erased."""
+        self._to_reread.add(self._holder(owner))
 
     async def rotate(self, owner: Owner) -> str:
         """Add a key and make it primary; returns its id. Older values stay readable."""
         owner = self._holder(owner)
-        for lost in range(operations.RACES):
-            await asyncio.sleep(operations.pause_after(lost))
-            added = await self._add(owner, await self._load(owner))
-            if added is not None:
-                self._known.pop(owner, None)
-                return added
-        raise Unavailable("the data keys changed each time that one was to be added")
+
+        async def attempt() -> str | Lost:
+            before = await self._load(owner)
+            added = await self._add(owner, before)
+            return Lost(before and before.version) if added is None else added.primary
+
+        added = await contend(attempt)
+        if added is None:
+            raise Unavailable("the data keys changed each time that one was to be added")
+        return added
 
     async def rewrap(self, owner: Owner) -> int:
         """Wrap the stored keys of an owner again that an older wrapping key wraps; returns how many.
@@ -122,8 +157,8 @@ class EnvelopeKeys:
         Also forgets what this process remembers, so that it uses keys that others have added.
         """
         owner = self._holder(owner)
-        for lost in range(operations.RACES):
-            await asyncio.sleep(operations.pause_after(lost))
+
+        async def attempt() -> int | Lost:
             keys = await self._load(owner)
             if keys is None:
                 return 0
@@ -134,10 +169,15 @@ class EnvelopeKeys:
             for one in old:
                 secret = await self._wrapping.unwrap(keys.wrapped[one], owner, one)
                 again[one] = await self._wrapping.wrap(secret, owner, one)
-            if await self._replace(owner, keys, keys.primary, {**keys.wrapped, **again}):
-                self._known.pop(owner, None)
-                return len(old)
-        raise Unavailable("the data keys changed each time that they were wrapped again")
+            if await self._replace(owner, keys, keys.primary, {**keys.wrapped, **again}) is None:
+                return Lost(keys.version)
+            self._known.pop(owner, None)
+            return len(old)
+
+        wrapped = await contend(attempt)
+        if wrapped is None:
+            raise Unavailable("the data keys changed each time that they were wrapped again")
+        return wrapped
 
     async def erase(self, owner: Owner) -> int:
         """Delete the keys of a user or, with `Owner(tenant, "")`, of a tenant and all its users.
@@ -155,7 +195,7 @@ class EnvelopeKeys:
                 await self._delete(Key(scope, name)) async for name in operations.names(self._store, scope)
             ]
             if not erased:
-                await operations.confirm(self._store, (scope,))
+                await ledger.confirm(self._store, (scope,))
             return sum(erased)
         finally:
             # Last, so that what is read meanwhile is not remembered either.
@@ -164,55 +204,103 @@ class EnvelopeKeys:
                 del self._known[one]
 
     async def _delete(self, key: Key) -> bool:
-        return await operations.retried(lambda: self._store.delete(key))
+        """Note that the keys of one owner are erased, and delete them; returns whether there were any.
+
+        Without the note, a store that has lost keys would look as if they were erased.
+        """
+        existed = False
+
+        async def attempt() -> bool | Lost:
+            nonlocal existed
+            version: str | AnyType = ANY
+            erased: Iterable[str] = ()
+            with suppress(Corrupt):
+                record = await self._store.load(key)
+                if record is not None:
+                    erased, version = self._read(record).wrapped, record.version
+            for key_id in erased:
+                note = ledger.Change(self._codec.seal("keys", {"erased": key_id}), version=key_id, ttl=None)
+                await ledger.replace(self._store, erased_data_key(key_id), note, expect=ABSENT)
+            deleted = await ledger.retried(lambda: self._store.delete(key, expect=version))
+            existed |= deleted or version is not ANY
+            return existed if deleted or version is ANY else Lost(version)
+
+        erased = await contend(attempt)
+        if erased is None:
+            raise Unavailable("the data keys changed each time that they were to be erased")
+        return erased
+
+    def _alone(self, owner: Owner) -> asyncio.Lock:
+        """Return the lock under which the keys of an owner are read, created and unwrapped."""
+        return self._locks.setdefault(owner, asyncio.Lock())
 
     def _holder(self, owner: Owner) -> Owner:
         return owner if self._per_user else Owner(owner.tenant, "")
 
     def _fresh(self, owner: Owner) -> _Keys | None:
         keys = self._known.get(owner)
-        return keys if keys is not None and self._clock() - keys.at < self._lifetime_s else None
+        if keys is None or owner in self._to_reread or self._clock() - keys.at >= self._lifetime_s:
+            return None
+        return keys
 
     async def _load(self, owner: Owner) -> _Keys | None:
         """Read the keys of an owner, and remember them."""
-        at, erasures = self._clock(), self._erasures
-        record = await _stored(self._store.load(data_keys_key(*owner)))
-        if record is None or record.body is None:
-            self._known.pop(owner, None)
-            return None
-        content = cast("Any", self._codec.open("keys", record.body))
+        erasures = self._erasures
+        self._to_reread.discard(owner)
+        at = self._clock()
+        try:
+            record = await _stored(self._store.load(data_keys_key(*owner)))
+        except BaseException:
+            self._to_reread.add(owner)
+            raise
         before = self._known.pop(owner, None)
+        if record is None or record.body is None:
+            return None
+        keys = self._read(record, at)
+        keys.opened.update({k: v for k, v in before.opened.items() if k in keys.wrapped} if before else {})
+        self._remember(owner, keys, erasures)
+        return keys
+
+    def _read(self, record: Record, at: float = 0.0) -> _Keys:
+        content = cast("Any", self._codec.open("keys", record.body or b""))
         try:
             primary = str(content["primary"])
             wrapped = {str(one): base64.b64decode(text) for one, text in content["keys"].items()}
             _ = wrapped[primary]
         except (KeyError, AttributeError, TypeError, ValueError):
             raise Corrupt("the stored data keys of an owner cannot be read") from None
-        opened = {k: v for k, v in before.opened.items() if k in wrapped} if before else {}
-        keys = _Keys(at, record.version, primary, wrapped, opened)
+        return _Keys(at, record.version, primary, wrapped, {})
+
+    def _remember(self, owner: Owner, keys: _Keys, erasures: int) -> None:
+        """Remember keys, unless there were erasures since `erasures` was read."""
         if erasures == self._erasures:
             self._known[owner] = keys
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
-        return keys
 
-    async def _add(self, owner: Owner, before: _Keys | None) -> str | None:
+    async def _add(self, owner: Owner, before: _Keys | None) -> _Keys | None:
         """Store a new primary key beside those known; `None` if another process has changed them."""
-        key_id = secrets.token_hex(8)
-        wrapped = await self._wrapping.wrap(os.urandom(KEY_BYTES), owner, key_id)
-        every = {**(before.wrapped if before else {}), key_id: wrapped}
-        return key_id if await self._replace(owner, before, key_id, every) else None
+        at, erasures = self._clock(), self._erasures
+        key = DataKey(secrets.token_hex(8), os.urandom(KEY_BYTES))
+        wrapped = await self._wrapping.wrap(key.secret, owner, key.id)
+        every = {**(before.wrapped if before else {}), key.id: wrapped}
+        version = await self._replace(owner, before, key.id, every)
+        if version is None:
+            return None
+        keys = _Keys(at, version, key.id, every, {**(before.opened if before else {}), key.id: key})
+        self._remember(owner, keys, erasures)
+        return keys
 
     async def _replace(
         self, owner: Owner, before: _Keys | None, primary: str, wrapped: Mapping[str, bytes]
-    ) -> bool:
-        """Store the keys of an owner, unless another process has changed them."""
+    ) -> str | None:
+        """Store the keys of an owner; returns the version, or `None` if another process has changed them."""
         texts = {one: base64.b64encode(data).decode() for one, data in wrapped.items()}
         body = self._codec.seal("keys", {"primary": primary, "keys": texts})
+        change = ledger.Change(body, ttl=None)
         expect = ABSENT if before is None else before.version
-        return await _stored(
-            self._store.replace(data_keys_key(*owner), body, version=new_version(), expect=expect, ttl=None)
-        )
+        stored = await _stored(ledger.replace(self._store, data_keys_key(*owner), change, expect=expect))
+        return change.version if stored else None
 
     async def _open(self, owner: Owner, keys: _Keys, key_id: str) -> DataKey:
         found = keys.opened.get(key_id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,7 +11,6 @@ from typing import Final, NamedTuple
 
 from stm_backends.drivers.checks import require_fits
 from stm_backends.drivers.contract import (
-    KEEP,
     AbsentType,
     AnyType,
     Driver,
@@ -23,8 +21,8 @@ from stm_backends.drivers.contract import (
     new_version,
 )
 from stm_backends.drivers.wrapper import WrapperDriver
-from stm_backends.errors import SealMismatch, located
-from stm_backends.records import operations
+from stm_backends.errors import OutcomeUnknown, SealMismatch, located
+from stm_backends.records import ledger
 from stm_backends.records.keys import owner_of
 from stm_backends.sealing.cipher import (
     ENTRY,
@@ -37,12 +35,11 @@ from stm_backends.sealing.cipher import (
     slot_and_value,
 )
 from stm_backends.sealing.keys import DataKey, OpensStore, Owner, Sealing
+from stm_backends.sealing.marks import Marks
+from stm_backends.sealing.stale import StaleKeys
 
 _REMEMBERED: Final = 4_096
 """How many derived keys a process keeps. Deriving one takes about as long as sealing 10 kB."""
-
-_ROUNDS: Final = 20
-"""How many lost races end the resealing of one record."""
 
 
 class Resealed(NamedTuple):
@@ -69,7 +66,9 @@ class SealedDriver(WrapperDriver):
         super().__init__(inner)
         self._sealing = sealing
         self._clear_met = clear_met
+        self.marks = Marks(self, sealing)
         self._ciphers: OrderedDict[tuple[Key, str], Cipher] = OrderedDict()
+        self._stale_keys = StaleKeys(inner, sealing.keys, self._seal, self._open_body)
         self._traits_within: Traits | None = None
         self._traits: Traits
 
@@ -114,6 +113,7 @@ class SealedDriver(WrapperDriver):
     async def load(self, key: Key) -> Record | None:
         """Return the record with its values opened. Raises `Corrupt` if one of them cannot be."""
         record = await self.inner.load(key)
+        self._stale_keys.note(key, 0 if record is None else len(record.tail))
         if record is None:
             return None
         with located(self.name, "load"):
@@ -121,9 +121,18 @@ class SealedDriver(WrapperDriver):
             return Record(record.version, body, tuple(await self._open_all(key, ENTRY, record.tail)))
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
-        """Add one entry at the end, sealed; returns the new length of the tail."""
-        sealed = await self._seal(key, ENTRY, entry, "append")
-        return await self.inner.append(key, sealed, initial_version=initial_version, ttl=ttl)
+        """Add one entry at the end, sealed; returns the new length of the tail.
+
+        Reads the owner's data keys again if the record may be new: another process may have erased them.
+        """
+        known, sealed = self._stale_keys.known(key), await self._seal(key, ENTRY, entry, "append")
+        try:
+            length = await self.inner.append(key, sealed, initial_version=initial_version, ttl=ttl)
+        except (OutcomeUnknown, asyncio.CancelledError):
+            self._stale_keys.doubt(key, sealed, entry)
+            raise
+        await self._stale_keys.appended(key, sealed, entry, length=length, known=known)
+        return length
 
     async def replace(
         self,
@@ -136,40 +145,59 @@ class SealedDriver(WrapperDriver):
         rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
-        """Store a body, sealed and bound to its version, if the record is what the caller expects."""
+        """Store a body, sealed and bound to its version, if the record is what the caller expects.
+
+        Without a version to expect, it reads the owner's data keys again, as an append to a new record does.
+        """
         sealed = await self._seal(key, body_slot(version), body, "replace")
         entries = [await self._seal(key, ENTRY, entry, "replace") for entry in rewrite]
-        return await self.inner.replace(
-            key, sealed, version=version, expect=expect, drop=drop, rewrite=entries, ttl=ttl
-        )
+        creates = not isinstance(expect, str)
+        try:
+            done = await self.inner.replace(
+                key, sealed, version=version, expect=expect, drop=drop, rewrite=entries, ttl=ttl
+            )
+        except (OutcomeUnknown, asyncio.CancelledError):
+            if creates:
+                self._stale_keys.doubt(key, sealed, body)
+            raise
+        if done and creates:
+            await self._stale_keys.settle(key, sealed, body, "replace")
+        elif drop:
+            self._stale_keys.note(key, 0)
+        return done
 
     async def reseal(self, key: Key) -> Resealed:
         """Seal the values of a record with the primary key, unless all of them are. No value changes.
 
         Takes one load, and one conditional write that keeps the time to live. The version changes, so a
-        concurrent `replace` of the record loses a race. Seals accepted values in clear text, too.
+        concurrent `replace` of the record loses a race. Entries are confirmed before they are replaced, see
+        `ledger.confirmed`. Seals accepted values in clear text, too.
         Reaches only the oldest `traits.max_drop` entries. Raises `Corrupt`, before anything is written, if a
         value cannot be opened.
         """
-        stale: list[int] = []
-        for lost in range(_ROUNDS):
-            record = await self.inner.load(key)
+        lost_races, left = -1, 0
+
+        async def decided(record: Record | None) -> tuple[ledger.Change | None, Resealed]:
+            nonlocal lost_races, left
+            lost_races += 1
             if record is None:
-                return Resealed(lost_races=lost, exists=False)
+                return None, Resealed(lost_races=lost_races, exists=False)
             with located(self.name, "reseal"):
                 stale = await self._stale(key, record)
-                reached = [index for index in stale if index < self.traits.max_drop]
+                reached, left = [index for index in stale if index < self.traits.max_drop], len(stale)
                 if not reached:
-                    return Resealed(left=len(stale), lost_races=lost)
-                body, rewrite = await self._sealed_again(key, record, version := new_version(), reached)
-            if await operations.retried(
-                lambda body=body, version=version, expect=record.version, rewrite=rewrite: self.inner.replace(
-                    key, body, version=version, expect=expect, rewrite=rewrite, ttl=KEEP
-                )
-            ):
-                return Resealed(len(reached), len(stale) - len(reached), lost)
-            await asyncio.sleep(random.uniform(0, 0.01 * lost))
-        return Resealed(left=len(stale), lost_races=_ROUNDS)
+                    return None, Resealed(left=left, lost_races=lost_races)
+                version = new_version()
+                body = await self._body_sealed_again(key, record, version)
+                rewrite = await self._entries_sealed_again(key, record, reached)
+            change = ledger.Change(body, version=version, rewrite=rewrite)
+            return change, Resealed(len(reached), left - len(reached), lost_races)
+
+        async def unchanged(record: Record, version: str) -> bytes:
+            return await self._body_sealed_again(key, record, version)
+
+        resealed = await ledger.update(self.inner, key, decided, unchanged=unchanged)
+        return Resealed(left=left, lost_races=lost_races + 1) if resealed is None else resealed
 
     async def rewrap(self, tenant: str, user: str) -> int:
         """Read the data keys of an owner again, and wrap those that an older key wraps; see `KeySource`."""
@@ -190,18 +218,21 @@ class SealedDriver(WrapperDriver):
             if key_id != primary and not (index < 0 and record.body is None)
         ]
 
-    async def _sealed_again(
-        self, key: Key, record: Record, version: str, stale: Sequence[int]
-    ) -> tuple[bytes, list[bytes]]:
-        """Return the body for a new version, and the oldest entries up to the last of these positions."""
-        body, entries = await self._open_body(key, record), [*record.tail[: stale[-1] + 1]]
+    async def _body_sealed_again(self, key: Key, record: Record, version: str) -> bytes:
+        """Return the body for a new version, also one that says that there is none."""
+        body = await self._open_body(key, record)
+        if body is None:
+            return absent_body(await self._seal(key, absent_slot(version), b"", "reseal"))
+        return await self._seal(key, body_slot(version), body, "reseal")
+
+    async def _entries_sealed_again(self, key: Key, record: Record, stale: Sequence[int]) -> list[bytes]:
+        """Return the oldest entries up to the last of these positions."""
+        entries = [*record.tail[: stale[-1] + 1]]
         for index in stale:
             if index >= 0:
                 value = await self._open(key, ENTRY, entries[index])
                 entries[index] = await self._seal(key, ENTRY, value, "reseal")
-        if body is None:
-            return absent_body(await self._seal(key, absent_slot(version), b"", "reseal")), entries
-        return await self._seal(key, body_slot(version), body, "reseal"), entries
+        return entries
 
     async def _open_body(self, key: Key, record: Record) -> bytes | None:
         if record.body is None:

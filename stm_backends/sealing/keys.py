@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, cast, runtime_checkable
 
-from stm_backends.errors import ConfigurationError, Corrupt
+from stm_backends.errors import ConfigurationError, KeyMismatch
 
 KEY_BYTES: Final = 32
 MAX_KEY_ID: Final = 32
@@ -46,7 +46,10 @@ class DataKey(NamedTuple):
 
 
 class KeySource(Protocol):
-    """A source of data keys. An outage raises `Unavailable`; an unknown or erased key raises `Corrupt`."""
+    """A source of data keys.
+
+    An outage raises `Unavailable`, an unknown key `KeyMismatch`, and one that was erased `KeyErased`.
+    """
 
     async def primary(self, owner: Owner) -> DataKey:
         """Return the key that new values of `owner` are sealed with; may create it."""
@@ -78,6 +81,15 @@ class OpensStore(Protocol):
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class OwnersKeys(Protocol):
+    """What a `KeySource` has beside if each owner has keys of its own, which another process may erase."""
+
+    def reread(self, owner: Owner) -> None:
+        """Forget what is remembered: the next `primary` or `key` of `owner` reads the stored keys."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +150,12 @@ class StaticKeys:
         return self._primary
 
     async def key(self, owner: Owner, key_id: str) -> DataKey:
-        """Return the key of that id. Raises `Corrupt` if the process does not have it."""
+        """Return the key of that id. Raises `KeyMismatch` if the process does not have it."""
         del owner
         try:
             return self._keys[key_id]
         except KeyError:
-            raise Corrupt(f"sealed with the key {key_id!r}, which this process does not have") from None
+            raise KeyMismatch(f"sealed with the key {key_id!r}, which this process does not have") from None
 
     async def rewrap(self, owner: Owner) -> int:
         """Do nothing: these keys are not stored."""

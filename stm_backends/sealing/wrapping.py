@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from stm_backends.drivers.checks import require_seconds
 from stm_backends.drivers.contract import DEFAULT_DEADLINE_S, Key
-from stm_backends.errors import ConfigurationError, Corrupt, Unavailable
+from stm_backends.errors import ConfigurationError, KeyMismatch, Unavailable
 from stm_backends.sealing.cipher import Cipher, key_id_of
 from stm_backends.sealing.keys import Owner, StaticKeys
 
@@ -17,7 +17,7 @@ _SLOT: Final = b"data key"
 
 
 class Wrapping(Protocol):
-    """Wraps and unwraps data keys. Raises `Unavailable` for an outage, `Corrupt` for an unreadable key."""
+    """Wraps and unwraps data keys. An outage raises `Unavailable`, and an unreadable key `KeyMismatch`."""
 
     async def wrap(self, secret: bytes, owner: Owner, key_id: str) -> bytes:
         """Return the wrapped form of a data key, bound to its owner and its id."""
@@ -45,7 +45,7 @@ class LocalWrapping:
         return _cipher(key.secret, key.id, owner, key_id).seal(_SLOT, secret)
 
     async def unwrap(self, wrapped: bytes, owner: Owner, key_id: str) -> bytes:
-        """Return the data key. Raises `Corrupt` for one of another owner or another id."""
+        """Return the data key. Raises `KeyMismatch` for one of another owner or another id."""
         key = await self._keys.key(owner, key_id_of(wrapped) or "")
         return _cipher(key.secret, key.id, owner, key_id).open(_SLOT, wrapped)
 
@@ -75,7 +75,7 @@ class KmsWrapping:
         return await self._call("encrypt", "CiphertextBlob", owner, key_id, Plaintext=secret)
 
     async def unwrap(self, wrapped: bytes, owner: Owner, key_id: str) -> bytes:
-        """Return the data key. Raises `Corrupt` if the service cannot decrypt it for this owner and id."""
+        """Return the data key. Raises `KeyMismatch` if the service cannot decrypt it for this owner."""
         return await self._call("decrypt", "Plaintext", owner, key_id, CiphertextBlob=wrapped)
 
     def is_current(self, wrapped: bytes) -> bool:
@@ -96,7 +96,7 @@ class KmsWrapping:
             response: dict[str, dict[str, str]] = getattr(error, "response", {})
             code = response.get("Error", {}).get("Code", "")
             if code in _UNREADABLE:
-                raise Corrupt("the key service cannot unwrap a data key") from error
+                raise KeyMismatch("the key service cannot unwrap a data key") from error
             raise Unavailable(f"the key service failed: {code or type(error).__name__}") from error
         return found[answer]
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, get_args
 from weakref import WeakValueDictionary
 
 from stm_backends.admin.sessions import OnConflict
-from stm_backends.drivers.contract import ABSENT, KEEP, Key, Record, new_version
+from stm_backends.drivers.contract import Key, Record
 from stm_backends.errors import (
     ConfigurationError,
     Corrupt,
@@ -23,7 +22,7 @@ from stm_backends.errors import (
     Unavailable,
     located,
 )
-from stm_backends.records import keys, operations
+from stm_backends.records import keys, ledger, operations
 from stm_backends.records.large.driver import ORPHANED_S
 from stm_backends.records.limits import Whose, characters_in
 from stm_backends.tiers import exports, postings, vertices
@@ -37,17 +36,20 @@ from stm_backends.tiers.graph import (
     same_properties,
 )
 from stm_backends.tiers.index import Index
-from stm_backends.tiers.tails import Tails
 from stm_backends.tiers.vertices import Stored
 
 if TYPE_CHECKING:
     from stm_backends.backend import Backend
 
-ROUNDS: Final = 64
-"""How often a change starts again because another process has changed the vertex."""
-
 AT_ONCE: Final = 64
 """How many records are loaded concurrently."""
+
+
+class _Changed(NamedTuple):
+    """A vertex as it was read and as it is then stored, `None` if it is not."""
+
+    before: Stored
+    after: Stored | None
 
 
 class BackendGraph:
@@ -78,7 +80,6 @@ class BackendGraph:
         self._clock = clock
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._index = Index(self._driver, self._codec, self._directory, self._owner)
-        self._tails = Tails(self._driver, self._folded)
 
     # Vertices
 
@@ -127,7 +128,7 @@ class BackendGraph:
         for prefix in (keys.VERTICES, ""):
             async for name in operations.names_of(self._driver, self._scope, prefix):
                 where = Key(self._scope, name)
-                await operations.retried(lambda where=where: operations.erase(self._driver, where))
+                await ledger.retried(lambda where=where: ledger.erase(self._driver, where))
         await self._directory.forget_if_unused(*self._owner)
 
     # Searching
@@ -241,8 +242,9 @@ class BackendGraph:
         source, target = vertices.seal_halves(source_id, target_id, label, properties, self._codec)
         # In this order: without the second one there is no edge, or the one before has its properties.
         async with self._directory.listed(self._owner) as listing:
-            listing.created |= await self._tails.append(self._at(source_id), source)
-            listing.created |= await self._tails.append(self._at(target_id), target)
+            for one, entry in (source_id, source), (target_id, target):
+                appended = await ledger.append_and_fold(self._driver, self._at(one), entry, self._body_of)
+                listing.created |= appended.created
 
     async def query_children(self, vertex_id: str) -> list[dict[str, Any]]:
         """Return the vertices to which edges lead from this one, once for each edge."""
@@ -297,7 +299,9 @@ class BackendGraph:
         return await self._read(self._at(vertex_id))
 
     async def _read(self, where: Key) -> Stored:
-        record = await self._driver.load(where)
+        return self._opened(await self._driver.load(where))
+
+    def _opened(self, record: Record | None) -> Stored:
         with located(self._driver.name, "load"):
             return vertices.read(record, self._codec)
 
@@ -351,34 +355,38 @@ class BackendGraph:
         What was added to the index for an attempt that lost its race is removed again. With `again`, the
         vertex is indexed and written even if nothing changes.
         """
-        where, added = self._at(vertex_id), dict[str, frozenset[str]]()
+        added = dict[str, frozenset[str]]()
         used, existed, gone = "", False, False
+
+        async def decided(record: Record | None) -> tuple[ledger.Change | ledger.Removal | None, _Changed]:
+            nonlocal used, existed, gone
+            stored, used = self._opened(record), ""
+            # The user may have been erased in between, so no word of this may stay.
+            gone = existed and stored.label is None
+            existed = existed or stored.label is not None
+            wanted = decide(stored)
+            if wanted is None:
+                # Edges that wait for a vertex are not those of a vertex that was removed.
+                return (None if stored.label is None else ledger.REMOVE), _Changed(stored, None)
+            if not again and vertices.same(stored, wanted):
+                return None, _Changed(stored, stored)
+            vertices.require_properties(wanted.properties)
+            self._require_within_limits(stored, wanted)
+            wanted = replace(wanted, id=vertex_id, properties=copy.deepcopy(wanted.properties))
+            new = await self._indexed(stored, wanted, added, again=again)
+            used = new.stamp
+            drop = min(stored.length, self._driver.traits.max_drop)
+            return ledger.Change(vertices.seal(new, self._codec), drop=drop), _Changed(stored, new)
+
         try:
-            for attempt in range(ROUNDS):
-                stored = await self._read(where)
-                # The user may have been erased in between, so no word of this may stay.
-                gone = existed and stored.label is None
-                existed = existed or stored.label is not None
-                wanted = decide(stored)
-                if wanted is None:
-                    # Edges that wait for a vertex are not those of a vertex that was removed.
-                    if stored.label is None or await self._deleted(where, stored):
-                        return None
-                else:
-                    if not again and vertices.same(stored, wanted):
-                        return stored.properties
-                    vertices.require_properties(wanted.properties)
-                    self._require_within_limits(stored, wanted)
-                    wanted = replace(wanted, id=vertex_id, properties=copy.deepcopy(wanted.properties))
-                    new = await self._indexed(stored, wanted, added, again=again)
-                    used = new.stamp
-                    if await self._replaced(where, stored, new):
-                        if stored.stamp not in ("", new.stamp):
-                            await self._index.drop({stored.stamp: postings.terms_of(stored.properties)})
-                        return new.properties
-                    used = ""
-                await asyncio.sleep(random.uniform(0, 0.001 * 2 ** min(attempt, 7)))
-            raise Unavailable("a vertex kept changing", backend=self._driver.name, operation="replace")
+            changed = await ledger.update(
+                self._driver,
+                self._at(vertex_id),
+                decided,
+                unchanged=ledger.unchanged_by(self._body_of),
+                listing=self._directory.listed(self._owner),
+                repeatable=False,
+            )
         except OutcomeUnknown:
             # It may have been written, with what was added to the index last.
             added.pop(used, None)
@@ -390,10 +398,18 @@ class BackendGraph:
         except StorageError:
             used = ""
             raise
+        else:
+            if changed is None:
+                used = ""
+                raise Unavailable("a vertex kept changing", backend=self._driver.name, operation="replace")
         finally:
             added.pop(used, None)
             if added:
                 await self._index.drop(added, fold=gone)
+        stored, new = changed
+        if stored.stamp and (new is None or stored.stamp != new.stamp):
+            await self._index.drop({stored.stamp: postings.terms_of(stored.properties)})
+        return None if new is None else new.properties
 
     def _require_within_limits(self, stored: Stored, wanted: Stored) -> None:
         """Raise `LimitReached` for words that are too many, unless they are stored already."""
@@ -422,53 +438,8 @@ class BackendGraph:
             await self._index.add(stamp, new.id, terms)
         return replace(new, stamp=stamp)
 
-    async def _replaced(self, where: Key, stored: Stored, new: Stored) -> bool:
-        """Store a vertex over the one that was read, with its edges; `False` after a lost race."""
-        body, version = vertices.seal(new, self._codec), new_version()
-        expect = ABSENT if stored.version is None else stored.version
-        drop = min(stored.length, self._driver.traits.max_drop)
-        ttl = None if stored.version is None else KEEP
-        async with self._directory.listed(self._owner) as listing:
-            listing.created = expect is ABSENT
-
-            async def write() -> bool:
-                return await self._driver.replace(
-                    where, body, version=version, expect=expect, drop=drop, ttl=ttl
-                )
-
-            return await _settled(write, write)
-
-    async def _deleted(self, where: Key, stored: Stored) -> bool:
-        """Delete the vertex that was read, and its halves of edges; `False` after a lost race."""
-
-        async def delete() -> bool:
-            return await self._driver.delete(where, expect=stored.version or "")
-
-        async def gone() -> bool:
-            return await delete() or await self._driver.load(where) is None
-
-        if not await _settled(delete, gone):
-            return False
-        if stored.stamp:
-            await self._index.drop({stored.stamp: postings.terms_of(stored.properties)})
-        return True
-
-    def _folded(self, record: Record) -> bytes:
+    def _body_of(self, record: Record) -> bytes:
         return vertices.seal(vertices.read(record, self._codec), self._codec)
-
-
-async def _settled(write: Callable[[], Awaitable[bool]], again: Callable[[], Awaitable[bool]]) -> bool:
-    """Carry out a conditional write; `False` if it was certainly not done.
-
-    While the outcome is unknown, `again` is called; it returns whether the write was done. Raises
-    `OutcomeUnknown` if that cannot be told: the write may have been done, and others may have followed it.
-    """
-    try:
-        return await write()
-    except OutcomeUnknown as unknown:
-        if await operations.retried(again, after=unknown):
-            return True
-        raise
 
 
 def _found(stored: Stored) -> Stored:

@@ -6,13 +6,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.contract import Driver, Key, Record
 from stm_backends.errors import StorageError, located
-from stm_backends.records import keys, operations
+from stm_backends.records import keys, ledger, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.tiers import postings
-from stm_backends.tiers.tails import Tails
 
 logger = logging.getLogger("stm_backends")
 
@@ -25,7 +24,6 @@ class Index:
         self._codec = codec
         self._directory = directory
         self._owner = owner
-        self._tails = Tails(driver, lambda record: postings.seal(postings.read(record, codec), codec))
 
     async def add(self, stamp: str, vertex_id: str, terms: frozenset[str]) -> None:
         """Add the terms of a vertex under a stamp."""
@@ -80,17 +78,25 @@ class Index:
             await self._fold(number)
 
     async def _fold(self, number: int) -> None:
-        await self._tails.fold(keys.postings_key(*self._owner, number))
+        await ledger.fold_tail(self._driver, self._at(number), self._body_of)
+
+    def _body_of(self, record: Record) -> bytes:
+        return postings.seal(postings.read(record, self._codec), self._codec)
+
+    def _at(self, number: int) -> Key:
+        return keys.postings_key(*self._owner, number)
 
     async def _read(self, number: int) -> postings.Bucket:
-        record = await self._driver.load(keys.postings_key(*self._owner, number))
+        record = await self._driver.load(self._at(number))
         with located(self._driver.name, "search"):
             return postings.read(record, self._codec)
 
     async def _append(self, terms: frozenset[str], seal: Callable[[list[str]], bytes]) -> None:
         async def add(bucket: tuple[int, list[str]]) -> bool:
             number, some = bucket
-            return await self._tails.append(keys.postings_key(*self._owner, number), seal(some))
+            where, entry = self._at(number), seal(some)
+            appended = await ledger.append_and_fold(self._driver, where, entry, self._body_of)
+            return appended.created
 
         async with self._directory.listed(self._owner) as listing:
             listing.created = any(await operations.together(list(postings.by_bucket(terms).items()), add))

@@ -102,7 +102,7 @@ class ConversationJournal:
             session_ttl_s=session_ttl_s,
             on_summary_updated=self._folded,
         )
-        self.conversation = backend.memory(keys.short_term_of(key), config, summarizer=self.fold)
+        self.conversation = backend.short_term_conversation(key, config, summarizer=self.fold)
 
     async def read(self) -> Session:
         context: dict[str, Any] = (await self.conversation.get_llm_context()).get("conversation_memory", {})

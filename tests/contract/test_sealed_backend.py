@@ -150,7 +150,7 @@ async def test_a_purge_without_sealing_continues_behind_a_sealed_user(tmp_path: 
         f"sqlite:///{tmp_path}/data.db",
         ConversationTurn("To Zanzibar!", "Booked.", ts=1_700_000_000.0),
     )
-    async with open_backend(url, sealing=SEALING) as backend:
+    async with open_backend(url, sealing=Sealing(SEALING.keys, accept_clear=True)) as backend:
         await backend.memory(ADA, CONFIG, summarizer=ExtractiveSummarizer()).add_turn(old)
     async with open_backend(url) as backend:
         await backend.memory(BOB, CONFIG, summarizer=ExtractiveSummarizer()).add_turn(old)

@@ -12,7 +12,9 @@ from typing import Any, Final, NamedTuple
 
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.drivers.sqlite.driver import SqliteDriver
+from stm_backends.errors import KeyMismatch
 from stm_backends.sealing.driver import SealedDriver
+from stm_backends.sealing.keys import Sealing, StaticKeys
 from stm_backends.tiers.backend_graph import BackendGraph
 from tests.mutants.appends import (
     AppendChangesTheVersion,
@@ -214,13 +216,20 @@ from tests.mutants.rewrites import (
 from tests.mutants.sealing import (
     AcceptsClearText,
     ForgetsTheAssociatedData,
+    ForgetsWhatMayBeStored,
     IgnoresTheCommitment,
+    LooksAtCreatedRecordsOnly,
+    MakesAKeyForALostOne,
+    MarksNoTenant,
+    MarksWithoutLooking,
     OneKeyForAllRecords,
+    OverwritesTheMark,
     ResealDropsEntries,
     ResealInventsABody,
     ResealMakesPermanent,
     ResealsWithoutTheVersion,
     ReusesItsNonce,
+    SealsWithAnErasedKey,
 )
 from tests.mutants.sizes import (
     BodiesInFullRecords,
@@ -535,6 +544,13 @@ PODS: Final[dict[type[Pod], Caught]] = {
 }
 """Memories that pods share."""
 
+_OTHER_BYTES: Final[Mapping[str, Any]] = {
+    "other": Sealing(StaticKeys({"k1": bytes(32)}, primary="k1")),
+    "error": KeyMismatch,
+    "marked": True,
+}
+"""A process that has other bytes for the id of a key."""
+
 SEALS: Final[dict[type[SealedDriver], Caught]] = {
     ForgetsTheAssociatedData: Caught("test_an_older_body_under_a_newer_version_is_corrupt"),
     OneKeyForAllRecords: Caught("test_values_of_another_record_or_another_slot_are_corrupt"),
@@ -547,5 +563,17 @@ SEALS: Final[dict[type[SealedDriver], Caught]] = {
     ),
     ResealMakesPermanent: Caught("test_resealing_keeps_the_time_to_live"),
     ResealInventsABody: Caught("test_resealing_changes_the_key_of_all_values_and_no_value", {"body": None}),
+    SealsWithAnErasedKey: Caught("test_an_append_that_creates_a_record_after_an_erasure_is_readable"),
+    LooksAtCreatedRecordsOnly: Caught("test_an_append_to_a_record_made_after_an_erasure_is_readable"),
+    ForgetsWhatMayBeStored: Caught(
+        "test_a_write_whose_answer_was_lost_after_an_erasure_is_readable", {"operation": "append"}
+    ),
+    MarksNoTenant: Caught("test_a_tenant_sealed_before_there_were_marks_is_marked_when_it_is_met"),
+    OverwritesTheMark: Caught("test_a_process_with_other_keys_writes_nothing", _OTHER_BYTES),
+    MarksWithoutLooking: Caught(
+        "test_a_process_with_other_keys_writes_nothing", {**_OTHER_BYTES, "marked": False}
+    ),
+    MakesAKeyForALostOne: Caught("test_no_data_key_is_made_for_a_user_whose_key_was_lost"),
 }
-"""Drivers that seal, each rejected by a test of `tests/unit/test_sealing.py` or `test_resealing.py`."""
+"""Drivers that seal, each rejected by a test of `tests/unit/test_sealing.py`, `test_resealing.py` or
+`test_erased_keys.py`, or of `tests/contract/test_wrong_keys.py`."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from stm_backends.drivers.contract import ANY, Driver, Key, Record
 from stm_backends.drivers.wrapper import WrapperDriver
-from stm_backends.sealing.cipher import Cipher, key_id_of
+from stm_backends.sealing.cipher import Cipher, check_of, key_id_of
 from stm_backends.sealing.driver import SealedDriver
-from stm_backends.sealing.keys import DataKey, Sealing
+from stm_backends.sealing.keys import DataKey, Owner, Sealing
+from stm_backends.sealing.marks import Marks
+from stm_backends.sealing.stale import StaleKeys
 
 
 class _OtherCipher(SealedDriver):
@@ -139,3 +141,106 @@ class ResealInventsABody(SealedDriver):
     async def _open_body(self, key: Key, record: Record) -> bytes | None:
         body = await super()._open_body(key, record)
         return b"" if body is None and record.body is not None else body
+
+
+class _OtherStaleKeys(SealedDriver):
+    """A driver that looks for stale keys in another way."""
+
+    stale: ClassVar[type[StaleKeys]]
+
+    def __init__(self, inner: Driver, sealing: Sealing, *, clear_met: Callable[[], None]) -> None:
+        super().__init__(inner, sealing, clear_met=clear_met)
+        self._stale_keys = self.stale(inner, sealing.keys, self._seal, self._open_body)
+
+
+class _NeverStale(StaleKeys):
+    async def settle(self, key: Key, sealed: bytes, value: bytes, operation: str) -> None:
+        pass
+
+
+class SealsWithAnErasedKey(_OtherStaleKeys):
+    """Keeps to the key that it remembers, though another process has erased it."""
+
+    stale = _NeverStale
+
+
+class _StaleIfCreated(StaleKeys):
+    async def appended(
+        self, key: Key, sealed: bytes, value: bytes, *, length: int, known: int | None
+    ) -> None:
+        await super().appended(key, sealed, value, length=length, known=known if length == 1 else length - 1)
+
+
+class LooksAtCreatedRecordsOnly(_OtherStaleKeys):
+    """Takes a record with entries for one that this process has seen before."""
+
+    stale = _StaleIfCreated
+
+
+class _NeverInDoubt(StaleKeys):
+    async def settle(self, key: Key, sealed: bytes, value: bytes, operation: str) -> None:
+        self._in_doubt.clear()
+        await super().settle(key, sealed, value, operation)
+
+
+class ForgetsWhatMayBeStored(_OtherStaleKeys):
+    """Seals only the last attempt again, and not those whose answers were lost."""
+
+    stale = _NeverInDoubt
+
+
+class _OtherMarks(SealedDriver):
+    """A driver with other marks."""
+
+    marks_kind: ClassVar[type[Marks]]
+
+    def __init__(self, inner: Driver, sealing: Sealing, *, clear_met: Callable[[], None]) -> None:
+        super().__init__(inner, sealing, clear_met=clear_met)
+        self.marks = self.marks_kind(self, sealing)
+
+
+class _Unmarked(Marks):
+    async def meet(self, tenant: str) -> None:
+        pass
+
+
+class MarksNoTenant(_OtherMarks):
+    """Neither leaves a mark nor looks for one."""
+
+    marks_kind = _Unmarked
+
+
+class _AnyBytes(Marks):
+    async def _held(self, owner: Owner, checks: Mapping[str, str]) -> Mapping[str, str]:
+        primary = await self._sealing.keys.primary(owner)
+        return {**checks, primary.id: check_of(primary.secret)}
+
+
+class OverwritesTheMark(_OtherMarks):
+    """Adds its own key to a mark without comparing those that are there."""
+
+    marks_kind = _AnyBytes
+
+
+class _NotTheFirst(Marks):
+    async def _first_is_sealed(self, tenant: str) -> bool:
+        del tenant
+        return True
+
+
+class MarksWithoutLooking(_OtherMarks):
+    """Marks a tenant of an older version without opening what is stored."""
+
+    marks_kind = _NotTheFirst
+
+
+class _AnyKey(Marks):
+    async def key_of(self, tenant: str, user: str, known: str | None) -> str | None:
+        del known
+        return await super().key_of(tenant, user, None)
+
+
+class MakesAKeyForALostOne(_OtherMarks):
+    """Makes a data key for a user whose key is not in the store of keys."""
+
+    marks_kind = _AnyKey

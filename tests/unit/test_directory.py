@@ -17,7 +17,7 @@ from stm_backends.errors import ConfigurationError, InvalidKey, OutcomeUnknown, 
 from stm_backends.records import keys
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import REMEMBERED_FOR_S, REMEMBERED_USERS, Directory
-from stm_backends.records.operations import ATTEMPTS
+from stm_backends.records.ledger import ATTEMPTS
 from stm_backends.testing.workbench.spy import SpyDriver
 
 

@@ -215,7 +215,7 @@ def test_the_only_dependency_is_pluggy() -> None:
 
 
 LAYERS = (
-    ("types", "protocols", "errors", "extras", "logs"),
+    ("types", "protocols", "errors", "extras", "logs", "races"),
     ("drivers",),
     ("drivers.sqlite",),
     ("records",),

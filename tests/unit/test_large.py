@@ -16,7 +16,7 @@ from stm_backends.backend import Backend
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, Key, Record
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import Corrupt, OutcomeUnknown, TooLarge, Unavailable
-from stm_backends.records import keys, operations
+from stm_backends.records import keys, ledger
 from stm_backends.records.large import pointers
 from stm_backends.records.large.driver import ORPHANED_S, LargeEntries
 from stm_backends.records.large.parts import Parts
@@ -229,7 +229,7 @@ async def killed_at_each_step(
             world.before = world.after = None
             other = await world.process()
             assert await other.load(KEY) in (before, after), f"killed {moment} step {step}"
-            assert await operations.erase(other, KEY) or before is None
+            assert await ledger.erase(other, KEY) or before is None
             assert await world.parts() == [], "an erasure finds what a kill has left"
 
 
@@ -363,7 +363,7 @@ async def resent(kind: type[LargeEntries]) -> None:
             raise OutcomeUnknown("lost")
 
     world.after = lose
-    await operations.retried(lambda: driver.append(KEY, LARGE, initial_version="v", ttl=None))
+    await ledger.retried(lambda: driver.append(KEY, LARGE, initial_version="v", ttl=None))
     assert (await driver.load(KEY)) == Record("v", None, (LARGE,) * 3)
     assert len(await world.parts()) == 3
 
@@ -488,7 +488,7 @@ async def erased_meanwhile(kind: type[LargeEntries]) -> None:
     async def erase(name: str, where: Any) -> None:
         if name == "append" and is_record(where):
             world.before = None
-            await operations.erase(other, KEY)
+            await ledger.erase(other, KEY)
             assert await world.parts() == []
 
     world.before = erase
@@ -529,7 +529,7 @@ async def test_an_erasure_removes_an_entry_whose_parts_it_has_just_removed(world
             stands.set()
 
     world.after = let_it_on
-    await operations.erase(other, KEY)
+    await ledger.erase(other, KEY)
     adding.cancel()
     world.before = world.after = None
     assert await other.load(KEY) is None
@@ -616,7 +616,7 @@ async def test_a_retried_rewrite_stores_its_values_once(world: World) -> None:
             raise OutcomeUnknown("lost")
 
     world.after = lose
-    assert await operations.retried(
+    assert await ledger.retried(
         lambda: driver.replace(KEY, THIRD, version="w", expect="v", rewrite=(THIRD, b"s", THIRD), ttl=KEEP)
     )
     world.after = None

@@ -22,10 +22,10 @@ from stm_backends.errors import LimitReached, OutcomeUnknown, TooLarge, Unavaila
 from stm_backends.history.log import ItemLog
 from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
+from stm_backends.races import RACES, pause_after
 from stm_backends.records import keys
 from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
-from stm_backends.records.operations import RACES, pause_after
 from stm_backends.sealing.data_keys import EnvelopeKeys
 from stm_backends.sealing.keys import Owner
 from stm_backends.sealing.wrapping import LocalWrapping

@@ -11,6 +11,7 @@ import pytest
 from stm_backends.drivers.contract import ABSENT, ANY, Key, Record
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import Corrupt, OutcomeUnknown, TooLarge, Unavailable
+from stm_backends.races import CONTENDED
 from stm_backends.records.keys import data_keys_key
 from stm_backends.sealing.cipher import MAGIC, key_id_of
 from stm_backends.sealing.data_keys import EnvelopeKeys
@@ -18,6 +19,7 @@ from stm_backends.sealing.driver import Resealed, SealedDriver
 from stm_backends.sealing.keys import DataKey, Owner, Sealing, StaticKeys
 from stm_backends.sealing.wrapping import LocalWrapping
 from stm_backends.testing import FakeClock
+from tests.support import clock
 from tests.support.sealed import sealed
 
 KEY = Key("acme:ada:memory", "trip")
@@ -220,6 +222,7 @@ async def test_resealing_repeats_a_write_whose_answer_was_lost(world: World) -> 
     assert await world.key_ids() == {"k2"}
 
 
+@clock.virtually
 async def test_resealing_gives_up_a_record_that_changes_each_time(world: World) -> None:
     await fill(world.process(BEFORE), b"one")
     older, driver = world.process(BEFORE), world.process(ROTATED)
@@ -233,7 +236,7 @@ async def test_resealing_gives_up_a_record_that_changes_each_time(world: World) 
         world.raw.between = [change_again]
 
     world.raw.between = [change_again]
-    assert await driver.reseal(KEY) == Resealed(left=1, lost_races=20)
+    assert await driver.reseal(KEY) == Resealed(left=1, lost_races=CONTENDED)
     assert await world.process(BEFORE).load(KEY) is not None
 
 
@@ -267,7 +270,10 @@ async def test_a_key_that_is_unknown_or_wrong_leaves_the_record_alone(world: Wor
     await fill(world.process(BEFORE), b"one")
     before = await world.raw.load(KEY)
     wrong = StaticKeys({"k1": NEW, "k2": OLD}, primary="k2")
-    for keys, said in ((AFTER, "'k1', which this process does not have"), (wrong, "another key")):
+    for keys, said in (
+        (AFTER, "'k1', which this process does not have"),
+        (wrong, "another key of this id"),
+    ):
         with pytest.raises(Corrupt, match=said) as found:
             await world.process(keys).reseal(KEY)
         assert found.value.operation == "reseal"

@@ -7,11 +7,11 @@ whatever drops entries stores the body under a new version before, and loads aga
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
+from stm_backends import races
 from stm_backends.errors import TooLarge
 from stm_backends.memory import log, policy
 from stm_backends.memory.policy import Fold, Trim
@@ -21,9 +21,8 @@ from stm_backends.memory.shared.room import Room
 from stm_backends.memory.shared.schedule import Plan, PlannedWork, Timers, now
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import cut_summary
-from stm_backends.records import operations
+from stm_backends.records import ledger
 from stm_backends.records.body import Body, Lease, Overdue
-from stm_backends.records.operations import RACES, pause_after
 from stm_backends.telemetry.observer import Observer
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig
 
@@ -80,15 +79,6 @@ class Writes(PlannedWork):
     def lease_s(self) -> float:
         """For how many seconds this process takes a lease, see `policy.lease_s`."""
         return policy.lease_s(self.config, self.shared.driver.traits.deadline)
-
-    @property
-    def _attempts(self) -> int:
-        """How often the write of a version that confirms entries is sent.
-
-        Where a load may show what is not confirmed, a second attempt could store the version on a second
-        server, which has other entries.
-        """
-        return 1 if self.shared.driver.traits.shows_unconfirmed else operations.ATTEMPTS
 
     async def trim(self, snapshot: Snapshot, trim: Trim) -> Plan | None:
         """Drop the oldest turns."""
@@ -167,46 +157,35 @@ class Writes(PlannedWork):
         """
         shared = self.shared
         body = replace(snapshot.body, lease=Lease(shared.clock(), self.lease_s))
+        attempts = ledger.attempts_to_confirm(shared.driver)
         try:
-            await shared.replace(snapshot, body, drop=0, attempts=self._attempts)
+            await shared.replace(snapshot, body, drop=0, attempts=attempts)
         except TooLarge:
             shared.leased = None
             return await self.confirmed(snapshot, drop)
         if shared.leased is None:
             return None
-        return await self._still_there(replace(snapshot, version=shared.leased.version), drop)
+        version = shared.leased.version
+        there = await ledger.still_there(shared.driver, snapshot, drop, version, load=self._load)
+        return replace(snapshot, version=version) if there else None
 
     async def confirmed(self, snapshot: Snapshot, drop: int) -> Snapshot | None:
-        """Return the snapshot once its body and its oldest `drop` entries are confirmed.
+        """Return the snapshot once its oldest `drop` entries are confirmed, see `ledger.confirmed`.
 
         `None` if the record has changed.
-
-        Takes no request where a load shows only what is confirmed.
         """
         shared = self.shared
-        if not shared.driver.traits.shows_unconfirmed:
-            return snapshot
-        try:
-            # Its acknowledgement covers what was written before it.
-            if not await shared.replace(snapshot, snapshot.body, drop=0, attempts=self._attempts):
-                return None
-            snapshot = replace(snapshot, version=shared.seen.version)
-        except TooLarge:
-            # A full record may have no room for its first body.
-            await operations.confirm(shared.driver, (shared.key.scope,))
-        return await self._still_there(snapshot, drop)
 
-    async def _still_there(self, snapshot: Snapshot, drop: int) -> Snapshot | None:
-        """Return the snapshot, or `None` if its oldest `drop` entries are not the first under its version.
+        async def store(version: str) -> bool:
+            return await shared.replace(snapshot, snapshot.body, drop=0, version=version, attempts=1)
 
-        The version may be stored on another server than the one that returned the entries, and under the same
-        version before it. Entries that this server has instead must not be dropped.
-        """
-        if not self.shared.driver.traits.shows_unconfirmed:
-            return snapshot
-        found = await self.shared.load("background")
-        is_same = found.version == snapshot.version and found.tail[:drop] == snapshot.tail[:drop]
-        return snapshot if is_same else None
+        version = await ledger.confirmed(
+            shared.driver, shared.key, snapshot, drop, store=store, load=self._load
+        )
+        return None if version is None else replace(snapshot, version=version)
+
+    async def _load(self) -> Snapshot:
+        return await self.shared.load("background")
 
     async def _fold_leased(self, snapshot: Snapshot, fold: Fold) -> Plan | None:
         if snapshot.body.health is MemoryHealth.DEGRADED:
@@ -221,18 +200,24 @@ class Writes(PlannedWork):
             self.stats.summarizer_failures += 1
             self._observer.summarizer_failed(error)
             return await self._store_failure(snapshot, error)
-        for lost in range(RACES):
-            if lost:
-                snapshot = await self._after_lost(lost)
+        found: tuple[Snapshot, Body, bytes] | None = (snapshot, body, data)
+
+        async def stored() -> Plan | races.Lost:
+            nonlocal found
+            if found is None:
+                again = await self._load_unleased()
                 # The summary is stored under the new version while it applies. Only the entries that were
-                # there under the lease go: repeats that came since may not be confirmed, see `_still_there`.
-                if snapshot.tail[:drop] != head or not fold.still_applies(snapshot.body, snapshot.turns):
+                # there under the lease go: repeats that came since may not be confirmed, see `still_there`.
+                if again.tail[:drop] != head or not fold.still_applies(again.body, again.turns):
                     return AGAIN
-                body, data = self._body_after(snapshot, fold, summary, drop)
-            if await self._replace(snapshot, body, drop=drop, data=data):
-                self._stored(snapshot.body, body, fold)
-                return AGAIN
-        return LOST
+                found = (again, *self._body_after(again, fold, summary, drop))
+            (before, body, data), found = found, None
+            if not await self._replace(before, body, drop=drop, data=data):
+                return races.Lost(before.version)
+            self._stored(before.body, body, fold)
+            return AGAIN
+
+        return await races.contend(stored) or LOST
 
     async def _summarize(self, fold: Fold) -> str:
         self.stats.summarizer_calls += 1
@@ -280,18 +265,22 @@ class Writes(PlannedWork):
         """
         attempt = attempt_of(snapshot.body)
         self._unstored = attempt, error
-        for lost in range(RACES):
-            if lost:
-                snapshot = await self._after_lost(lost)
-                if snapshot.version is None or attempt_of(snapshot.body) != attempt:
-                    self._unstored = None
-                    return AGAIN
+        found: Snapshot | None = snapshot
+
+        async def stored() -> Body | Plan | races.Lost:
+            nonlocal snapshot, found
+            snapshot, found = found or await self._load_unleased(), None
+            if snapshot.version is None or attempt_of(snapshot.body) != attempt:
+                return AGAIN
             body = policy.after_failure(self.config, snapshot.body, now=self.shared.clock())
-            if await self._replace(snapshot, body, drop=0):
-                break
-        else:
+            return body if await self._replace(snapshot, body, drop=0) else races.Lost(snapshot.version)
+
+        body = await races.contend(stored)
+        if body is None:
             return Plan(now() + policy.delay_after(self.config, snapshot.body.attempts + 1))
         self._unstored = None
+        if isinstance(body, Plan):
+            return body
         if body.health is MemoryHealth.RETRY:
             log.retrying(self.shared.log_name, body.attempts, error)
         elif snapshot.body.health is not MemoryHealth.DEGRADED:
@@ -299,10 +288,9 @@ class Writes(PlannedWork):
         self._attempt_ended(snapshot.body, body)
         return AGAIN
 
-    async def _after_lost(self, races: int) -> Snapshot:
-        """Return what there is after lost races, without the lease of this process."""
-        await asyncio.sleep(pause_after(races))
-        snapshot = await self.shared.load("background")
+    async def _load_unleased(self) -> Snapshot:
+        """Return what there is after a lost race, without the lease of this process."""
+        snapshot = await self._load()
         return snapshot.unleased() if self.shared.holds(snapshot.body.lease) else snapshot
 
     async def _replace(self, snapshot: Snapshot, body: Body, *, drop: int, data: bytes = b"") -> bool:

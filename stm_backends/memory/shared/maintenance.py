@@ -25,7 +25,7 @@ from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.room import RoomRequest
 from stm_backends.memory.shared.schedule import TICK_S, Plan, Timers, now
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.records.operations import pause_after
+from stm_backends.races import pause_after
 from stm_backends.telemetry.observer import Observer
 from stm_backends.types import MemoryHealth
 

@@ -21,10 +21,11 @@ from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.due import Held
 from stm_backends.memory.shared.folds import Stats, attempt_of
 from stm_backends.protocols import Summarizer
+from stm_backends.races import Lost, contend
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
+from stm_backends.records.ledger import Appended
 from stm_backends.records.limits import UNLIMITED, Guard, Whose, characters_of
-from stm_backends.records.operations import RACES, Appended, pause_after
 from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer, observed
 from stm_backends.types import (
@@ -269,19 +270,23 @@ class DistributedShortTermMemory:
 
         A repeat costs no other turn, and is not refused; see decision 0037.
         """
-        for lost in range(RACES):
-            await asyncio.sleep(pause_after(lost))
+
+        async def repeated() -> Appended | bool | Lost:
             if turn_id is None or not (snapshot := await self._shared.load("add_turn")).holds(turn_id):
-                break
-            if await self._maintenance.confirmed(snapshot, len(snapshot.tail)) is not None:
-                return Appended(len(snapshot.tail), created=False)
-        else:
-            if isinstance(refused, LimitReached):
-                raise OutcomeUnknown(
-                    "a load shows the turn, and each race to confirm it was lost",
-                    backend=self._shared.driver.name,
-                    operation="add_turn",
-                ) from refused
+                return False
+            if await self._maintenance.confirmed(snapshot, len(snapshot.tail)) is None:
+                return Lost(snapshot.version)
+            return Appended(len(snapshot.tail), created=False)
+
+        appended = await contend(repeated)
+        if isinstance(appended, Appended):
+            return appended
+        if appended is None and isinstance(refused, LimitReached):
+            raise OutcomeUnknown(
+                "a load shows the turn, and each race to confirm it was lost",
+                backend=self._shared.driver.name,
+                operation="add_turn",
+            ) from refused
         if isinstance(refused, LimitReached):
             raise refused
         return await self._append_to_full(stored, entry, refused)

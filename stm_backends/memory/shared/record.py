@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from typing import Final
 
-from stm_backends.drivers.contract import ABSENT, KEEP, Driver, Key, new_version
+from stm_backends.drivers.contract import ABSENT, Driver, Key, new_version
 from stm_backends.errors import Corrupt, StorageError, located
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import View
-from stm_backends.records import keys, operations
+from stm_backends.races import Lost, contend
+from stm_backends.records import keys, ledger
 from stm_backends.records.body import Body, Lease
 from stm_backends.records.codec import Codec
-from stm_backends.records.operations import Appended
+from stm_backends.records.ledger import Appended
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
 
 logger = logging.getLogger("stm_backends")
@@ -145,9 +145,9 @@ class SharedConversation:
         _note(self.acknowledged, turn_id, MAX_ACKNOWLEDGED)
 
     async def append(self, stored: StoredTurn, entry: bytes, *, ttl: float | None) -> Appended:
-        """Add an entry; see `operations.append`."""
+        """Add an entry; see `ledger.append`."""
         positions = self._positions
-        appended = await operations.append(self.driver, self.key, entry, ttl=ttl)
+        appended = await ledger.append(self.driver, self.key, entry, ttl=ttl)
         seen = self.seen
         if (
             # The length says where the entry is only if none were removed since the append was sent.
@@ -176,13 +176,16 @@ class SharedConversation:
         *,
         drop: int,
         data: bytes = b"",
-        attempts: int = operations.ATTEMPTS,
+        version: str = "",
+        attempts: int = ledger.ATTEMPTS,
     ) -> bool:
         """Store a body if the record still has the version that was read; `False` after a lost race.
 
-        `data` is the sealed body, if it is known. `attempts` is that of `operations.retried`.
+        `data` is the sealed body, if it is known, and `version` the one to store it under, by default a new
+        one. `attempts` is that of `ledger.replace`. Entries that go are to be confirmed before.
         """
-        data, version, expect = data or self.codec.seal_body(body), new_version(), snapshot.version or ABSENT
+        data, version = data or self.codec.seal_body(body), version or new_version()
+        expect = snapshot.version or ABSENT
         if body.lease is not None and body.lease is not snapshot.body.lease:
             # Set before the first await: a write that is cancelled may have taken the lease.
             self.leased = snapshot.after(version, body, 0)
@@ -190,13 +193,8 @@ class SharedConversation:
         if drop:
             self._positions = None
         try:
-            # A retry with the same version returns whether the body is stored.
-            stored = await operations.retried(
-                lambda: self.driver.replace(
-                    self.key, data, version=version, expect=expect, drop=drop, ttl=KEEP
-                ),
-                attempts=attempts,
-            )
+            change = ledger.Change(data, version=version, drop=drop)
+            stored = await ledger.replace(self.driver, self.key, change, expect=expect, attempts=attempts)
         finally:
             if drop:
                 self._positions = object()
@@ -221,17 +219,20 @@ class SharedConversation:
         """Release the lease if this process may hold it; a lease of another holder is left alone."""
         leased, self.leased = self.leased, None
         if leased is not None:
+            found: Snapshot | None = leased
+
+            async def released() -> bool | Lost:
+                nonlocal found
+                seen, found = found or await self.load("background"), None
+                # Another process may have noted under a new version that the lease is overdue.
+                is_over = seen.body.lease != leased.body.lease
+                if is_over or await self.replace(seen, seen.body.unleased(), drop=0):
+                    return True
+                return Lost(seen.version)
+
             try:
-                found = leased
-                for lost in range(operations.RACES):
-                    if lost:
-                        await asyncio.sleep(operations.pause_after(lost))
-                        found = await self.load("background")
-                    # Another process may have noted under a new version that the lease is overdue.
-                    if found.body.lease != leased.body.lease or await self.replace(
-                        found, found.body.unleased(), drop=0
-                    ):
-                        return
+                if await contend(released):
+                    return
                 problem: object = "each race was lost"
             except StorageError as error:
                 problem = error

@@ -275,7 +275,7 @@ class LargeEntries:
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
         """Remove the record, if it is there and carries `expect`; returns whether it did.
 
-        Then removes the parts that this process knows of; `operations.erase` removes all parts.
+        Then removes the parts that this process knows of; `ledger.erase` removes all parts.
         """
         done = await self.inner.delete(key, expect=expect)
         seen = self._seen.get(key)

@@ -8,10 +8,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
 
-from stm_backends.drivers.contract import ABSENT, Driver, Key, new_version
+from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
 from stm_backends.drivers.tasks import all_of
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
-from stm_backends.records import keys, operations
+from stm_backends.records import keys, ledger, operations
 from stm_backends.records.large import pointers
 from stm_backends.records.large.pointers import HEADER, Life, Pointer
 
@@ -26,8 +26,6 @@ PATIENCE_S: Final = 60.0
 
 CACHED: Final = 32 * 1024 * 1024
 """How many bytes of recently read or written values are cached; values never change."""
-
-_ROUNDS: Final = 5
 
 REMEMBERED: Final = 500
 """For how many records, and for how many values, the last observation is remembered."""
@@ -97,11 +95,8 @@ class Parts:
     async def _put(self, key: Key, pointer: Pointer, value: bytes, index: int) -> bytes:
         """Store one part unless it is there; returns its share of the value."""
         chunk = value[index * self._size : (index + 1) * self._size]
-        where, version = part_key(key, pointer.id, index), new_version()
-        data, ttl = pointers.seal_part(chunk, pointer.life), pointer.life.given
-        await operations.retried(
-            lambda: self._driver.replace(where, data, version=version, expect=ABSENT, ttl=ttl)
-        )
+        part = ledger.Change(pointers.seal_part(chunk, pointer.life), ttl=pointer.life.given)
+        await ledger.replace(self._driver, part_key(key, pointer.id, index), part, expect=ABSENT)
         return chunk
 
     async def read(self, key: Key, pointer: Pointer) -> bytes | None:
@@ -157,23 +152,19 @@ class Parts:
             return
 
         async def renew(index: int) -> None:
-            where = part_key(key, pointer.id, index)
-            # A part that is sealed again, or renewed by another process, has another version.
-            for _ in range(_ROUNDS):
-                record = await self._driver.load(where)
+            async def decided(record: Record | None) -> tuple[ledger.Change | None, bool]:
                 if record is None:
-                    return
+                    return None, True
                 chunk, found = pointers.open_part(record.body)
                 if found.covers(ttl, now=now):
-                    return
+                    return None, True
                 if index == 0:
                     await run_concurrently([partial(renew, other) for other in range(1, pointer.parts)])
-                data, expect, version = pointers.seal_part(chunk, life), record.version, new_version()
-                if await operations.retried(
-                    partial(self._driver.replace, where, data, version=version, expect=expect, ttl=life.given)
-                ):
-                    return
-            raise Unavailable("a part of a large value changed each time that it was renewed")
+                return ledger.Change(pointers.seal_part(chunk, life), ttl=life.given), True
+
+            # A part that is sealed again, or renewed by another process, has another version.
+            if not await ledger.update(self._driver, part_key(key, pointer.id, index), decided):
+                raise Unavailable("a part of a large value changed each time that it was renewed")
 
         await renew(0)
         remember(self._lives, pointer.id, life, REMEMBERED)

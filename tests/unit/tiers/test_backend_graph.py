@@ -20,10 +20,10 @@ from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import Corrupt, InvalidKey, OutcomeUnknown, Unavailable
 from stm_backends.records import keys, operations
+from stm_backends.records.ledger import FOLD_AT
 from stm_backends.tiers import postings
 from stm_backends.tiers.backend_graph import BackendGraph
 from stm_backends.tiers.graph import SearchableGraph
-from stm_backends.tiers.tails import FOLD_AT
 
 OWNER = ("acme", "u1")
 SCOPE = keys.scope(*OWNER, "graph")

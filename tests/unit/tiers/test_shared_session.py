@@ -17,6 +17,7 @@ from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import (
     ConfigurationError,
     Corrupt,
+    InvalidKey,
     InvalidState,
     OutcomeUnknown,
     StorageError,
@@ -529,7 +530,7 @@ async def test_an_operation_that_cannot_be_read_is_an_error(pods: Pods, text: st
     memory = await pods.add()
     async with Backend(MemoryDriver(pods.store)) as backend:
         config = ShortTermMemoryConfig("truncation")
-        await backend.memory(CONVERSATION, config).add_turn(ConversationTurn("remember", text))
+        await backend.short_term_conversation(KEY, config).add_turn(ConversationTurn("remember", text))
     with pytest.raises(Corrupt):
         await memory.short_term.listed()
 
@@ -550,6 +551,22 @@ async def test_a_session_is_listed_sealed_exported_and_erased_with_its_user() ->
         assert await memory.listed() == []
         await backend.sessions.import_(document)
         assert [one.content for one in await memory.listed()] == ["MARKER"]
+
+
+async def test_no_conversation_has_the_record_of_a_shared_session(pods: Pods) -> None:
+    memory = await pods.add()
+    await memory.remember("k", "v")
+    async with Backend(MemoryDriver(pods.store)) as backend:
+        for session in ("chat#short-term", "#short-term"):
+            with pytest.raises(InvalidKey, match="another id"):
+                backend.memory(MemoryKey(*OWNER, session))
+            with pytest.raises(InvalidKey, match="another id"):
+                await backend.router().hydrate(None, MemoryKey(*OWNER, session).composite())
+        # A session of that name has a shared session of its own.
+        nested = SharedShortTermMemory(backend, CONVERSATION)
+        await nested.remember(MemoryEntry("other", "w", MemoryTier.SHORT_TERM))
+        assert [one.content for one in await memory.short_term.listed()] == ["v"]
+        assert [one.content for one in await nested.listed()] == ["w"]
 
 
 async def test_forgetting_and_ending_store_nothing_for_an_empty_session(pods: Pods) -> None:

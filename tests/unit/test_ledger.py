@@ -9,24 +9,24 @@ import pytest
 
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.errors import OutcomeUnknown
-from stm_backends.records import operations
+from stm_backends.records import ledger
 
 KEY = Key("acme:u:memory", "chat")
 
 
 async def test_only_the_first_entry_of_a_record_creates_it(driver: Driver) -> None:
-    assert await operations.append(driver, KEY, b"one", ttl=None) == (1, True)
-    assert await operations.append(driver, KEY, b"two", ttl=None) == (2, False)
+    assert await ledger.append(driver, KEY, b"one", ttl=None) == (1, True)
+    assert await ledger.append(driver, KEY, b"two", ttl=None) == (2, False)
 
 
 async def test_a_creation_with_a_lost_answer_counts_despite_later_entries(driver: Driver, lose: Any) -> None:
     async def others() -> None:
-        for _ in range(operations.ATTEMPTS):
-            await operations.append(driver, KEY, b"theirs", ttl=None)
+        for _ in range(ledger.ATTEMPTS):
+            await ledger.append(driver, KEY, b"theirs", ttl=None)
 
     lose("append", done=True, then=others)
-    length, created = await operations.append(driver, KEY, b"ours", ttl=None)
-    assert length > operations.ATTEMPTS
+    length, created = await ledger.append(driver, KEY, b"ours", ttl=None)
+    assert length > ledger.ATTEMPTS
     assert created
 
 
@@ -39,11 +39,11 @@ async def test_a_process_that_was_stopped_does_not_retry_an_append(
 
     async def stop() -> None:
         nonlocal stopped
-        stopped = (operations.ATTEMPTS + 1) * driver.traits.deadline + 0.001
+        stopped = (ledger.ATTEMPTS + 1) * driver.traits.deadline + 0.001
 
     lose("append", done=True, then=stop)
     with pytest.raises(OutcomeUnknown):
-        await operations.append(driver, KEY, b"one", ttl=None)
+        await ledger.append(driver, KEY, b"one", ttl=None)
     record = await driver.load(KEY)
     assert record is not None
     assert record.tail == (b"one",)

@@ -1,0 +1,469 @@
+"""The one place in the core where a record changes: append, replace, update, fold, erase.
+
+Every change keeps the same promises, whichever module asks for it:
+
+- **Lost race.** Another process has replaced the record since it was loaded. Nothing was changed; `update`
+  loads again and decides again, with pauses.
+- **Unknown outcome.** The write is sent again, which is harmless: a `replace` is idempotent in its version,
+  and readers drop a repeated entry. `OutcomeUnknown` is raised if no attempt is answered.
+- **Stale server.** A former master that still answers loads may show entries that the new one lacks, under
+  the same version. So entries are confirmed before they are dropped; see decision 0037.
+- **Cancellation.** The record is as it was before or as it is after; a write on its way may still be done.
+
+Work that must be done while the entries still stand, such as keeping them elsewhere, belongs between
+`confirmed` and the `replace` that drops them: `fold` is where both meet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import KW_ONLY, dataclass, field
+from enum import Enum
+from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from stm_backends.drivers.contract import (
+    ABSENT,
+    KEEP,
+    AbsentType,
+    AnyType,
+    Driver,
+    KeepType,
+    Key,
+    Record,
+    new_version,
+)
+from stm_backends.errors import Corrupt, LimitReached, OutcomeUnknown, StorageError, TooLarge, located
+from stm_backends.races import Lost, contend, pause
+from stm_backends.records import keys, operations
+
+logger = logging.getLogger("stm_backends")
+
+FOLD_AT: Final = 64
+"""After how many entries `append_and_fold` folds a tail."""
+
+ATTEMPTS: Final = 3
+"""How often a write is attempted while its outcome is unknown. Both kinds of write may be repeated."""
+
+T = TypeVar("T")
+
+
+class Seen(Protocol):
+    """A record as it was loaded, in any form that has its version and its entries."""
+
+    @property
+    def version(self) -> str | None: ...
+
+    @property
+    def tail(self) -> Sequence[bytes]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A body to store under a new version, and what else a `Driver.replace` does with the record."""
+
+    body: bytes
+    _: KW_ONLY
+    version: str = field(default_factory=new_version)
+    drop: int = 0
+    rewrite: Sequence[bytes] = ()
+    ttl: float | None | KeepType = KEEP
+
+    @property
+    def going(self) -> int:
+        """How many of the oldest entries the record will not have any more."""
+        return max(self.drop, len(self.rewrite))
+
+
+class Removal(Enum):
+    """The decision to remove a record, with its tail."""
+
+    REMOVE = "remove"
+
+
+REMOVE: Final = Removal.REMOVE
+
+Decide: TypeAlias = Callable[[Record | None], Awaitable[tuple[Change | Removal | None, T]]]
+"""Returns what is to be done with a record as it was loaded, `None` for nothing, and the result of that."""
+
+BodyOf: TypeAlias = Callable[[Record], bytes]
+"""Returns the body of a record once the entries of its tail are part of it."""
+
+Unchanged: TypeAlias = Callable[[Record, str], Awaitable[bytes]]
+"""Returns the body that says the same as that of a record, to be stored under this version."""
+
+
+_UNLISTED: Final = nullcontext()
+
+
+# Append
+
+
+class Appended(NamedTuple):
+    """The new length of the tail, and whether the append may have created the record."""
+
+    length: int
+    created: bool
+
+
+class Creation(Protocol):
+    """What is told whether a write may have created a record, such as a `Listing` in the directory."""
+
+    created: bool
+
+
+async def append(
+    driver: Driver,
+    key: Key,
+    entry: bytes,
+    *,
+    ttl: float | None,
+    listing: AbstractAsyncContextManager[Creation] | None = None,
+) -> Appended:
+    """Add one entry at the end, retrying while the outcome is unknown: it may be stored more than once.
+
+    `listing` keeps the record's owner listed around the write. Readers recognize a repeat by its id. Ids of
+    entries that have left the record are not remembered for ever, so a process that was stopped between two
+    attempts does not retry: it raises `OutcomeUnknown`.
+    """
+    if listing is not None:
+        async with listing as owner:
+            appended = await append(driver, key, entry, ttl=ttl)
+            owner.created = appended.created
+        return appended
+    now, longest = asyncio.get_running_loop().time, (ATTEMPTS + 1) * driver.traits.deadline
+    began = now()
+    try:
+        length = await driver.append(key, entry, initial_version=new_version(), ttl=ttl)
+    except OutcomeUnknown as error:
+        unknown = error
+
+        async def again() -> int:
+            if now() - began > longest:
+                raise unknown
+            return await driver.append(key, entry, initial_version=new_version(), ttl=ttl)
+
+        length = await retried(again, after=unknown)
+        # The first attempt may have created the record, and others may have appended since.
+        return Appended(length, created=True)
+    return Appended(length, length == 1)
+
+
+async def append_to_full(
+    send: Callable[[], Awaitable[Appended]], make_room: Callable[[], Awaitable[bool]]
+) -> Appended:
+    """Append by `send`; while the record is full, `make_room` and append again.
+
+    `make_room` returns whether another attempt may succeed, also after a lost race: the other process has
+    made room. Raises `TooLarge` or `LimitReached` if there is none in the end.
+    """
+
+    async def attempt() -> Appended | Lost:
+        try:
+            return await send()
+        except (TooLarge, LimitReached) as error:
+            if (isinstance(error, TooLarge) and error.what == "entry") or not await make_room():
+                raise
+        return Lost(None)
+
+    return await contend(attempt) or await send()
+
+
+async def append_and_fold(driver: Driver, key: Key, entry: bytes, body_of: BodyOf) -> Appended:
+    """Append to a record that never expires; fold a long tail afterwards, and a full record before.
+
+    Only logs a failure of the fold afterwards: a later append folds it.
+    """
+
+    async def make_room() -> bool:
+        return await fold_tail(driver, key, body_of) is not None
+
+    appended = await append_to_full(lambda: append(driver, key, entry, ttl=None), make_room)
+    if appended.length % FOLD_AT == 0:
+        try:
+            await make_room()
+        except StorageError as error:
+            logger.warning("could not fold the entries of a record; a later write will: %s", error)
+    return appended
+
+
+# Replace
+
+
+async def replace(
+    driver: Driver,
+    key: Key,
+    change: Change,
+    *,
+    expect: str | AbsentType | AnyType,
+    attempts: int = ATTEMPTS,
+    repeatable: bool = True,
+) -> bool:
+    """Make a change if the record is what the caller expects; `False` after a lost race.
+
+    `attempts` is that of `retried`: a retry with the same version returns whether the body is stored. After
+    an unknown outcome, a lost race may also mean that the change was made and then replaced: that raises
+    `OutcomeUnknown` unless making the change again is harmless, which `repeatable` says. Confirms nothing, so
+    what drops entries goes through `fold`.
+    """
+
+    async def write() -> bool:
+        return await driver.replace(
+            key,
+            change.body,
+            version=change.version,
+            expect=expect,
+            drop=change.drop,
+            rewrite=change.rewrite,
+            ttl=change.ttl,
+        )
+
+    return await (retried(write, attempts=attempts) if repeatable else _settled(write, write))
+
+
+async def update(
+    driver: Driver,
+    key: Key,
+    decide: Decide[T],
+    *,
+    unchanged: Unchanged | None = None,
+    listing: AbstractAsyncContextManager[Creation] | None = None,
+    repeatable: bool = True,
+) -> T | None:
+    """Change a record by a decision on what is stored; returns its result, `None` if all races were lost.
+
+    `decide` is called with the record as it was loaded, `None` if there is none, and again after each lost
+    race. `unchanged` is that of `fold`, and `repeatable` that of `replace`. `listing` keeps the owner listed
+    around each write.
+    """
+
+    async def attempt() -> T | Lost:
+        record = await driver.load(key)
+        change, result = await decide(record)
+        if change is None:
+            return result
+        if isinstance(change, Removal):
+            if record is None:
+                return result
+            done = await delete(driver, key, expect=record.version)
+            return result if done else Lost(record.version)
+        async with listing or _UNLISTED as owner:
+            if owner is not None:
+                owner.created = record is None
+            if record is None:
+                stored = await replace(driver, key, change, expect=ABSENT, repeatable=repeatable)
+            else:
+                stored = await fold(driver, key, record, change, unchanged=unchanged, repeatable=repeatable)
+        return result if stored else Lost(record and record.version)
+
+    return await contend(attempt)
+
+
+# Fold
+
+
+async def fold(
+    driver: Driver,
+    key: Key,
+    record: Record,
+    change: Change,
+    *,
+    unchanged: Unchanged | None = None,
+    repeatable: bool = True,
+) -> bool:
+    """Make a change to the record that was read, once the entries that go are confirmed; see `confirmed`.
+
+    `False` after a lost race. `unchanged` returns the body that is stored to confirm them, by default the
+    record's own; a record without a body needs one.
+    """
+
+    async def store(version: str) -> bool:
+        body = record.body or b"" if unchanged is None else await unchanged(record, version)
+        return await replace(driver, key, Change(body, version=version), expect=record.version, attempts=1)
+
+    version: str | None = record.version
+    if change.going:
+        version = await confirmed(
+            driver, key, record, change.going, store=store, load=lambda: driver.load(key)
+        )
+    return version is not None and await replace(driver, key, change, expect=version, repeatable=repeatable)
+
+
+async def fold_tail(driver: Driver, key: Key, body_of: BodyOf) -> bool | None:
+    """Move the entries of a tail into the body, as many as one `replace` drops.
+
+    `False` after a lost race, `None` if there are no entries. The others stay, so they must be harmless to a
+    body that has them already.
+    """
+    record = await driver.load(key)
+    if record is None or not record.tail:
+        return None
+    with located(driver.name, "fold"):
+        body = body_of(record)
+    change = Change(body, drop=min(len(record.tail), driver.traits.max_drop))
+    return await fold(driver, key, record, change, unchanged=unchanged_by(body_of))
+
+
+def unchanged_by(body_of: BodyOf) -> Unchanged:
+    """Return what stores the body of a record as it is, or that of no entries if it has none."""
+
+    async def unchanged(record: Record, version: str) -> bytes:
+        del version
+        return body_of(dataclasses.replace(record, tail=())) if record.body is None else record.body
+
+    return unchanged
+
+
+async def confirmed(
+    driver: Driver,
+    key: Key,
+    seen: Seen,
+    going: int,
+    *,
+    store: Callable[[str], Awaitable[bool]],
+    load: Callable[[], Awaitable[Seen | None]],
+) -> str | None:
+    """Return the record's version once its oldest `going` entries are confirmed; `None` after a lost race.
+
+    `store` stores the body as it is under a version, in one attempt, and `load` loads the record. Takes no
+    request where a load shows only what is confirmed. Elsewhere, a server that takes over may have other
+    entries under the version that was read, which must not be dropped.
+    """
+    if not driver.traits.shows_unconfirmed:
+        return seen.version
+    version = new_version()
+    try:
+        # Its acknowledgement covers what was written before it. It is sent once: a retry could store this
+        # version on a second server, which has other entries.
+        if not await store(version):
+            return None
+    except TooLarge:
+        # A full record may have no room for its first body.
+        await confirm(driver, (key.scope,))
+        version = seen.version
+    return version if await still_there(driver, seen, going, version, load=load) else None
+
+
+async def still_there(
+    driver: Driver, seen: Seen, going: int, version: str | None, *, load: Callable[[], Awaitable[Seen | None]]
+) -> bool:
+    """Say whether the oldest entries that were seen are the first ones under a version that was just stored.
+
+    It may be stored on another server than the one that returned the entries. Takes no request where a load
+    shows only what is confirmed.
+    """
+    if not driver.traits.shows_unconfirmed:
+        return True
+    found = await load()
+    return (
+        found is not None
+        and found.version == version
+        and tuple(found.tail[:going]) == tuple(seen.tail[:going])
+    )
+
+
+def attempts_to_confirm(driver: Driver) -> int:
+    """Return how often a write is sent whose version confirms entries; see `confirmed`."""
+    return 1 if driver.traits.shows_unconfirmed else ATTEMPTS
+
+
+async def confirm(driver: Driver, scopes: Iterable[str]) -> None:
+    """Have the datastore acknowledge earlier writes in these scopes, which a load or a listing shows done.
+
+    A write with an unknown outcome may be done on the server alone, and not on the replicas, or the disk,
+    that an acknowledgement promises. A load does not show that. Deleting a missing record waits for them.
+    """
+    if driver.traits.shows_unconfirmed:
+        await operations.together([*scopes], lambda scope: driver.delete(Key(scope, keys.NO_NAME)))
+
+
+# Erase
+
+
+async def erase(driver: Driver, key: Key) -> bool:
+    """Remove a record and all of its parts, garbage included; returns whether the record existed.
+
+    For a record without parts, this takes one `scan` more than a `delete`.
+    """
+    erased = await driver.delete(key)
+    while await erase_parts(driver, key) and await erase_dangling(driver, key):
+        erased = True
+    return erased
+
+
+async def erase_dangling(driver: Driver, key: Key) -> bool:
+    """Remove a record that points to parts which no longer exist; returns whether it did."""
+    try:
+        await driver.load(key)
+    except Corrupt:
+        return await driver.delete(key)
+    return False
+
+
+async def erase_parts(driver: Driver, key: Key) -> int:
+    """Remove all parts of a record; returns how many."""
+    scope, prefix = keys.parts_of(key)
+    erased = 0
+    async for name in operations.names_of(driver, scope, prefix):
+        erased += await driver.delete(Key(scope, name))
+    return erased
+
+
+async def delete(driver: Driver, key: Key, *, expect: str) -> bool:
+    """Remove the record that was read; `False` after a lost race.
+
+    After an unknown outcome, a record that is gone counts as removed; another raises `OutcomeUnknown`.
+    """
+
+    async def remove() -> bool:
+        return await driver.delete(key, expect=expect)
+
+    async def gone() -> bool:
+        return await remove() or await driver.load(key) is None
+
+    return await _settled(remove, gone)
+
+
+# Unknown outcomes
+
+
+async def retried(
+    write: Callable[[], Awaitable[T]], *, after: OutcomeUnknown | None = None, attempts: int = ATTEMPTS
+) -> T:
+    """Carry out a write that may be repeated, again while its outcome is unknown, at most `attempts` times.
+
+    Once the outcome of one attempt is unknown, only a later success settles it: any other error of a later
+    attempt raises `OutcomeUnknown`, too. `after` is the error of a first attempt by the caller.
+    """
+    unknown, attempt = after, 0 if after is None else 1
+    while True:
+        if attempt:
+            await asyncio.sleep(pause(0.05, attempt, 1.0))
+        attempt += 1
+        try:
+            return await write()
+        except OutcomeUnknown as error:
+            unknown = error
+            if attempt >= attempts:
+                raise
+        except StorageError as error:
+            if unknown is None:
+                raise
+            raise unknown from error
+
+
+async def _settled(write: Callable[[], Awaitable[bool]], again: Callable[[], Awaitable[bool]]) -> bool:
+    """Carry out a conditional write; `False` if it was certainly not done.
+
+    While the outcome is unknown, `again` is called; it returns whether the write was done. Raises
+    `OutcomeUnknown` if that cannot be told: the write may have been done, and others may have followed it.
+    """
+    try:
+        return await write()
+    except OutcomeUnknown as unknown:
+        if await retried(again, after=unknown):
+            return True
+        raise

@@ -1,0 +1,56 @@
+"""Ways to confirm entries with one fault each, which lose an entry that only a new server has."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from stm_backends.drivers.contract import Driver, Key, new_version
+from stm_backends.records import ledger
+from stm_backends.records.ledger import Change, Seen
+
+Store = Callable[[str], Awaitable[bool]]
+Load = Callable[[], Awaitable[Seen | None]]
+
+
+async def trusts_the_load(
+    driver: Driver, key: Key, seen: Seen, going: int, *, store: Store, load: Load
+) -> str | None:
+    """Drops what a load has shown."""
+    del driver, key, going, store, load
+    return seen.version
+
+
+async def loads_again(
+    driver: Driver, key: Key, seen: Seen, going: int, *, store: Store, load: Load
+) -> str | None:
+    """Loads again, which the old server answers, and writes nothing before."""
+    del key, store
+    there = await ledger.still_there(driver, seen, going, seen.version, load=load)
+    return seen.version if there else None
+
+
+async def looks_at_nothing(
+    driver: Driver, key: Key, seen: Seen, going: int, *, store: Store, load: Load
+) -> str | None:
+    """Stores the body as it is, and does not look which entries the server has."""
+    del driver, key, seen, going, load
+    version = new_version()
+    return version if await store(version) else None
+
+
+async def looks_at_the_version(
+    driver: Driver, key: Key, seen: Seen, going: int, *, store: Store, load: Load
+) -> str | None:
+    """Stores the body as it is, and compares the version alone."""
+    del going
+    return await CORRECT(driver, key, seen, 0, store=store, load=load)
+
+
+def counts_what_is_dropped(change: Change) -> int:
+    """Confirms no entry that is rewritten."""
+    return change.drop
+
+
+CORRECT = ledger.confirmed
+
+CONFIRMATIONS = (trusts_the_load, loads_again, looks_at_nothing, looks_at_the_version)
