@@ -11,6 +11,7 @@ import json
 import tempfile
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Final, TextIO, cast
 
@@ -18,6 +19,9 @@ from stm_backends.cli.files import is_standard, reading
 from stm_backends.cli.replay.conversations import BadFile
 
 MIB: Final = 1024 * 1024
+
+_PORTION: Final = MIB // 4
+"""How many characters are read at once."""
 
 _HINT: Final = "an export has one conversation or graph vertex per line"
 
@@ -60,14 +64,18 @@ class ExportFile:
     def __iter__(self) -> Iterator[Line]:
         self.skipped = 0
         self._text.seek(0)
-        for where, text in _limited(self._name, self._text, self._limits):
-            if not text.strip():
-                continue
+        for number, text in self._written():
+            where = f"{self._name}:{number}"
             document = _document(where, text, self._limits)
             if self._is_wanted(document):
                 yield Line(where, document)
             else:
                 self.skipped += 1
+
+    def _written(self) -> Iterator[tuple[int, str]]:
+        """Yield the lines that are not blank, without a step for each blank one: there may be millions."""
+        for first, lines in _limited(self._name, self._text, self._limits):
+            yield from compress(enumerate(lines, first), map(str.strip, lines))
 
     def _is_wanted(self, document: dict[str, object]) -> bool:
         key = document.get("key")
@@ -88,27 +96,32 @@ def export_file(
         text = stack.enter_context(reading(path))
         if is_standard(path) or not text.seekable():
             copy = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n"))
-            for _, line in _limited(name, text, limits):
-                copy.write(line)
+            for _, lines in _limited(name, text, limits):
+                copy.write("\n".join([*lines, ""]))
             copy.seek(0)
             text = cast("TextIO", copy)
         yield ExportFile(name, text, limits=limits, only=only)
 
 
-def _limited(name: str, text: TextIO, limits: FileLimits) -> Iterator[tuple[str, str]]:
-    """Yield each line with its place, none longer than the limits."""
-    total = number = 0
-    while line := text.readline(limits.line + 1):
-        number += 1
-        total += len(line)
-        where = f"{name}:{number}"
-        if len(line) > limits.line:
+def _limited(name: str, text: TextIO, limits: FileLimits) -> Iterator[tuple[int, list[str]]]:
+    """Yield the lines without their ends, many at once, with the number of the first; checks the limits."""
+    number, total, begun = 1, 0, ""
+    # A long line is read in portions that double, so that it is not copied again for each of them.
+    while portion := text.read(
+        min(max(_PORTION, len(begun)), limits.line + 1 - len(begun), limits.total + 1 - total)
+    ):
+        total += len(portion)
+        *lines, begun = (begun + portion).split("\n")
+        where = f"{name}:{number + len(lines)}"
+        if len(begun) > limits.line:
             raise BadFile(f"{where}: longer than {limits.line:,} characters; see --max-line-mib")
         if total > limits.total:
             raise BadFile(
                 f"{where}: the file is longer than {limits.total:,} characters; see --max-total-mib"
             )
-        yield where, line
+        yield number, lines
+        number += len(lines)
+    yield number, [begun]
 
 
 def _document(where: str, text: str, limits: FileLimits) -> dict[str, object]:

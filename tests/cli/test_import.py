@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from stm_backends import open_backend
 from stm_backends.cli.app import app
+from stm_backends.cli.exports import ExportFile, FileLimits, Line
 from stm_backends.drivers.contract import ANY
 from stm_backends.records.keys import vertex_key
 from stm_backends.tiers import MemoryManager, MemoryTier
@@ -123,6 +125,29 @@ def test_an_export_within_the_limits_comes_through_a_pipe(url: str, tmp_path: Pa
     again = lines(cli("export", "a:u:s", "b:u:s", "--url", url))
     assert json.loads(again[0])["turns"][0]["user_message"] == "é\u2028\r\n\x00"
     assert len(json.loads(again[1])["turns"]) == 3
+
+
+class Counted(io.StringIO):
+    """Text that counts how often it is read."""
+
+    reads = 0
+
+    def read(self, size: int | None = -1, /) -> str:
+        self.reads += 1
+        return super().read(size)
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        self.reads += 1
+        return super().readline(size)
+
+
+@pytest.mark.parametrize("before", ["\n" * 4 * MIB, " \n" * 2 * MIB, " " * 4 * MIB])
+def test_blank_lines_and_long_lines_are_read_in_few_portions(before: str) -> None:
+    text = Counted(f'{before}{{"a": 1}}\n\n{{"a": 2}}')
+    file = ExportFile("made", text, limits=FileLimits(), only=None)
+    assert text.reads < 30
+    first = before.count("\n") + 1
+    assert [*file] == [Line(f"made:{first}", {"a": 1}), Line(f"made:{first + 2}", {"a": 2})]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of a process")

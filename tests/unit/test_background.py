@@ -19,9 +19,8 @@ from stm_backends.drivers.contract import KEEP, Key, Record, new_version
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import OutcomeUnknown, TooLarge, Unavailable
 from stm_backends.memory.shared.backgrounds import Backgrounds
-from stm_backends.memory.shared.concurrency import FairConcurrencyLimit
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
-from stm_backends.memory.shared.schedule import MAX_TIMERS, Timers
+from stm_backends.memory.shared.schedule import Timers
 from stm_backends.records import keys
 from stm_backends.records.body import Body, Lease, Overdue
 from stm_backends.records.codec import Codec
@@ -535,7 +534,6 @@ async def test_beyond_the_limit_the_least_recently_used_timers_are_dropped() -> 
     assert (rested, len(waiting)) == ([1, 2], 3)
     await asyncio.sleep(60)
     assert (woken, len(waiting)) == ([0, 3, 4], 0)
-    assert MAX_TIMERS >= 3_000
 
 
 @clock.virtually
@@ -567,76 +565,6 @@ async def test_closing_one_memory_object_leaves_the_background_to_the_others() -
         await other.close()
         assert not other.busy
         assert (await leases.stored_body(backend.driver, RECORD)).lease is None
-
-
-# Turns
-
-
-async def slots_in(order: list[str], slots: FairConcurrencyLimit, tenant: str, go: asyncio.Event) -> None:
-    async with slots.slot(tenant):
-        order.append(tenant)
-        await go.wait()
-
-
-async def test_a_tenant_whose_calls_hang_leaves_a_quarter_of_the_slots_to_others() -> None:
-    slots, order, hang, go = FairConcurrencyLimit(8), list[str](), asyncio.Event(), asyncio.Event()
-    waiting = [asyncio.create_task(slots_in(order, slots, "bad", hang)) for _ in range(20)]
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert order == ["bad"] * 6
-    tenants = ("good", "good", "other")
-    waiting += [asyncio.create_task(slots_in(order, slots, tenant, go)) for tenant in tenants]
-    await asyncio.sleep(0.01)
-    assert order[6:] == ["good", "other"]
-    go.set()
-    await asyncio.sleep(0.01)
-    assert order[6:] == ["good", "other", "good"]
-    hang.set()
-    await asyncio.gather(*waiting)
-    assert order.count("bad") == 20
-
-
-async def test_tenants_are_served_round_robin_and_cancelled_waiters_are_skipped() -> None:
-    slots, order, go = FairConcurrencyLimit(1), list[str](), asyncio.Event()
-    tasks = [asyncio.create_task(slots_in(order, slots, tenant, go)) for tenant in "aaabbc"]
-    await asyncio.sleep(0.01)
-    tasks[3].cancel()
-    await asyncio.sleep(0)
-    go.set()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert order == ["a", "a", "b", "c", "a"]
-    async with asyncio.timeout(5), slots.slot("z"):
-        pass
-
-
-async def test_a_slot_given_at_the_moment_of_a_cancellation_is_not_lost() -> None:
-    slots, order, go = FairConcurrencyLimit(1), list[str](), asyncio.Event()
-    first, second = (asyncio.create_task(slots_in(order, slots, "a", go)) for _ in range(2))
-    await asyncio.sleep(0.01)
-    go.set()
-    await first
-    second.cancel()
-    await asyncio.gather(second, return_exceptions=True)
-    async with asyncio.timeout(5), slots.slot("b"):
-        pass
-
-
-def test_slots_of_an_event_loop_that_was_closed_are_free_again() -> None:
-    slots, order = FairConcurrencyLimit(1), list[str]()
-    loop = asyncio.new_event_loop()
-    left = [loop.create_task(slots_in(order, slots, "a", asyncio.Event())) for _ in range(2)]
-    loop.run_until_complete(asyncio.sleep(0.01))
-    loop.close()
-
-    async def main() -> None:
-        async with asyncio.timeout(5), slots.slot("b"):
-            order.append("b")
-
-    asyncio.run(main())
-    assert order == ["a", "b"]
-    for task in left:
-        # It cannot be cancelled on a loop that is closed, and need not be reported as lost.
-        task._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]  # noqa: SLF001 -- no setting
 
 
 # Repeats of a turn

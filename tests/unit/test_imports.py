@@ -281,7 +281,7 @@ def test_no_chain_of_imports_leads_through_more_than_ten_rooms() -> None:
         ("memory.view", {"errors", "types"}),
         ("memory.policy", {"errors", "memory.view", "records.body", "types"}),
         ("memory.tasks", {"logs"}),
-        ("memory.shared.concurrency", set[str]()),
+        ("memory.shared.queues", set[str]()),
         ("telemetry.observer", {"drivers.contract", "types"}),
         (
             "telemetry.opentelemetry",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -74,10 +73,11 @@ class Pod:
 
     async def has_a_free_slot(self) -> bool:
         """Say whether another conversation may call the summarizer at once."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(0.001), self.backgrounds._slots.slot("other"):  # noqa: SLF001
-                return True
-        return False
+
+        async def take() -> bool:
+            return self.backgrounds._schedule.calls.take("other")  # noqa: SLF001
+
+        return await asyncio.create_task(take())
 
 
 def pod(driver: Driver, settings: object, summarizer: Any = None) -> Pod:

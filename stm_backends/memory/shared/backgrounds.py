@@ -6,25 +6,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Final
 from weakref import WeakValueDictionary
 
 from stm_backends import logs
 from stm_backends.drivers.contract import Driver, Key
-from stm_backends.memory.shared.concurrency import FairConcurrencyLimit
 from stm_backends.memory.shared.maintenance import Maintenance
 from stm_backends.memory.shared.recent import Recent
 from stm_backends.memory.shared.record import SharedConversation
-from stm_backends.memory.shared.schedule import Timers
+from stm_backends.memory.shared.schedule import MAX_SUMMARIES, Schedule
 from stm_backends.records import keys
 from stm_backends.records.codec import Codec
 from stm_backends.telemetry.observer import SILENT, Observer
 from stm_backends.types import MemoryKey
 
 logger = logging.getLogger("stm_backends")
-
-MAX_SUMMARIES: Final = 8
-"""The default number of summarizer calls in flight."""
 
 
 class Backgrounds:
@@ -47,8 +42,7 @@ class Backgrounds:
         self._codec = codec
         self._observer = observer
         self._clock = clock
-        self._slots = FairConcurrencyLimit(max_summaries)
-        self._timers = Timers()
+        self._schedule = Schedule(max_summaries)
         self._recent = Recent()
         self._each: WeakValueDictionary[Key, Maintenance] = WeakValueDictionary()
 
@@ -64,7 +58,7 @@ class Backgrounds:
         shared = self._recent.get(record) or SharedConversation(
             self._driver, record, self._codec, self._clock, self._recent.note
         )
-        maintenance = Maintenance(shared, key.tenant_id, self._slots, self._timers, self._observer)
+        maintenance = Maintenance(shared, key.tenant_id, self._schedule, self._observer)
         self._each[record] = maintenance
         return maintenance
 
@@ -80,6 +74,9 @@ class Backgrounds:
         rest is still done.
         """
         deadline = self._driver.traits.deadline
+        for one in [*self._each.values()]:
+            # Those that only wait need not be closed, unless a memory object refers to them.
+            one.cancel_plan()
         closings = {asyncio.ensure_future(one.close(timeout=timeout)) for one in [*self._each.values()]}
         if not closings:
             return

@@ -18,7 +18,7 @@ from stm_backends.memory.policy import Fold, Trim
 from stm_backends.memory.shared.due import Compact
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.room import Room
-from stm_backends.memory.shared.schedule import Plan, PlannedWork, Timers, now
+from stm_backends.memory.shared.schedule import Plan, PlannedWork, Schedule, now
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import cut_summary
 from stm_backends.records import ledger
@@ -58,8 +58,10 @@ class Writes(PlannedWork):
     another process takes meanwhile stays.
     """
 
-    def __init__(self, shared: SharedConversation, timers: Timers, observer: Observer) -> None:
-        super().__init__(timers)
+    def __init__(
+        self, shared: SharedConversation, tenant: str, schedule: Schedule, observer: Observer
+    ) -> None:
+        super().__init__(tenant, schedule)
         self.shared = shared
         self.config = ShortTermMemoryConfig()
         self.stats = Stats()

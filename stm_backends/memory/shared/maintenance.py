@@ -7,10 +7,9 @@ says what is due, a `Plan` when this process acts on it, and `Writes` does it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
-from collections.abc import AsyncGenerator, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Final
 from weakref import WeakSet
 
@@ -18,12 +17,11 @@ from stm_backends.errors import Corrupt, StorageError
 from stm_backends.memory import log, policy
 from stm_backends.memory.policy import Fold, Recover, Trim, Wait
 from stm_backends.memory.shared import due
-from stm_backends.memory.shared.concurrency import FairConcurrencyLimit
 from stm_backends.memory.shared.due import Compact, Due, Held
 from stm_backends.memory.shared.folds import AGAIN, LOST, Writes, attempt_of
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.room import RoomRequest
-from stm_backends.memory.shared.schedule import TICK_S, Plan, Timers, now
+from stm_backends.memory.shared.schedule import TICK_S, Plan, Schedule, now
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.races import pause_after
 from stm_backends.telemetry.observer import Observer
@@ -65,29 +63,21 @@ class Maintenance(Writes):
     """The background of one conversation in one process, shared by its memory objects there.
 
     `flush_waiters` counts the callers that wait in `flush`: while there are any, fewer turns than
-    `fold_batch_turns` are folded, too. `slots` limits the summarizer calls of all conversations that share
-    it.
+    `fold_batch_turns` are folded, too. `schedule` limits the work of all conversations that share it.
     """
 
     def __init__(
-        self,
-        shared: SharedConversation,
-        tenant: str,
-        slots: FairConcurrencyLimit,
-        timers: Timers,
-        observer: Observer,
+        self, shared: SharedConversation, tenant: str, schedule: Schedule, observer: Observer
     ) -> None:
-        super().__init__(shared, timers, observer)
+        super().__init__(shared, tenant, schedule, observer)
         self.memories: WeakSet[object] = WeakSet()
-        self._tenant = tenant
-        self._slots = slots
         self._attempt, self._lease = _FirstSeen(), _FirstSeen()
         self.failures = 0
 
     def start_over(self) -> None:
         """Plan and do nothing; what was done on an event loop that has ended is forgotten."""
         super().start_over()
-        self._queued = self._held = False
+        self._held = False
         self._polls = self._faults = self._lost = 0
         self.flush_waiters = 0
 
@@ -95,9 +85,6 @@ class Maintenance(Writes):
         """Stop the work, which may finish within `timeout` seconds, and release the lease."""
         self.closing = True
         self.cancel_plan()
-        if self._queued and self._worker is not None:
-            # It has not begun a summarizer call.
-            self._worker.cancel()
         self._notify()
         try:
             await self.background.close(timeout=timeout)
@@ -204,6 +191,9 @@ class Maintenance(Writes):
             self._held = False
             return Plan(now() + FIRST_POLL_S)
         step, following = await self._advance(plan)
+        if isinstance(step, Fold) and following is not None and following.summarizes:
+            # Nothing was done: it waits for its call.
+            return following
         self._faults, self._held = 0, isinstance(step, Held)
         self._polls = min(self._polls + 1, 10) if self._held else 0
         self._lost = self._lost + 1 if following is LOST else 0
@@ -220,14 +210,10 @@ class Maintenance(Writes):
         shared = self.shared
         snapshot = await shared.load("background") if plan.look or not shared.current else shared.seen
         step = self.next_step(snapshot)
-        if isinstance(step, Fold):
-            async with self._slot() as waited:
-                if waited:
-                    snapshot = await shared.load("background")
-                    step = self.next_step(snapshot)
-                if isinstance(step, Fold):
-                    return step, await self.fold(snapshot.unleased(), step)
         match step:
+            case Fold():
+                if plan.summarizes or self._schedule.calls.take(self.tenant):
+                    return step, await self.fold(snapshot.unleased(), step)
             case Trim():
                 return step, await self.trim(snapshot.unleased(), step)
             case Compact():
@@ -242,16 +228,6 @@ class Maintenance(Writes):
             case _:
                 pass
         return step, self._plan_for(step)
-
-    @contextlib.asynccontextmanager
-    async def _slot(self) -> AsyncGenerator[bool]:
-        self._queued = True
-        try:
-            async with self._slots.slot(self._tenant) as waited:
-                self._queued = False
-                yield waited
-        finally:
-            self._queued = False
 
     def _plan_for(self, step: Due) -> Plan | None:
         """Return the plan for a step."""
@@ -268,4 +244,4 @@ class Maintenance(Writes):
                 poll = min(FIRST_POLL_S * 2**self._polls, LONGEST_POLL_S) * random.uniform(0.5, 1.0)
                 return Plan(now() + min(poll, seconds + TICK_S), firm=True)
             case _:
-                return Plan(now(), look=False)
+                return Plan(now(), look=False, summarizes=isinstance(step, Fold))

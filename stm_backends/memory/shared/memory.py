@@ -163,7 +163,7 @@ class DistributedShortTermMemory:
         if self._shared.outcome_unknown.pop(stored.id, False) is None or not (
             known or stored.id in self._shared.added
         ):
-            self._shared.note_added(stored, length)
+            self._shared.note_added(stored, len(entry), length)
             self._appended(turn, ts)
         if turn_id is not None:
             self._shared.note_acknowledged(stored.id)

@@ -42,7 +42,7 @@ class Recent:
         """Note that a conversation was used, and what it takes now."""
         kept, key = self._kept, shared.key
         _, before = kept.pop(key, (None, 0))
-        size = size_of(shared.seen)
+        size = size_of(shared.seen) + shared.added_size + _ENTRY * len(shared.added)
         kept[key] = shared, size
         self.size += size - before
         while len(kept) > 1 and (len(kept) > self._most or self.size > self._most_bytes):

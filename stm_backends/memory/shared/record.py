@@ -31,11 +31,12 @@ class SharedConversation:
 
     `seen` is the last snapshot, with the entries that this process appended since. While the record has its
     version, these are the first entries of the record. `current` says whether this process knows of no other
-    entry. `added` has the turns of this process since the last load. No write relies on any of these: a
-    `replace` names the version. `leased` is the conversation under a lease that this process did not release.
-    `outcome_unknown` has the ids of turns whose `add_turn` ended with an unknown outcome, and `acknowledged`
-    those given by callers whose append was answered. `recovering` says that this process is making an attempt
-    to leave `DEGRADED`. `clock` is in epoch seconds. `used` is called when `seen` has changed.
+    entry. `added` has the turns of this process since the last load, and `added_size` is how many bytes those
+    take that `seen` lacks. No write relies on any of these: a `replace` names the version. `leased` is the
+    conversation under a lease that this process did not release. `outcome_unknown` has the ids of turns whose
+    `add_turn` ended with an unknown outcome, and `acknowledged` those given by callers whose append was
+    answered. `recovering` says that this process is making an attempt to leave `DEGRADED`. `clock` is in
+    epoch seconds. `used` is called when there is something else to remember.
     """
 
     __slots__ = (
@@ -43,6 +44,7 @@ class SharedConversation:
         "_used",
         "acknowledged",
         "added",
+        "added_size",
         "clock",
         "codec",
         "current",
@@ -79,6 +81,7 @@ class SharedConversation:
         self.seen = Snapshot()
         self.current = False
         self.added: dict[str, StoredTurn] = {}
+        self.added_size = 0
         self.acknowledged: dict[str, None] = {}
 
     @property
@@ -128,6 +131,7 @@ class SharedConversation:
                 i: stored for i, stored in self.added.items() if i not in before and not snapshot.holds(i)
             }
         self.current = not self.added
+        self.added_size = 0 if self.current else self.added_size
         return snapshot
 
     async def load_copy(self, operation: str) -> Snapshot:
@@ -162,9 +166,12 @@ class SharedConversation:
             self.current = False
         return appended
 
-    def note_added(self, stored: StoredTurn, length: int) -> None:
-        """Remember a turn of this process that was acknowledged with this length of the tail."""
+    def note_added(self, stored: StoredTurn, size: int, length: int) -> None:
+        """Remember a turn of `size` bytes that was acknowledged with this length of the tail."""
         self.added[stored.id] = stored
+        if not self.current:
+            self.added_size += size
+            self._used(self)
         if len(self.added) > length:
             # A tail that is shorter than what this process added was folded elsewhere.
             del self.added[next(iter(self.added))]

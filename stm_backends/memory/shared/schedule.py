@@ -1,4 +1,8 @@
-"""When the background of a conversation acts: a task while a plan is carried out, otherwise a timer."""
+"""When the background of a conversation acts: in a task while it carries out a plan, else without one.
+
+A plan waits for its time, and then for a place among a few tasks, so the number of tasks does not depend on
+the number of conversations.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,20 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from stm_backends.memory.shared.queues import MAX_WAITING, FairQueue
 from stm_backends.memory.tasks import Background
 
 TICK_S: Final = 0.001
 """The shortest wait: timers may fire a little early."""
 
-MAX_TIMERS: Final = 10_000
-"""How many conversations of a backend may have a timer. Beyond that, the least recently used timers are
-dropped; a later call, or another process, resumes their work."""
+STEPS: Final = 32
+"""How many conversations of a backend are looked at or trimmed at once, beside those that are summarized."""
+
+MAX_SUMMARIES: Final = 8
+"""The default number of summarizer calls in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +31,24 @@ class Plan:
     """When the background acts next, and how.
 
     `at` is on the event loop's clock. With `look`, the record is loaded first, because other processes may
-    have changed it since; otherwise what this process has seen decides. A `firm` plan is not brought forward:
-    another process holds the lease, races were lost, or the datastore has failed.
+    have changed it since; otherwise what this process has seen decides. A plan that `summarizes` waits for
+    a place among the summarizer calls. A `firm` plan is not brought forward: another process holds the lease,
+    races were lost, or the datastore has failed.
     """
 
     at: float
     look: bool = True
+    summarizes: bool = False
     firm: bool = False
 
 
 class Timers:
-    """The timers of the conversations that wait: at most `most`, and no tasks."""
+    """The timers of the conversations that wait: at most `most`, and no tasks.
 
-    def __init__(self, most: int = MAX_TIMERS) -> None:
+    Beyond that, the least recently used are dropped; a later call, or another process, resumes their work.
+    """
+
+    def __init__(self, most: int = MAX_WAITING) -> None:
         self._most = most
         self._timers: OrderedDict[PlannedWork, asyncio.TimerHandle] = OrderedDict()
 
@@ -57,11 +69,22 @@ class Timers:
             timer.cancel()
 
 
-class PlannedWork:
-    """Carries out one plan after another: in a task while one is due, with a timer until then."""
+class Schedule:
+    """What the backgrounds of a process wait for: a time, a place among `steps`, or one among `calls`."""
 
-    def __init__(self, timers: Timers) -> None:
-        self._timers = timers
+    def __init__(self, max_summaries: int = MAX_SUMMARIES) -> None:
+        self.timers = Timers()
+        # A step that finds a summarizer call to be allowed makes it.
+        self.steps = FairQueue(STEPS + max_summaries)
+        self.calls = FairQueue(max_summaries)
+
+
+class PlannedWork:
+    """Carries out one plan after another, each in a task once it is due and has a place."""
+
+    def __init__(self, tenant: str, schedule: Schedule) -> None:
+        self.tenant = tenant
+        self._schedule = schedule
         self.start_over()
 
     def start_over(self) -> None:
@@ -117,45 +140,58 @@ class PlannedWork:
         self._arm()
 
     def _arm(self) -> None:
-        """Start the plan if it is due, otherwise set a timer for it."""
+        """Let the plan wait for its time, or for a place if it is due."""
         plan = self._plan
         if plan is not None and not self._running:
             if plan.at <= now():
                 self.wake()
             else:
-                self._timers.wait(self, plan.at)
+                self._schedule.timers.wait(self, plan.at)
 
     def wake(self) -> None:
+        """Carry out the plan as soon as there is a place."""
+        self._schedule.timers.end(self)
+        plan = self._plan
+        if plan is not None:
+            queue = self._schedule.calls if plan.summarizes else self._schedule.steps
+            queue.enter(self)
+            if self in queue:
+                # Other processes may act until then.
+                self._plan = replace(plan, look=True)
+
+    def start(self) -> asyncio.Task[None]:
         """Carry out the plan now."""
-        self._timers.end(self)
-        self._worker = self.background.start(self._work(), name="stm-memory")
+        plan, self._plan = self._plan or Plan(now()), None
+        task = self._worker = self.background.start(self._work(plan), name="stm-memory")
+        task.add_done_callback(self._ended)
+        return task
 
     def cancel_plan(self) -> None:
         """Drop the plan; the next call that sees work makes a new one."""
-        self._timers.end(self)
+        self._schedule.timers.end(self)
+        self._schedule.steps.withdraw(self)
+        self._schedule.calls.withdraw(self)
         self._plan: Plan | None = None
 
-    async def _work(self) -> None:
-        """Carry out one plan after another until none is due."""
-        task, due = asyncio.current_task(), True
+    async def _work(self, plan: Plan) -> None:
+        """Carry out a plan, and plan what follows."""
         try:
-            while not self.closing and due and (plan := self._plan) is not None:
-                self._plan = None
-                following = await self._carry_out(plan)
-                other = self._plan
-                if following is not None and (following.firm or other is None or following.at < other.at):
-                    self._plan = following
-                due = self._plan is not None and self._plan.at <= now()
-                self._notify()
+            following = await self._carry_out(plan)
         except BaseException:
             self._plan = None
             raise
-        finally:
-            if self._worker is task:
-                self._worker = None
-                self._notify()
-                if not self.closing:
-                    self._arm()
+        other = self._plan
+        if following is not None and (following.firm or other is None or following.at < other.at):
+            self._plan = following
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            self._plan = None
+        if self._worker is task:
+            self._worker = None
+        self._notify()
+        if not self.closing:
+            self._arm()
 
 
 def now() -> float:
