@@ -110,6 +110,17 @@ def require_client(client: Any) -> None:
             "client must be one of boto3, as boto3.client('dynamodb') returns it, or one of aiobotocore "
             f"that was entered with `async with`; not {type(client).__name__}"
         )
+    if not is_asynchronous(client) and _translates(client):
+        raise ConfigurationError(
+            "the client of a boto3.resource translates values between DynamoDB's types and Python's; hand in "
+            "boto3.client('dynamodb')"
+        )
+
+
+def _translates(client: Any) -> bool:
+    """Return whether a client of boto3 belongs to a resource, whose handlers copy the arguments first."""
+    answers = client.meta.events.emit("provide-client-params.dynamodb", params={}, model=None, context={})
+    return any(handler.__module__.startswith("boto3.") for handler, _ in answers)
 
 
 @contextlib.asynccontextmanager

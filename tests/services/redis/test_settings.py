@@ -200,7 +200,7 @@ def test_without_the_client_library_opening_says_what_to_install(monkeypatch):
     monkeypatch.setattr(
         plugins.importlib.util, "find_spec", lambda name: None if name == "redis" else found(name)
     )
-    with pytest.raises(MissingExtra, match=r'pip install "stm-backends\[redis\]"'):
+    with pytest.raises(MissingExtra, match=r'stm-backends\[redis\].*: pip install "redis\[hiredis\]>='):
         plugins.open_driver("redis://h")
 
 
