@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode
 
 from stm_backends.drivers.checks import require_count, require_known, require_seconds
 from stm_backends.drivers.settings import BAD_PORT, MIB, Settings, query_parsers, setting
+from stm_backends.drivers.tls_files import require_authorities, require_files
 from stm_backends.errors import ConfigurationError
 from stm_backends_postgres.statements import RowSecurity
 
@@ -182,6 +183,14 @@ class PostgresSettings(Settings):
         if self.tenant is not None:
             settings["stm.tenant"] = self.tenant
         return settings
+
+    def require_files(self) -> None:
+        """Raise `ConfigurationError` if the URL names a file for TLS that cannot be used."""
+        libpq = _libpq(self.dsn.partition("?")[2])
+        if self.ssl is None and libpq.get("sslmode") in _CHOICES["sslmode"][3:]:
+            named = {name: libpq.get(name) for name in ("sslrootcert", "sslcrl") if libpq.get(name) != SYSTEM}
+            require_authorities(named)
+            require_files({name: libpq.get(name) for name in ("sslcert", "sslkey")})
 
     @property
     def trusts_system(self) -> bool:

@@ -113,7 +113,7 @@ def test_options_of_the_connection_may_stand_beside_the_url():
         ("mongodb://h/a.b", "name of a database"),
         ("mongodb://h/?maxPoolSize=many", "value of maxPoolSize"),
         ("mongodb://h/?tls=maybe", "value of tls"),
-        ("mongodb://h/?tlsCAFile=/nowhere", "value of tlsCAFile"),
+        ("mongodb://h/?tlsCAFile=/nowhere", "tlsCAFile names a file that cannot be read"),
         ("mongodb://h/?directConnection=true&loadBalanced=true", "does not accept this URL"),
         ("mongodb://user:pa/ss@h", "percent-encode"),
     ],
