@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stm_backends.admin.sessions import Sessions
 from stm_backends.admin.stats import Stats
 from stm_backends.drivers import plugins
-from stm_backends.drivers.checks import require_count, require_seconds
+from stm_backends.drivers.checks import require_count, require_event_loop, require_seconds
 from stm_backends.drivers.contract import Driver, Key, Traits
 from stm_backends.errors import ConfigurationError
 from stm_backends.history.log import ItemLog
@@ -230,6 +230,10 @@ class Backend(AbstractAsyncContextManager["Backend"]):
 
     async def open(self) -> None:
         """Connect to the datastore. Opening twice is harmless; if opening fails, nothing is left open."""
+        require_event_loop(
+            "stm-backends needs an event loop of asyncio, and none runs here; with trio or AnyIO, run the "
+            "program on asyncio: anyio.run(main, backend='asyncio')"
+        )
         try:
             await self.driver.open()
         except BaseException:
