@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stm_backends.admin.sessions import Sessions
 from stm_backends.admin.stats import Stats
 from stm_backends.drivers import plugins
-from stm_backends.drivers.checks import require_count, require_seconds
+from stm_backends.drivers.checks import require_count, require_event_loop, require_seconds
 from stm_backends.drivers.contract import Driver, Key, Traits
 from stm_backends.drivers.home import Home
 from stm_backends.errors import ConfigurationError
@@ -264,6 +264,10 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         process, opening and every operation raise `ConfigurationError`, and nothing is sent. Once the event
         loop has ended, the backend can be opened in another one, closed before or not.
         """
+        require_event_loop(
+            "stm-backends needs an event loop of asyncio, and none runs here; with trio or AnyIO, run the "
+            "program on asyncio: anyio.run(main, backend='asyncio')"
+        )
         self._home.enter()
         try:
             await self.driver.open()

@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
+import re
+
 from stm_backends.errors import MissingExtra
+
+
+def install_command(distribution: str, *extras: str) -> str:
+    """Return the command that installs what extras of an installed distribution need.
+
+    It names the libraries and not the distribution: they are on the package index, also where the
+    distribution came from a clone or a wheel.
+    """
+    from importlib.metadata import PackageNotFoundError, requires  # noqa: PLC0415 -- slow, and rarely needed
+
+    try:
+        required = [*filter(None, map(_EXTRA_REQUIREMENT.fullmatch, requires(distribution) or ()))]
+    except PackageNotFoundError:
+        required = []
+    asked = {normalized(extra) for extra in extras}
+    needed = [one["library"] for one in required if normalized(one["extra"]) in asked]
+    quoted = (f'"{one}"' for one in needed or [f"{distribution}[{','.join(extras)}]"])
+    return f"pip install {' '.join(quoted)}"
 
 
 def missing_extra(extra: str, error: ModuleNotFoundError) -> Exception:
@@ -15,11 +35,20 @@ def missing_extra(extra: str, error: ModuleNotFoundError) -> Exception:
     if module != _BROUGHT[extra]:
         return error
     missing = MissingExtra(
-        f'this needs the module {module!r}, which is not installed: pip install "stm-backends[{extra}]"'
+        f"this needs the module {module!r} of the extra stm-backends[{extra}], which is not installed: "
+        f"{install_command('stm-backends', extra)}"
     )
     missing.name = module
     return missing
 
+
+def normalized(name: str) -> str:
+    """Return the name of a distribution or an extra as installers compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+_EXTRA_REQUIREMENT = re.compile(r"(?P<library>[^;\s]+)\s*;\s*extra\s*==\s*['\"](?P<extra>[^'\"]+)['\"]")
+"""A requirement of an extra without further conditions, as built distributions state it."""
 
 _BROUGHT = {
     "openai": "openai",

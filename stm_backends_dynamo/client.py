@@ -11,6 +11,7 @@ import random
 from collections.abc import AsyncGenerator
 from typing import Any, Final, NamedTuple
 
+from stm_backends.drivers.tls_files import require_files
 from stm_backends.errors import ConfigurationError
 from stm_backends_dynamo.errors import (
     BotoCoreError,
@@ -110,6 +111,17 @@ def require_client(client: Any) -> None:
             "client must be one of boto3, as boto3.client('dynamodb') returns it, or one of aiobotocore "
             f"that was entered with `async with`; not {type(client).__name__}"
         )
+    if not is_asynchronous(client) and _translates(client):
+        raise ConfigurationError(
+            "the client of a boto3.resource translates values between DynamoDB's types and Python's; hand in "
+            "boto3.client('dynamodb')"
+        )
+
+
+def _translates(client: Any) -> bool:
+    """Return whether a client of boto3 belongs to a resource, whose handlers copy the arguments first."""
+    answers = client.meta.events.emit("provide-client-params.dynamodb", params={}, model=None, context={})
+    return any(handler.__module__.startswith("boto3.") for handler, _ in answers)
 
 
 @contextlib.asynccontextmanager
@@ -121,6 +133,8 @@ async def make_client(settings: DynamoSettings) -> AsyncGenerator[Any]:
     aiobotocore_version: str = importlib.import_module("aiobotocore").__version__
     session = aiobotocore.AioSession(profile=settings.profile)
     session.register_component("data_loader", _loader())
+    # Over plain HTTP there is nothing to verify, and reading the certificates takes 50 ms.
+    is_plain = (settings.endpoint_url or "").startswith("http:")
     config = configuration.AioConfig(
         # Without these two, each request would check our own arguments and describe this machine again, which
         # takes a quarter of its processor time.
@@ -137,19 +151,22 @@ async def make_client(settings: DynamoSettings) -> AsyncGenerator[Any]:
     )
     async with contextlib.AsyncExitStack() as stack:
         try:
+            if not is_plain:
+                require_files({"AWS_CA_BUNDLE": session.get_config_variable("ca_bundle")})
             client = await stack.enter_async_context(
                 session.create_client(
                     "dynamodb",
                     region_name=settings.region,
                     endpoint_url=settings.endpoint_url,
-                    # Over plain HTTP there is nothing to verify, and reading the certificates takes 50 ms.
-                    verify=False if (settings.endpoint_url or "").startswith("http:") else None,
+                    verify=False if is_plain else None,
                     aws_access_key_id=settings.access_key_id,
                     aws_secret_access_key=settings.secret_access_key,
                     aws_session_token=settings.session_token,
                     config=config,
                 )
             )
+        except ConfigurationError:
+            raise
         except (BotoCoreError, ValueError) as error:
             if meaning(error) is not None:
                 raise

@@ -44,7 +44,7 @@ def stm_backend() -> BackendPlugin:
     return BackendPlugin(
         name="dynamo",
         url_schemes=DynamoSettings.url_schemes,
-        requires=("aiobotocore",),
+        requires=("aiobotocore", "botocore"),
         open=open_driver,
         schema=schema,
     )

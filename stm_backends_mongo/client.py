@@ -8,6 +8,7 @@ from pymongo import AsyncMongoClient, MongoClient
 from pymongo.common import validate
 from pymongo.errors import PyMongoError
 
+from stm_backends.drivers.tls_files import require_authorities, require_files
 from stm_backends.errors import ConfigurationError
 from stm_backends_mongo.settings import MongoSettings
 
@@ -29,6 +30,8 @@ def make_client(settings: MongoSettings) -> AsyncMongoClient[dict[str, Any]]:
     its value, which may be a secret.
     """
     given = settings.given_options
+    require_authorities({name: given.get(name) for name in ("tlsCAFile", "tlsCRLFile")})
+    require_files({"tlsCertificateKeyFile": given.get("tlsCertificateKeyFile")})
     for name, value in given.items():
         # PyMongo itself only warns of an invalid value, and ignores it.
         try:
@@ -47,7 +50,7 @@ def make_client(settings: MongoSettings) -> AsyncMongoClient[dict[str, Any]]:
     beside = {name: value for name, value in chosen.items() if name not in given}
     try:
         return AsyncMongoClient(settings.url, **beside, **settings.client_options)
-    except (PyMongoError, ValueError, TypeError) as error:
+    except (PyMongoError, ValueError, TypeError, OSError) as error:
         raise ConfigurationError(
             f"PyMongo does not accept this URL and these options ({type(error).__name__}); percent-encode "
             "characters such as ':', '/', '@' and '%' in a user name or password"

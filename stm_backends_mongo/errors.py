@@ -45,6 +45,10 @@ _NOT_FOUND: Final = "no suitable server was found within the deadline; check hos
 _REASONS: Final[dict[str, str]] = {
     "No replica set members available": "the server that answers is not a member of that replica set",
     "ProtocolError(": "the server that answers is not MongoDB",
+    "internal hostnames": (
+        "the addresses that the members of the set announce, as rs.conf() shows them, cannot be reached from "
+        "here; for one member alone, set directConnection=true"
+    ),
 }
 """Causes that only PyMongo reports when it has found no server. The edge knows those of the system."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Final, Literal, Self
@@ -36,16 +37,19 @@ _NOT_HERE: Final[Mapping[str, str]] = {
     "readpreferencetags": "nothing is read from a secondary",
     **dict.fromkeys(_CREDENTIALS, "in a URL, user and password precede the host"),
     "database": "the database is the URL's path, as in mongodb://localhost/database",
+    "ssl_ca_certs": "tlsCAFile names the authority",
+    "sslcafile": "tlsCAFile names the authority",
+    "uuidrepresentation": "no UUID is stored",
 }
 """Options that are refused, and why."""
 
 _DECIDED: Final[Mapping[str, tuple[str, str]]] = {
-    "w": ("majority", "durability"),
-    "journal": ("true", "durability"),
-    "readConcernLevel": ("majority", "durability and linearizable"),
-    "readPreference": ("primary", "linearizable; nothing is read from a secondary, which may be behind"),
+    "w": ("majority", "the setting durability decides it"),
+    "journal": ("true", "the setting durability decides it"),
+    "readConcernLevel": ("majority", "the settings durability and linearizable decide it"),
+    "readPreference": ("primary", "nothing is read from a secondary, which may be behind"),
 }
-"""Options that this driver sets itself: the only value that may be given, and the setting that decides."""
+"""Options that this driver sets itself: the only value that may be given, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +142,10 @@ def _parts(url: str) -> tuple[str, str, str]:
         raise ConfigurationError("a MongoDB URL needs a host, as in mongodb://localhost:27017/database")
     if "@" in database:
         raise ConfigurationError("in a MongoDB URL, percent-encode '/' in a user name or password, as %2F")
+    if "@" in (user := hosts.rpartition("@")[0]):
+        raise ConfigurationError("in a MongoDB URL, percent-encode '@' in a user name or password, as %40")
+    if re.search(r":<\w+>$", user):
+        raise ConfigurationError("the MongoDB URL has <...> where the password belongs; replace it")
     if "#" in rest + query or ";" in query:
         raise ConfigurationError("in a MongoDB URL, write '#' as %23, and join options by '&'")
     return f"{scheme.lower()}://{hosts}", unquote(database), query
@@ -170,11 +178,11 @@ def _canonical(name: str, *, shown: bool = True) -> str:
 def _require_undecided(settings: MongoSettings) -> None:
     """Raise `ConfigurationError` for an option of the client that contradicts the settings."""
     given = settings.given_options
-    for name, (same, where) in _DECIDED.items():
+    for name, (same, why) in _DECIDED.items():
         # Connection strings as MongoDB Atlas hands them out say w=majority.
         says_the_same = str(given.get(name, same)).lower() == same
         if name in given and not (says_the_same and settings.durability == "majority"):
-            raise ConfigurationError(f"the setting {where} decides {name}; leave it out")
+            raise ConfigurationError(f"leave out {name}: {why}")
 
 
 def _require_name(what: str, name: str, *, forbidden: str, longest: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import ssl
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, cast
 
@@ -147,10 +149,13 @@ def connect_options(settings: PostgresSettings) -> dict[str, Any]:
         options["password"] = settings.password
     if settings.ssl is not None:
         options["ssl"] = settings.ssl
+    elif settings.trusts_system:
+        options["ssl"] = ssl.create_default_context()
     return {"dsn": settings.dsn or None, "server_settings": settings.server_settings(), **options}
 
 
 async def connect(settings: PostgresSettings) -> Connection:
-    """Return a new connection, within half of the deadline."""
+    """Return a new connection, within half of the deadline and the time that the settings allow."""
     options = connect_options(settings)
-    return await asyncpg.connect(timeout=cast("Any", settings.deadline_s / 2), **options)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] -- it has no types
+    patience_s = min(settings.connect_timeout_s or math.inf, settings.deadline_s / 2)
+    return await asyncpg.connect(timeout=cast("Any", patience_s), **options)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] -- it has no types

@@ -136,13 +136,16 @@ class PostgresDriver:
                 patience_s=self._patience_s,
             )
             try:
+                if self._given is None:
+                    self._settings.require_files()
                 await self._make_ready()
             except exceptions.ClientConfigurationError as error:
                 await self.close()
                 # Its message quotes hosts, files and modes.
                 raise ConfigurationError(
                     "asyncpg cannot connect with these settings; check the URL, the environment (PGHOST, "
-                    f"PGUSER, ...) and the files that they name ({type(error).__name__})"
+                    "PGUSER, ...) and the files that they name; sslmode=verify-full needs sslrootcert=FILE "
+                    f"or sslrootcert=system ({type(error).__name__})"
                 ) from None
             except BaseException:
                 await self.close()
@@ -414,7 +417,7 @@ class PostgresDriver:
             raise ConfigurationError(OF_ANOTHER_LOOP)
         try:
             return await self._use(lender, operation, send)
-        except exceptions.PostgresError as error:
+        except (exceptions.PostgresError, exceptions.InternalClientError) as error:
             if not is_spent(error):
                 raise
             if not self._has_warned:

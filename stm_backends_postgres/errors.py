@@ -27,6 +27,10 @@ _POOLER: Final = (
     "if a pooler in between gives each transaction another connection, set pgbouncer=True (or, on a pool "
     "that is handed in, statement_cache_size=0)"
 )
+_ENDED: Final[Meaning] = (
+    Unavailable,
+    "the server, or an administrator, has ended this connection; nothing was done",
+)
 _LOST: Final = "the connection was lost before the answer came"
 _FAULT: Final = "the server failed internally"
 
@@ -81,10 +85,7 @@ _CLIENT: Final[dict[type[Exception], Meaning]] = {
 
 _CONNECTING: Final[dict[type[Exception], Meaning]] = {
     FileNotFoundError: (Unavailable, "a socket or file that the settings name does not exist"),
-    ssl.SSLError: (
-        Unavailable,
-        "TLS failed; perhaps the server's certificate is not trusted here",
-    ),
+    ssl.SSLError: (Unavailable, "no secure connection could be made"),
     TimeoutError: (Unavailable, "no connection was free, or could be opened, within half of the deadline"),
     OSError: (Unavailable, "the server cannot be reached"),
     # Raised when a pooler refuses state that it cannot keep.
@@ -100,12 +101,14 @@ def meaning(error: Exception) -> Meaning | None:
         return _STATES.get(state) or _STATES.get(state[:2]) or unexpected
     if isinstance(error, exceptions.ClientConfigurationError):
         return None
-    return _look_up(_CLIENT, error)
+    return _ENDED if _is_unsent(error) else _look_up(_CLIENT, error)
 
 
 def is_spent(error: BaseException) -> bool:
     """Return whether a statement was refused because of its connection; it was not done."""
-    return isinstance(error, exceptions.PostgresError) and _state(error).startswith(_SPENT)
+    if isinstance(error, exceptions.PostgresError):
+        return _state(error).startswith(_SPENT)
+    return _is_unsent(error)
 
 
 def unsent(error: Exception, operation: str) -> StorageError | None:
@@ -118,6 +121,11 @@ def unsent(error: Exception, operation: str) -> StorageError | None:
         kind = Unavailable
     kind, message = with_cause((kind, message), error, opening=operation == "open")
     return kind(message)
+
+
+def _is_unsent(error: BaseException) -> bool:
+    """Return whether nothing was sent, because asyncpg still read why the server ended the connection."""
+    return isinstance(error, exceptions.InternalClientError) and "another operation" in str(error)
 
 
 def _state(error: exceptions.PostgresError) -> str:

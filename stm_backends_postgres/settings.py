@@ -7,13 +7,14 @@ import ipaddress
 import os
 import re
 import ssl as tls
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode
 
-from stm_backends.drivers.checks import require_count, require_known
-from stm_backends.drivers.settings import MIB, Settings, query_parsers, setting
+from stm_backends.drivers.checks import require_count, require_known, require_seconds
+from stm_backends.drivers.settings import BAD_PORT, MIB, Settings, query_parsers, setting
+from stm_backends.drivers.tls_files import require_authorities, require_files
 from stm_backends.errors import ConfigurationError
 from stm_backends_postgres.statements import RowSecurity
 
@@ -30,6 +31,7 @@ _LIBPQ: Final = frozenset(
         "gsslib",
         "host",
         "krbsrvname",
+        "options",
         "passfile",
         "password",
         "port",
@@ -46,7 +48,39 @@ _LIBPQ: Final = frozenset(
         "user",
     }
 )
-"""The parameters of libpq that asyncpg knows; it passes any other to the server as a setting."""
+"""The parameters of libpq that asyncpg knows, and `options`, which it passes to the server as any other."""
+
+_CHECKED: Final = "with sslmode=verify-full and sslrootcert=system, no other server can be in between"
+_ALIVE: Final = "a dead connection is noticed within deadline_s"
+_LIMITED: Final = "deadline_s limits how long a statement may take"
+
+_ELSEWHERE: Final[Mapping[str, str]] = {
+    "channel_binding": f"asyncpg cannot bind the password to the TLS connection; leave it out: {_CHECKED}",
+    "client_encoding": "text is sent as UTF8",
+    "connection_limit": "pool_size limits the connections",
+    "currentSchema": "schema names the schema",
+    "fallback_application_name": "application_name says this",
+    "gssencmode": "asyncpg does not encrypt by Kerberos",
+    "keepalives": _ALIVE,
+    "keepalives_count": _ALIVE,
+    "keepalives_idle": _ALIVE,
+    "keepalives_interval": _ALIVE,
+    "load_balance_hosts": "the hosts are tried in their order",
+    "pool_timeout": "deadline_s limits how long an operation waits for a connection",
+    "require_auth": f"asyncpg accepts each way to log in; leave it out: {_CHECKED}",
+    "search_path": "schema names the schema",
+    "ssl": "sslmode=require says this",
+    "sslaccept": "sslmode says this",
+    "sslcompression": "TLS is not compressed",
+    "sslnegotiation": "TLS is negotiated as by all versions of PostgreSQL",
+    "sslsni": "the name of the host is always sent",
+    "statement_cache_size": "pgbouncer=true says this",
+    "statement_timeout": _LIMITED,
+    "supa": "leave it out",
+    "tcp_user_timeout": _ALIVE,
+    "uselibpqcompat": "leave it out",
+}
+"""Parameters of libpq, and of other clients, which hosts print, and what to do instead."""
 
 _CHOICES: Final = {
     "sslmode": ("disable", "allow", "prefer", "require", "verify-ca", "verify-full"),
@@ -70,19 +104,22 @@ class PostgresSettings(Settings):
     `row_security` says what the policies on the tables compare: the `role` that connects, or a `setting` of
     the connection, `stm.tenant`, whose value is `tenant`.
 
-    Half of `deadline_s` is for getting a connection, and half for the statement. `max_record_bytes` limits a
-    body together with its tail.
+    Half of `deadline_s` is for getting a connection, and half for the statement. `connect_timeout_s` limits
+    the time to open one further; libpq's `connect_timeout` in a URL says the same. `max_record_bytes` limits
+    a body together with its tail.
     """
 
     backend: ClassVar = "postgres"
     url_schemes: ClassVar = ("postgresql", "postgres")
     # PostgreSQL limits an answer to 1 GB, and holds it in memory several times.
     largest_entry: ClassVar = 256 * MIB
+    elsewhere: ClassVar = _ELSEWHERE
 
     dsn: str = setting("", query=False, connection=True, secret=True)
     password: Password | None = setting(None, connection=True, secret=True)  # noqa: RUF009 -- returns a field
     ssl: tls.SSLContext | None = setting(None, connection=True, secret=True)  # noqa: RUF009 -- returns a field
     pool_size: int = setting(10, connection=True)
+    connect_timeout_s: float | None = setting(None, connection=True)
     schema: str = "public"
     synchronous_commit: SynchronousCommit | None = setting(None, connection=True)  # noqa: RUF009 -- returns a field
     pgbouncer: bool = setting(False, connection=True)
@@ -93,6 +130,8 @@ class PostgresSettings(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_count("pool_size", self.pool_size, most=10_000)
+        if self.connect_timeout_s is not None:
+            require_seconds("connect_timeout_s", self.connect_timeout_s)
         require_count("max_record_bytes", self.max_record_bytes, most=self.largest_entry)
         if self.max_entry_bytes > self.max_record_bytes:
             raise ConfigurationError("max_record_bytes must be at least max_entry_bytes")
@@ -145,6 +184,19 @@ class PostgresSettings(Settings):
             settings["stm.tenant"] = self.tenant
         return settings
 
+    def require_files(self) -> None:
+        """Raise `ConfigurationError` if the URL names a file for TLS that cannot be used."""
+        libpq = _libpq(self.dsn.partition("?")[2])
+        if self.ssl is None and libpq.get("sslmode") in _CHOICES["sslmode"][3:]:
+            named = {name: libpq.get(name) for name in ("sslrootcert", "sslcrl") if libpq.get(name) != SYSTEM}
+            require_authorities(named)
+            require_files({name: libpq.get(name) for name in ("sslcert", "sslkey")})
+
+    @property
+    def trusts_system(self) -> bool:
+        """Whether the URL names the authorities that the system trusts, as libpq 16 and later can."""
+        return _libpq(self.dsn.partition("?")[2]).get("sslrootcert") == SYSTEM
+
     @property
     def is_open_to_others(self) -> bool:
         """Whether a server on another host may be used without TLS, or without a check of its certificate.
@@ -184,18 +236,29 @@ class PostgresSettings(Settings):
         for name, choices in _CHOICES.items():
             if name in libpq and libpq[name] not in choices:
                 raise ConfigurationError(f"{name} must be one of {', '.join(map(repr, choices))}")
-        _require_ports(parts.netloc.rpartition("@")[2], libpq.get("port", ""))
-        dsn = f"postgresql://{parts.netloc}{parts.path}?{urlencode(libpq)}"
+        if libpq.get("sslrootcert") == SYSTEM:
+            _require_system_alone(libpq)
+            libpq["sslmode"] = "verify-full"
+        login, at, hosts = parts.netloc.rpartition("@")
+        _require_ports(hosts, libpq.get("port", ""))
+        # asyncpg takes the first '@' for the one before the host.
+        dsn = f"postgresql://{login.replace('@', '%40')}{at}{hosts}{parts.path}?{urlencode(libpq)}"
         return {"dsn": dsn.removesuffix("?")}
 
     @classmethod
     def read_query(cls, query: str) -> dict[str, Any]:
         """Return the settings of this library in a URL's query."""
         given = parse_qsl(query, keep_blank_values=True)
-        known = {*query_parsers(cls), *_LIBPQ}
-        require_known([name for name, _ in given], known, backend=cls.backend, shown=False)
-        return super().read_query(urlencode([pair for pair in given if pair[0] not in _LIBPQ]))
+        known = {*query_parsers(cls), *_LIBPQ, "connect_timeout"}
+        names = [name for name, _ in given if name not in _ELSEWHERE]
+        require_known(names, known, backend=cls.backend, shown=False)
+        ours = [pair for pair in given if pair[0] not in _LIBPQ and pair != ("connect_timeout", "0")]
+        renamed = [("connect_timeout_s" if name == "connect_timeout" else name, text) for name, text in ours]
+        return super().read_query(urlencode(renamed))
 
+
+SYSTEM: Final = "system"
+"""The `sslrootcert` that stands for the authorities that the system trusts."""
 
 _SCHEMA: Final = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}")
 
@@ -226,4 +289,17 @@ def _require_ports(hosts: str, ports: str) -> None:
     stated = [re.sub(r"\[.*\]", "", host).partition(":")[2] for host in hosts.split(",")]
     for port in (*stated, *ports.split(",")):
         if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-            raise ConfigurationError("a port in the URL is not a number between 1 and 65535")
+            raise ConfigurationError(BAD_PORT)
+
+
+def _require_system_alone(libpq: Mapping[str, str]) -> None:
+    """Raise `ConfigurationError` for what does not go together with `sslrootcert=system`."""
+    if libpq.get("sslmode", "verify-full") != "verify-full":
+        raise ConfigurationError(
+            "sslrootcert=system needs sslmode=verify-full: other hosts have trusted certificates, too"
+        )
+    others = [name for name in libpq if name.startswith("ssl") and name not in ("sslmode", "sslrootcert")]
+    if others:
+        raise ConfigurationError(
+            f"sslrootcert=system is used without {', '.join(others)}; give ssl=..., an ssl.SSLContext"
+        )

@@ -21,6 +21,7 @@ statement began to wait. Reads do not wait; they use `statement_timestamp()`, wh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias
 
 from stm_backends.drivers.layouts import Layout
@@ -323,9 +324,13 @@ SWEEP: Final = """
     ), {swept}
     SELECT {unswept}"""
 
+SAMPLES: Final[Mapping[str, object]] = {"int4": 1, "int8": 2, "bool": True, "text": "a", "bytea": b"a"}
+"""What `LOOK` returns of each type that the driver reads, unless the connection has a codec of its own."""
+
 # What `open` checks; it changes nothing.
 LOOK: Final = """
-    SELECT found IS NOT NULL AS there, to_regclass($2) IS NOT NULL AS numbered,
+    SELECT 1::int4 AS int4, 2::int8 AS int8, true AS bool, 'a'::text AS text, 'a'::bytea AS bytea,
+        found IS NOT NULL AS there, to_regclass($2) IS NOT NULL AS numbered,
         pg_class.relrowsecurity AS secured, entries.relrowsecurity AS entries_secured,
         row_security_active(found) AND row_security_active(entries.oid) AS active,
         current_setting('stm.tenant', true) AS tenant, current_setting('server_encoding') AS encoding,

@@ -11,7 +11,7 @@ from stm_backends.errors import ConfigurationError, Denied, Unavailable
 from stm_backends_postgres.client import Connection, Row
 from stm_backends_postgres.errors import MISSING
 from stm_backends_postgres.settings import PostgresSettings
-from stm_backends_postgres.statements import COLUMNS, LOOK, OLDEST, OURS, Statements, setup
+from stm_backends_postgres.statements import COLUMNS, LOOK, OLDEST, OURS, SAMPLES, Statements, setup
 
 logger = logging.getLogger("stm_backends")
 
@@ -40,7 +40,7 @@ async def make_ready(send: Send, settings: PostgresSettings, statements: Stateme
             await send(lambda connection: connection.execute(script))
         except (Denied, Unavailable) as error:
             if layout is None or layout.version < OLDEST:
-                raise
+                raise _with_hint(error, settings.schema) from error.__cause__
             logger.warning(
                 "postgres: the tables stay at layout %d, which this version supports; run the output of "
                 "`stm-backends schema` as their owner (%s)",
@@ -56,10 +56,22 @@ async def make_ready(send: Send, settings: PostgresSettings, statements: Stateme
     return "due" in found["columns"].split()
 
 
+def _with_hint(error: Denied | Unavailable, schema: str) -> Denied | Unavailable:
+    """Return the error of a setup, which says what lets a role create tables if that was denied."""
+    if not isinstance(error, Denied):
+        return error
+    return Denied(
+        f"the role may not set tables up in the schema {schema}, as none but the owner of a database may in "
+        "public since PostgreSQL 15; name another schema (schema=...), GRANT CREATE on this one, or let its "
+        "owner run what `stm-backends schema --url URL` prints"
+    )
+
+
 async def _look(send: Send, statements: Statements) -> tuple[Row, Layout | None]:
     """Return the state of the database, and the layout of the tables if they exist."""
     names = statements.record, statements.layout, statements.entry
     (found,) = await send(lambda connection: connection.fetch(LOOK, *names))
+    _require_codecs(found)
     _require_server(found)
     if not found["there"]:
         return found, None
@@ -70,6 +82,16 @@ async def _look(send: Send, statements: Statements) -> tuple[Row, Layout | None]
     numbers = await send(lambda connection: connection.fetch(statements.numbers)) if found["numbered"] else []
     # Layout 1 had no such table.
     return found, Layout(*numbers[0]) if numbers else Layout(1, 1)
+
+
+def _require_codecs(found: Row) -> None:
+    """Raise `ConfigurationError` if a pool that was handed in reads values in a way of its own."""
+    for kind, value in SAMPLES.items():
+        if found[kind] != value or type(found[kind]) is not type(value):
+            raise ConfigurationError(
+                f"the connections of this pool have a codec of their own for {kind} (set_type_codec); hand "
+                "in a pool without it"
+            )
 
 
 def _require_server(found: Row) -> None:

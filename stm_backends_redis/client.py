@@ -13,6 +13,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from stm_backends.drivers.edge import ConcurrencyLimit
+from stm_backends.drivers.tls_files import require_authorities, require_files
 from stm_backends.errors import ConfigurationError
 from stm_backends_redis.cluster import Cluster
 from stm_backends_redis.errors import NotConnected
@@ -139,6 +140,8 @@ def client_options(settings: RedisSettings) -> dict[str, Any]:
         "protocol": 2,
     }
     if settings.tls:
+        require_authorities({"tls_ca_file": settings.tls_ca_file})
+        require_files({"tls_cert_file": settings.tls_cert_file, "tls_key_file": settings.tls_key_file})
         common |= {
             "ssl": True,
             "ssl_ca_certs": settings.tls_ca_file or None,

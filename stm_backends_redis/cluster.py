@@ -17,8 +17,8 @@ from typing import Any, Final, TypeAlias
 from redis import exceptions as client
 from redis.crc import key_slot
 
-from stm_backends.errors import Denied, StorageError
-from stm_backends_redis.errors import meaning
+from stm_backends.errors import Denied, StorageError, Unavailable
+from stm_backends_redis.errors import Unreachable, meaning
 from stm_backends_redis.servers import Command, Exchange, Node
 from stm_backends_redis.settings import Address
 
@@ -58,6 +58,7 @@ class Cluster:
         self._remap = remap
         self._nodes: dict[Address, Node] = {}
         self._owners: dict[int, Address] = {}
+        self._answered: set[Address] = set()
         self._leaving: set[asyncio.Task[None]] = set()
         self._look: asyncio.Task[None] | None = None
         self._looked_at = -math.inf
@@ -75,9 +76,13 @@ class Cluster:
         for _ in range(_REDIRECTIONS):
             try:
                 answers = await self._node(address).exchange(key, *commands, asking=asking)
-            except (client.ConnectionError, client.TimeoutError, OSError, asyncio.CancelledError):
+            except (client.ConnectionError, client.TimeoutError, OSError, asyncio.CancelledError) as error:
                 self._look_again(address)
+                what = meaning(error)
+                if address not in self._answered and what and what[0] is Unavailable:
+                    raise Unreachable from error
                 raise
+            self._answered.add(address)
             answer = answers[0]
             if isinstance(answer, client.AskError):  # which MOVED is a kind of
                 where: Any = answer
@@ -178,6 +183,7 @@ class Cluster:
             try:
                 async with asyncio.timeout(_PATIENCE_S):
                     (answer,) = await self._node(address).exchange(b"", ("CLUSTER", "SLOTS"))
+                self._answered.add(address)
                 if isinstance(answer, Exception):
                     raise answer
             except Exception as error:
@@ -192,6 +198,8 @@ class Cluster:
                 owners.update(dict.fromkeys(range(first, last + 1), owner))
             self._owners = owners
             # Where addresses change, as those of pods do, each would keep its connections for good.
-            self._leave(self._nodes.keys() - {*owners.values(), *seeds})
+            here = {*owners.values(), *seeds}
+            self._answered &= here
+            self._leave(self._nodes.keys() - here)
             return
         raise client.RedisClusterException("no node returned the topology") from problem

@@ -18,10 +18,21 @@ class NotConnected(client.ConnectionError):
     """A new connection failed, for the reason in `__cause__`: nothing was sent."""
 
 
+class Unreachable(NotConnected):
+    """The same for a node of a cluster that never answered at the address that the cluster announces."""
+
+
 NODE: Final = "the server is a node of a cluster; its URL begins with redis+cluster://"
 
 _LOST: Final[Meaning] = (OutcomeUnknown, "the connection was lost")
 _NO_CONNECTION: Final[Meaning] = (Unavailable, "no connection to the server")
+_UNREACHABLE: Final[Meaning] = (
+    Unavailable,
+    (
+        "a node cannot be reached at the address that the cluster announces; if it is not down, set "
+        "cluster-announce-ip or cluster-announce-hostname, or hand in a RedisCluster with address_remap=..."
+    ),
+)
 _BUSY_CLIENT: Final[Meaning] = (Unavailable, "all connections of the client are in use")
 _LOADING: Final[Meaning] = (Unavailable, "the server is still loading its data")
 _REPLICA: Final[Meaning] = (Unavailable, "the server is a replica and accepts no writes")
@@ -126,6 +137,8 @@ def meaning(error: BaseException) -> Meaning | None:
 
 
 def _meaning(error: BaseException) -> Meaning | None:
+    if isinstance(error, Unreachable):
+        return _UNREACHABLE
     if isinstance(error, NotConnected):
         why = error.__cause__ and meaning(error.__cause__)
         return why if why and why[0] is not OutcomeUnknown else _NO_CONNECTION

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, Literal
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from stm_backends.drivers.checks import require_count, require_seconds
-from stm_backends.drivers.settings import MIB, Settings, setting
+from stm_backends.drivers.settings import BAD_PORT, MIB, Settings, setting
 from stm_backends.errors import ConfigurationError
 
 Mode = Literal["single", "cluster", "sentinel"]
@@ -22,6 +22,33 @@ _SCHEMES: Final[Mapping[str, tuple[Mode, bool]]] = {
     "redis+sentinel": ("sentinel", False),
     "rediss+sentinel": ("sentinel", True),
 }
+
+_ELSEWHERE: Final[Mapping[str, str]] = {
+    "client_name": "connections have no name; hand in a client of your own for that",
+    "db": "the database is the URL's path, as in redis://localhost:6379/0",
+    "decode_responses": "answers are read as bytes",
+    "family": "both kinds of addresses are used",
+    "health_check_interval": "a dead connection is noticed within deadline_s",
+    "max_connections": "pool_size limits the connections",
+    "password": "user and password precede the host, as in redis://user:password@host",
+    "protocol": "the version of the protocol makes no difference",
+    "retry_on_timeout": "reads are retried, and writes where that is safe",
+    "socket_connect_timeout": "connect_timeout_s limits how long a new connection may take",
+    "socket_keepalive": "connections are always kept alive",
+    "socket_timeout": "deadline_s limits how long an operation may take",
+    "ssl": "rediss:// says this",
+    "ssl_ca_certs": "tls_ca_file names the authority",
+    "ssl_cert_reqs": (
+        "the server's certificate is always checked; name its authority as tls_ca_file, or hand in a "
+        "client of your own"
+    ),
+    "ssl_certfile": "tls_cert_file names the certificate",
+    "ssl_check_hostname": "tls_check_hostname says this",
+    "ssl_keyfile": "tls_key_file names the key",
+    "tls": "rediss:// says this",
+    "username": "user and password precede the host, as in redis://user:password@host",
+}
+"""Parameters of other clients, and what to do instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +72,7 @@ class RedisSettings(Settings):
     url_schemes: ClassVar = tuple(_SCHEMES)
     # The largest argument of a command, unless the server is configured otherwise.
     largest_entry: ClassVar = 512 * MIB
+    elsewhere: ClassVar = _ELSEWHERE
 
     mode: Mode = setting("single", query=False, connection=True)  # noqa: RUF009 -- returns a field
     hosts: tuple[Address, ...] = setting((("localhost", 6379),), connection=True)
@@ -126,7 +154,7 @@ def _hosts(hosts: str, *, default_port: int) -> tuple[Address, ...]:
         except ValueError:
             name, port = None, 0
         if port == 0:
-            raise ConfigurationError("a port in the redis URL is not a number between 1 and 65535")
+            raise ConfigurationError(BAD_PORT)
         if not name:
             raise ConfigurationError("a redis URL needs a host: redis://localhost:6379/0")
         found.append((name, port or default_port))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import sys
 
+from stm_backends.extras import install_command
+
 
 def main() -> None:
     """Run the command line. Prints the install command if its dependencies are missing."""
@@ -13,7 +15,7 @@ def main() -> None:
         sys.stderr.write(
             f"The command line needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} "
             "not installed:\n"
-            '  pip install "stm-backends[cli]"\n'
+            f"  {install_command('stm-backends', 'cli')}\n"
         )
         raise SystemExit(2)
     try:

@@ -24,6 +24,7 @@ from stm_backends.cli.render import console, plain
 from stm_backends.drivers import plugins
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.errors import StmError, Unavailable
+from stm_backends.extras import install_command
 
 if TYPE_CHECKING:
     from stm_backends.testing.runner.plugin import Reporter
@@ -72,7 +73,7 @@ def conformance(  # noqa: PLR0913, PLR0917 -- an option each
         are = "are" if len(missing) > 1 else "is"
         typer.echo(
             f"The conformance suite needs {' and '.join(missing)}, which {are} not installed:\n"
-            '  pip install "stm-backends[cli,conformance]"',
+            f"  {install_command('stm-backends', 'cli', 'conformance')}",
             err=True,
         )
         raise typer.Exit(MISUSED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import math
 from collections.abc import Iterable, Sequence
@@ -102,6 +103,14 @@ def require_clock(clock: object) -> None:
     """Raise `ConfigurationError` unless a clock is a function."""
     if isinstance(clock, type) or not callable(clock):
         raise ConfigurationError(f"clock must be a function that returns seconds{_not(clock)}")
+
+
+def require_event_loop(otherwise: str) -> None:
+    """Raise `ConfigurationError` with this message unless an event loop of asyncio runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigurationError(otherwise) from None
 
 
 def not_open(*, backend: str = "", operation: str = "") -> Unavailable:

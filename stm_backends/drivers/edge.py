@@ -56,6 +56,16 @@ _CAUSES: Final = (
         "connection refused: nothing listens there",
     ),
     _Cause(
+        (),
+        ("mismatch, certificate is not valid for", "doesn't match"),
+        "TLS failed: the server's certificate is for another host name than the one in the settings",
+    ),
+    _Cause(
+        (),
+        ("certificate has expired",),
+        "TLS failed: the server's certificate has expired",
+    ),
+    _Cause(
         (ssl.SSLCertVerificationError,),
         ("CERTIFICATE_VERIFY_FAILED",),
         "TLS failed: the server's certificate is not trusted here",
@@ -82,7 +92,8 @@ _CAUSES: Final = (
     _Cause(
         (TimeoutError,),
         ("No servers found yet", "timed out"),
-        "no answer: the server is frozen or overloaded, or a firewall blocks the connection",
+        "no answer: the server is frozen or overloaded, a firewall blocks the connection, or only one side "
+        "uses TLS",
         opening=True,
     ),
 )

@@ -30,6 +30,7 @@ import pluggy
 
 from stm_backends.drivers.contract import Driver
 from stm_backends.errors import AmbiguousBackend, ConfigurationError, MissingExtra, UnknownBackend
+from stm_backends.extras import install_command, normalized
 
 if TYPE_CHECKING:
     from email.message import Message
@@ -51,9 +52,10 @@ class BackendPlugin:
     """Describes the backend that a package provides.
 
     `name` equals the name of the entry point. If the distribution has an extra of that name, it installs
-    `requires`, the top-level modules of the client library. `open` is called as `open(url, create=...,
-    **options)`, with a URL of one of `url_schemes` or `None`, and returns a driver that is not opened yet. It
-    imports the client library, and raises `ConfigurationError` for settings that cannot work.
+    `requires`, the top-level modules of the client library. Beside a `client` among the options, which may be
+    of another library, they are missed only if `open` fails to import them. `open` is called as `open(url,
+    create=..., **options)`, with a URL of one of `url_schemes` or `None`, and returns a driver that is not
+    opened yet. It imports the client library, and raises `ConfigurationError` for settings that cannot work.
 
     `schema` is called as `schema(url, **options)`, with the arguments of `open` except `create`. It returns
     what `create=True` would do, as text for the datastore's own client, for deployments where an application
@@ -106,7 +108,8 @@ def open_driver(name_or_url: str, *, url: str | None = None, create: bool = Fals
     option or a broken backend.
     """
     entry_point, plugin, url = _resolve(name_or_url, url)
-    _require_client(entry_point, plugin)
+    if options.get("client") is None:
+        _require_client(entry_point, plugin)
     return _call(entry_point, plugin, plugin.open, url, create=create, **options)
 
 
@@ -372,13 +375,14 @@ def _broken(entry_point: EntryPoint, reason: str) -> str:
 
 def _missing(entry_point: EntryPoint, plugin: BackendPlugin, module: str) -> MissingExtra:
     distribution = _origin(entry_point)[0]
-    hint = (
-        f': {_INSTALL}"{distribution}[{plugin.name}]"'
-        if _provides(entry_point, extra=plugin.name)
-        else f"; its package often has the same name: {_INSTALL}{module.partition('.')[0]}"
-    )
+    if _provides(entry_point, extra=plugin.name):
+        whose = f" of the extra {distribution}[{plugin.name}]"
+        hint = f": {install_command(distribution, plugin.name)}"
+    else:
+        whose = ""
+        hint = f"; its package often has the same name: {_INSTALL}{module.partition('.')[0]}"
     error = MissingExtra(
-        f"the backend {plugin.name!r} needs the module {module!r}, which is not installed{hint}"
+        f"the backend {plugin.name!r} needs the module {module!r}{whose}, which is not installed{hint}"
     )
     error.name = module
     return error
@@ -389,8 +393,4 @@ def _provides(entry_point: EntryPoint, *, extra: str) -> bool:
     if entry_point.dist is None:
         return False
     declared = cast("Message", entry_point.dist.metadata).get_all("Provides-Extra") or ()
-    return _normalized(extra) in map(_normalized, declared)
-
-
-def _normalized(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+    return normalized(extra) in map(normalized, declared)

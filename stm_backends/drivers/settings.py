@@ -57,11 +57,15 @@ class Settings:
 
     `deadline_s` is how long one operation may take. `max_entry_bytes` limits an entry and a body; it is
     itself at most `largest_entry`, if there is such a limit.
+
+    `elsewhere` has the parameters that hosts and other clients put into such URLs and this driver does not
+    take, each with what to do instead.
     """
 
     backend: ClassVar[str]
     url_schemes: ClassVar[tuple[str, ...]] = ()
     largest_entry: ClassVar[int | None] = None
+    elsewhere: ClassVar[Mapping[str, str]] = {}
 
     deadline_s: float = DEFAULT_DEADLINE_S
     max_entry_bytes: int = 16 * MIB
@@ -111,8 +115,9 @@ class Settings:
             parts = urlsplit(url)
         except ValueError:
             raise ConfigurationError(
-                f"the host of the {cls.backend} URL is invalid: only an IPv6 address is in brackets; "
-                "percent-encode special characters in a user name or password"
+                f"the host of the {cls.backend} URL is invalid: only an IPv6 address is in brackets; replace "
+                "a placeholder such as [YOUR-PASSWORD], and percent-encode special characters in a user name "
+                "or password"
             ) from None
         if parts.scheme not in cls.url_schemes:
             schemes = ", ".join(f"{scheme}://" for scheme in cls.url_schemes)
@@ -140,6 +145,8 @@ class Settings:
         parsers = query_parsers(cls)
         given: dict[str, Any] = {}
         for name, text in parse_qsl(query, keep_blank_values=True):
+            if name in cls.elsewhere:
+                raise ConfigurationError(f"{name} cannot be given here: {cls.elsewhere[name]}")
             require_known([name], parsers, backend=cls.backend, shown=name in _declared(cls))
             if name in given:
                 raise ConfigurationError(f"the URL sets {name} twice")
@@ -149,6 +156,13 @@ class Settings:
                 expected = "true or false" if parsers[name] is _truth else "a number"
                 raise ConfigurationError(f"{name} in the URL is not {expected}") from None
         return given
+
+
+BAD_PORT: Final = (
+    "a port in the URL is not a number between 1 and 65535; percent-encode '/', '?', '#' and '@' in a user "
+    "name or password"
+)
+"""What is said of a port that is none: it may be the beginning of a password."""
 
 
 @functools.cache

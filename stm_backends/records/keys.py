@@ -70,8 +70,7 @@ def require_key(key: object) -> None:
     """Raise `InvalidKey` for anything without the parts of a `MemoryKey`."""
     if not all(hasattr(key, part) for part in ("tenant_id", "user_id", "session_id")):
         raise InvalidKey(
-            "a conversation's key must be a MemoryKey(tenant, user, session), which "
-            f"stm_backends.records.keys.parse_composite(...) makes of a string; not {type(key).__name__}"
+            f"a conversation's key must be a MemoryKey(tenant, user, session), not {type(key).__name__}"
         )
 
 

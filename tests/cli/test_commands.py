@@ -31,6 +31,7 @@ from stm_backends.cli.files import writing
 from stm_backends.drivers.contract import Key, Record
 from stm_backends.drivers.sqlite.driver import SqliteDriver
 from stm_backends.errors import Unavailable
+from stm_backends.extras import install_command
 from stm_backends.records.directory import Directory
 from stm_backends.records.keys import memory_key
 
@@ -328,7 +329,7 @@ def test_drivers_shows_the_whole_install_line_at_80_columns(monkeypatch: pytest.
 
     assert shown.exit_code == 0
     for extra in ("dynamo", "mongo", "postgres", "redis"):
-        assert f'  pip install "stm-backends[{extra}]"\n' in shown.stdout
+        assert f"  {install_command('stm-backends', extra)}\n" in shown.stdout
         assert f"the backend '{extra}' needs the module" in shown.stdout
     assert "…" not in shown.stdout
     assert "rediss+sentinel://" in shown.stdout
@@ -359,7 +360,7 @@ def test_drivers_as_json_is_every_fact_of_the_table(monkeypatch: pytest.MonkeyPa
         "install": "",
     }
     assert by_name["redis"]["state"] == "missing extra"
-    assert by_name["redis"]["install"] == 'pip install "stm-backends[redis]"'
+    assert by_name["redis"]["install"] == install_command("stm-backends", "redis")
     assert by_name["redis"]["reason"].endswith(by_name["redis"]["install"])
 
 
@@ -739,7 +740,7 @@ def test_a_missing_extra_is_answered_with_the_line_that_installs_it(
     assert end.value.code == 2
     said = capsys.readouterr().err
     assert "needs typer, which is not installed" in said
-    assert 'pip install "stm-backends[cli]"' in said
+    assert install_command("stm-backends", "cli") in said
 
     monkeypatch.setitem(sys.modules, "rich", None)
     with pytest.raises(SystemExit):

@@ -69,18 +69,18 @@ class TestMine(DriverContract):
     [
         (
             "lambda: make(path, without('scan'))",
-            "the driver Lacking lacks scan; see `stm_backends.drivers.contract.Driver`",
+            "the driver Lacking lacks scan; see `stm_backends.drivers.Driver`",
         ),
         ("lambda: make(path, without('traits'))", "the driver Lacking lacks traits"),
         ("lambda: make(path, without('close'))", "the driver Lacking lacks close"),
         ("lambda: make(path, without('open'))", "`Datastore.open` failed: AttributeError: open"),
         (
             "lambda: make(path, Misnamed)",
-            "Misnamed.append cannot be called as `stm_backends.drivers.contract.Driver` says",
+            "Misnamed.append cannot be called as `stm_backends.drivers.Driver` says",
         ),
         (
             "lambda: make(path, Vague)",
-            "the traits of the driver Vague are not a `stm_backends.drivers.contract.Traits`",
+            "the traits of the driver Vague are not a `stm_backends.drivers.Traits`",
         ),
         ("lambda: refuse(path)", "`Datastore.open` failed: ConnectionRefusedError: no answer"),
         ("lambda: leave(path)", "`Datastore.open` failed: SystemExit: no licence (raised at test_mine.py:"),

@@ -172,7 +172,7 @@ async def test_handing_out_a_memory_asks_the_datastore_nothing(backend: Backend,
 
 @pytest.mark.parametrize("key", ["acme:u:s", None, ("acme", "u", "s")])
 async def test_an_invalid_key_raises_where_it_is_given(backend: Backend, key: Any) -> None:
-    with pytest.raises(InvalidKey, match="parse_composite"):
+    with pytest.raises(InvalidKey, match="must be a MemoryKey"):
         backend.memory(key)
 
 
@@ -215,6 +215,12 @@ async def test_a_user_is_listed_once_for_all_memories_of_a_process(
     await backend.memory(KEY, config).add_turn(turn("two"))
     await backend.state_store.save_memory_state(KEY.composite(), {})
     assert calls == ["append", "replace"]
+
+
+def test_without_an_event_loop_of_asyncio_opening_says_what_to_do() -> None:
+    opening = open_backend("memory://").open()  # as trio runs it
+    with pytest.raises(ConfigurationError, match=r"needs an event loop of asyncio.*trio"):
+        opening.send(None)
 
 
 async def test_a_router_and_a_memory_share_the_conversation(backend: Backend) -> None:

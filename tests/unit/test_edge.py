@@ -128,6 +128,16 @@ async def test_a_lost_answer_leaves_a_write_unknown_and_a_read_undone(edge: Edge
             ssl.SSLCertVerificationError("self-signed certificate"),
             "TLS failed: the server's certificate is not trusted here",
         ),
+        (
+            ssl.SSLCertVerificationError(
+                "verify failed: Hostname mismatch, certificate is not valid for 'db.example'. (_ssl.c:1006)"
+            ),
+            "TLS failed: the server's certificate is for another host name than the one in the settings",
+        ),
+        (
+            ssl.SSLCertVerificationError("verify failed: certificate has expired (_ssl.c:1006)"),
+            "TLS failed: the server's certificate has expired",
+        ),
         (ssl.SSLError("TLSV1_ALERT_PROTOCOL_VERSION"), "TLS failed"),
     ],
 )
@@ -149,7 +159,7 @@ async def test_what_the_system_said_of_a_connection_is_told_however_deep_it_lies
     [
         (
             TimeoutError(),
-            "no answer: the server is frozen or overloaded, or a firewall blocks the connection",
+            "no answer: the server is frozen or overloaded, a firewall blocks .*, or only one side uses TLS",
         ),
         (
             ConnectionResetError(),

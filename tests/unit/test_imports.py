@@ -162,10 +162,14 @@ def test_a_framework_is_imported_by_its_own_module_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "library"),
-    [("openai", "openai"), ("openai_agents", "agents"), ("langchain", "langchain_core")],
+    ("module", "library", "package"),
+    [
+        ("openai", "openai", "openai"),
+        ("openai_agents", "agents", "openai-agents"),
+        ("langchain", "langchain_core", "langchain-core"),
+    ],
 )
-def test_a_module_without_its_extra_says_how_to_install_it(module: str, library: str) -> None:
+def test_a_module_without_its_extra_says_how_to_install_it(module: str, library: str, package: str) -> None:
     program = f"""
 import sys
 from stm_backends import MissingExtra
@@ -179,7 +183,8 @@ except MissingExtra as error:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     assert ran.stdout.startswith(library)
-    assert f'pip install "stm-backends[{module.replace("_", "-")}]"' in ran.stdout
+    assert f"the extra stm-backends[{module.replace('_', '-')}]" in ran.stdout
+    assert f'pip install "{package}>=' in ran.stdout
 
 
 def test_a_module_that_the_framework_itself_lacks_is_no_matter_of_the_extra() -> None:
@@ -329,7 +334,7 @@ DRIVER_MODULES = sorted(
 
 def test_a_driver_imports_the_waist_and_nothing_above_it() -> None:
     contract = ("contract", "erasing", "plugins", "settings")
-    helpers = ("checks", "coalesced", "edge", "home", "layouts", "tasks")
+    helpers = ("checks", "coalesced", "edge", "home", "layouts", "tasks", "tls_files")
     waist = {"stm_backends.errors", *(f"stm_backends.drivers.{one}" for one in (*contract, *helpers))}
     # `memory.py` joins a driver to the core, for those who wire things by hand: it is no part of the driver.
     by_hand = {f"{package}.memory" for package in DRIVER_PACKAGES}

@@ -52,6 +52,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         schemes: tuple[str, ...] = (),
         requires: tuple[str, ...] = (),
         extras: tuple[str, ...] = (),
+        needs: tuple[str, ...] = (),
     ) -> str:
         # Modules stay imported, so no two tests share a name.
         module = f"acme_module_{next(_numbers)}"
@@ -62,7 +63,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         (tmp_path / f"{module}.py").write_text(text)
         info = tmp_path / f"{distribution.replace('-', '_')}-1.5.dist-info"
         info.mkdir(exist_ok=True)
-        provided = "".join(f"Provides-Extra: {extra}\n" for extra in extras)
+        fields = (*(f"Provides-Extra: {one}" for one in extras), *(f"Requires-Dist: {one}" for one in needs))
+        provided = "".join(f"{field}\n" for field in fields)
         (info / "METADATA").write_text(
             f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.5\n{provided}"
         )
@@ -234,6 +236,34 @@ def test_a_missing_client_library_is_answered_with_the_line_that_installs_it(ins
         message = refused(MissingExtra, asked)
         assert 'pip install "stm-backends-fake[acme]"' in message
         assert "'no_such_client'" in message
+
+
+def test_the_line_that_installs_names_what_the_extra_requires(install: Install) -> None:
+    install(
+        "acme",
+        requires=("no_such_client",),
+        extras=("acme-cloud", "acme"),
+        needs=(
+            "pluggy>=1.5",
+            "of-another; extra == 'acme-cloud'",
+            "acme-client[fast]>=2,<3 ; extra == 'acme'",
+            'acme-proto!=1.4; extra == "acme"',
+            "winacme; sys_platform == 'win32' and extra == 'acme'",
+        ),
+    )
+    message = refused(MissingExtra, "acme")
+    assert "the extra acme-stm[acme]" in message
+    assert message.endswith(': pip install "acme-client[fast]>=2,<3" "acme-proto!=1.4"')
+
+
+def test_a_client_handed_in_needs_its_own_library_only(install: Install) -> None:
+    taking = GOOD.replace("size=1", "size=1, client=None")
+    importing = taking.replace("OPENED.append", "import no_such_client; OPENED.append")
+    install("acme", taking, requires=("no_such_client",))
+    install("other", importing, requires=("no_such_client",))
+    assert isinstance(open_driver("acme", client=object()), MemoryDriver)
+    refused(MissingExtra, "acme", client=None)
+    refused(MissingExtra, "other", client=object())
 
 
 def test_an_extra_that_the_distribution_does_not_have_is_not_suggested(install: Install) -> None:

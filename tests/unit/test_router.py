@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import weakref
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import pytest
 
+from stm_backends.backend import open_backend
 from stm_backends.drivers.contract import Driver
 from stm_backends.drivers.in_memory import MemoryDriver
-from stm_backends.errors import InvalidKey
+from stm_backends.errors import ConfigurationError, InvalidKey
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.router import MemoryRouter
 from stm_backends.testing.memory_contract import config, shown, turn
@@ -76,6 +78,51 @@ async def test_unbound_it_shows_nothing_stores_nothing_and_logs_a_warning(
     await router.flush()
     assert (await driver.scan("acme:u1:memory", limit=10)).names == ()
     assert "add_turn without a bound conversation" in caplog.text
+
+
+async def test_a_binding_that_no_task_would_see_is_refused(router: MemoryRouter) -> None:
+    def enter() -> None:
+        with router.bound(MemoryKey("acme", "u1", "a")):
+            pytest.fail("nothing would be stored")
+
+    with pytest.raises(ConfigurationError, match="make the dependency `async def`"):
+        await asyncio.to_thread(enter)
+
+
+@pytest.mark.parametrize(("kind", "status", "kept"), [("def", 500, 0), ("async def", 200, 20)])
+def test_a_dependency_of_fastapi_binds_for_its_endpoint_or_fails(kind: str, status: int, kept: int) -> None:
+    fastapi = pytest.importorskip("fastapi")
+    testing = pytest.importorskip("fastapi.testclient")
+    backend = open_backend("memory://")
+    router = backend.router(config(zone=50), summarizer=LedgerSummarizer())
+    key = MemoryKey("acme", "u1", "a")
+
+    def binds() -> Iterator[None]:
+        with router.bound(key):
+            yield
+
+    async def binds_in_a_task() -> AsyncGenerator[None]:
+        with router.bound(key):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: object) -> AsyncGenerator[None]:
+        async with backend:
+            yield
+
+    app = fastapi.FastAPI(lifespan=lifespan)
+
+    @app.post("/", dependencies=[fastapi.Depends(binds if kind == "def" else binds_in_a_task)])
+    async def chat() -> None:
+        await router.add_turn(turn("1"))
+
+    @app.get("/")
+    async def count() -> int:
+        return len(await backend.memory(key, config(zone=50), summarizer=LedgerSummarizer()).turns())
+
+    with testing.TestClient(app, raise_server_exceptions=False) as client:
+        assert {client.post("/").status_code for _ in range(20)} == {status}
+        assert client.get("/").json() == kept
 
 
 async def test_after_persist_nothing_is_bound(router: MemoryRouter) -> None:

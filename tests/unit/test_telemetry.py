@@ -469,7 +469,8 @@ except stm_backends.MissingExtra as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert 'pip install "stm-backends[otel]"' in done.stdout, done.stderr
+    assert "stm-backends[otel], which is not installed" in done.stdout, done.stderr
+    assert 'pip install "opentelemetry-api>=' in done.stdout
 
 
 def test_a_module_that_the_api_itself_lacks_is_no_matter_of_the_extra() -> None:

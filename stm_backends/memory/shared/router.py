@@ -27,6 +27,7 @@ from contextvars import ContextVar
 from types import CoroutineType
 from typing import Any, Final
 
+from stm_backends.drivers.checks import require_event_loop
 from stm_backends.errors import InvalidKey
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.records import keys
@@ -136,7 +137,14 @@ class MemoryRouter:
 
     @contextlib.contextmanager
     def bound(self, key: MemoryKey) -> Generator[None]:
-        """Bind a conversation for the body of a `with` statement."""
+        """Bind a conversation for the body of a `with` statement in a coroutine.
+
+        Raises `ConfigurationError` in a thread without an event loop: other tasks would not see the binding.
+        """
+        require_event_loop(
+            "router.bound(...) binds for the task that enters it, and this thread has no event loop, so "
+            "that no task would see the binding; in FastAPI, make the dependency `async def`"
+        )
         composite = key.composite()
         memory = self._memory_of(composite, key)
         binding = self._push(composite, exact=True)

@@ -229,9 +229,9 @@ def _lacking(driver: Driver) -> str:
     kind = type(driver).__name__
     missing = [name for name in ("name", "traits", *_CALLS) if not hasattr(driver, name)]
     if missing:
-        return f"the driver {kind} lacks {', '.join(missing)}; see `stm_backends.drivers.contract.Driver`"
+        return f"the driver {kind} lacks {', '.join(missing)}; see `stm_backends.drivers.Driver`"
     if not isinstance(cast("object", driver.traits), Traits):
-        return f"the traits of the driver {kind} are not a `stm_backends.drivers.contract.Traits`"
+        return f"the traits of the driver {kind} are not a `stm_backends.drivers.Traits`"
     for name, calls in _CALLS.items():
         try:
             signature = inspect.signature(getattr(driver, name))
@@ -244,9 +244,7 @@ def _lacking(driver: Driver) -> str:
             try:
                 signature.bind(*given, **named)
             except TypeError as error:
-                return (
-                    f"{kind}.{name} cannot be called as `stm_backends.drivers.contract.Driver` says: {error}"
-                )
+                return f"{kind}.{name} cannot be called as `stm_backends.drivers.Driver` says: {error}"
     return ""
 
 

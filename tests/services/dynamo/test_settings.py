@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -127,6 +128,10 @@ def test_a_client_brings_its_own_place_and_credentials():
     assert open_driver("dynamodb://table", client=client, deadline_s=2.0).traits.deadline == 2.0
     with pytest.raises(ConfigurationError, match="not S3"):
         open_driver("dynamodb://table", client=boto3.client("s3", region_name="eu-west-1"))
+    with pytest.raises(ConfigurationError, match=re.escape("hand in boto3.client('dynamodb')")):
+        open_driver(
+            "dynamodb://table", client=boto3.resource("dynamodb", region_name="eu-west-1").meta.client
+        )
     client.close()
 
 
@@ -171,9 +176,39 @@ def test_without_its_extra_opening_says_the_line_that_installs_it(monkeypatch):
     monkeypatch.setattr(
         plugins.importlib.util, "find_spec", lambda name: None if name == "aiobotocore" else find(name)
     )
-    with pytest.raises(MissingExtra, match=re.escape('pip install "stm-backends[dynamo]"')):
+    with pytest.raises(
+        MissingExtra, match=r'stm-backends\[dynamo\].*: pip install "aiobotocore>=.*" "aiohttp>='
+    ):
         open_backend("dynamodb://table")
-    assert stm_backend().requires == ("aiobotocore",)
+    assert stm_backend().requires == ("aiobotocore", "botocore")
+
+
+async def test_a_client_of_boto3_needs_no_other_library(place):
+    program = """
+import sys
+sys.modules |= dict.fromkeys(("aiobotocore", "aiohttp"))
+import asyncio, json, boto3
+from stm_backends import ConversationTurn, MemoryKey, MissingExtra, ShortTermMemoryConfig, open_backend
+table, aws = json.loads(sys.argv[1])
+try:
+    open_backend("dynamo", table=table)
+except MissingExtra as error:
+    print(error.name)
+async def main():
+    async with open_backend("dynamo", table=table, client=boto3.client("dynamodb", **aws)) as backend:
+        config = ShortTermMemoryConfig(strategy="truncation")
+        memory = backend.memory(MemoryKey("acme", "boto3", "chat"), config)
+        await memory.add_turn(ConversationTurn("Hello", "Hi"))
+        print((await memory.turns())[0].user_message)
+        await backend.sessions.erase(MemoryKey("acme", "boto3", "chat"))
+asyncio.run(main())
+"""
+    given = json.dumps([place.table, place.aws])
+    ran = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", program, given), stdout=subprocess.PIPE, env=without_coverage()
+    )
+    said, _ = await ran.communicate()
+    assert (ran.returncode, said.decode().split()) == (0, ["aiobotocore", "Hello"])
 
 
 def test_the_policy_in_the_readme_allows_what_the_driver_does_and_no_more():

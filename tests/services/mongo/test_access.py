@@ -13,7 +13,8 @@ from pymongo.errors import OperationFailure
 
 from stm_backends import open_backend
 from stm_backends.drivers.contract import ANY, Key
-from stm_backends.errors import Denied, Unavailable
+from stm_backends.errors import ConfigurationError, Denied, Unavailable
+from stm_backends.testing import open_at
 from stm_backends_mongo import open_driver
 from tests.support.contract import opened
 from tests.support.mongod import Mongod
@@ -82,9 +83,25 @@ async def test_a_server_is_trusted_by_its_certificate_alone(guarded, authority):
     url = f"{url_for(guarded, 'writer')}&tls=true"
     async with opened(f"{url}&tlsCAFile={quote_plus(str(authority))}", create=True) as driver:
         assert await driver.load(Key("s", "tls")) is None
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unavailable, match="certificate is not trusted here"):
         async with opened(url):
             pass
+    by_name = url.replace("127.0.0.1", "localhost")
+    with pytest.raises(Unavailable, match="certificate is for another host name"):
+        async with opened(f"{by_name}&tlsCAFile={quote_plus(str(authority))}"):
+            pass
+
+
+async def test_a_file_for_tls_that_cannot_be_used_is_named(tmp_path):
+    (tmp_path / "empty.pem").touch()
+    for given, says in (
+        (f"tlsCAFile={tmp_path}/none.pem", "tlsCAFile names a file that cannot be read"),
+        (f"tlsCAFile={tmp_path}/empty.pem", "tlsCAFile names a file that holds no certificate"),
+        (f"tlsCertificateKeyFile={tmp_path}/none.pem", "tlsCertificateKeyFile names a file that cannot"),
+    ):
+        with pytest.raises(ConfigurationError, match=says) as caught:
+            await open_at(f"mongodb://localhost:1/?tls=true&{given}")
+        assert "none.pem" not in str(caught.value)
 
 
 async def test_a_user_without_the_right_is_denied_and_no_secret_shows(guarded):

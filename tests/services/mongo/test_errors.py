@@ -63,6 +63,14 @@ def test_every_error_has_a_meaning(error, kind):
     assert found[0] is kind
 
 
+def test_addresses_of_members_that_cannot_be_reached_are_told():
+    said = "Could not reach any servers in []. Replica set is configured with internal hostnames or IPs?"
+    kind, message = meaning(ServerSelectionTimeoutError(said))
+    assert kind is Unavailable
+    assert "addresses that the members of the set announce" in message
+    assert "directConnection=true" in message
+
+
 def test_a_mistake_of_ours_is_not_blamed_on_the_datastore():
     assert meaning(TypeError("x")) is None
     assert meaning(RuntimeError("another event loop")) is None

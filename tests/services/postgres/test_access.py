@@ -10,7 +10,7 @@ import pytest
 
 from stm_backends import open_backend
 from stm_backends.drivers.contract import ANY, Key, Record
-from stm_backends.errors import Denied, StorageError, Unavailable
+from stm_backends.errors import ConfigurationError, Denied, StorageError, Unavailable
 from stm_backends.testing import open_at
 from tests.services.postgres.support import as_user, run
 from tests.support.postgresql import Postgres, TlsFront
@@ -106,10 +106,36 @@ async def test_a_server_is_trusted_by_its_certificate_alone(url, schema, over_tl
         driver = await open_at(place, create=True)
         await driver.append(KEY, b"a", initial_version="initial", ttl=None)
         await driver.close()
-    with pytest.raises(Unavailable, match="certificate"):
+    with pytest.raises(Unavailable, match="certificate is for another host name"):
         await open_at(at("127.0.0.1", "verify-full"))
     with pytest.raises(Unavailable):
         await open_at(at("localhost", "disable"))
+
+
+async def test_the_systems_authorities_are_trusted_if_the_url_says_so(
+    url, schema, over_tls, authority, monkeypatch
+):
+    user = urlsplit(url).netloc.rpartition("@")[0]
+    place = f"postgresql://{user}@localhost:{over_tls}{urlsplit(url).path}?sslrootcert=system&schema={schema}"
+    with pytest.raises(Unavailable, match="certificate is not trusted"):
+        await open_at(place, create=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+    await (await open_at(place, create=True)).close()
+    with pytest.raises(Unavailable, match="certificate is for another host name"):
+        await open_at(place.replace("localhost", "127.0.0.1"))
+
+
+async def test_a_file_for_tls_that_cannot_be_used_is_named(url, over_tls, authority, tmp_path):
+    (tmp_path / "empty.pem").touch()
+    for given, says in (
+        (f"sslrootcert={tmp_path}/none.pem", "sslrootcert names a file that cannot be read"),
+        (f"sslrootcert={tmp_path}/empty.pem", "sslrootcert names a file that holds no certificate"),
+        (f"sslrootcert={authority}&sslcert={tmp_path}/none.pem", "sslcert names a file that cannot be read"),
+        ("", "sslmode=verify-full needs sslrootcert=FILE or sslrootcert=system"),
+    ):
+        with pytest.raises(ConfigurationError, match=says) as caught:
+            await open_at(f"postgresql://postgres@localhost:{over_tls}/postgres?sslmode=verify-full&{given}")
+        assert "none.pem" not in str(caught.value)
 
 
 async def test_an_unverified_connection_to_another_host_is_warned_of(primary, caplog):
@@ -156,8 +182,10 @@ async def test_a_role_without_the_rights_is_denied(url, schema, driver, role, ri
 
 async def test_a_role_that_may_not_create_is_denied_and_creates_nothing(url, schema, role, admin):
     name = await role("app", "")
-    with pytest.raises(Denied):
+    with pytest.raises(Denied, match=f"the role may not set tables up in the schema {schema}"):
         await open_at(as_user(url, name), schema=schema, create=True)
+    with pytest.raises(Denied, match=r"schema public, .* since PostgreSQL 15"):
+        await open_at(as_user(url, name), create=True)
     assert await admin.fetchval("SELECT to_regnamespace($1)", schema) is None
 
 

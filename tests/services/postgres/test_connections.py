@@ -14,6 +14,7 @@ from stm_backends.testing import open_at
 from stm_backends_postgres import PostgresDriver, PostgresSettings
 from stm_backends_postgres.client import HandedIn
 from stm_backends_postgres.connections import IDLE_S, LIFETIME_S, LONGEST_PAUSE_S, Connections
+from stm_backends_postgres.statements import SAMPLES
 from tests.mutants.postgres import (
     AnswersInOrder,
     CountsTheDeadTwice,
@@ -527,6 +528,7 @@ TABLES = {
     "isolation": "read committed",
     "standby": False,
     "columns": "id scope name version body expires first next size due",
+    **SAMPLES,
 }
 
 
@@ -561,6 +563,19 @@ async def test_a_write_whose_answer_is_lost_is_sent_once(driver_kind):
         with pytest.raises(OutcomeUnknown):
             await task
     assert sum(len(wire.sent) for wire in wires) == 2, "the check of the tables, and the append"
+
+
+async def test_a_write_on_a_connection_that_the_server_ended_is_sent_on_another():
+    wires = []
+    async with driver_on(wires) as driver:
+        task = asyncio.create_task(driver.append(KEY, b"a", initial_version="v", ttl=None))
+        await settle()
+        # asyncpg's, after `pg_terminate_backend`: nothing was sent.
+        ended = "cannot switch to state 11; another operation (2) is in progress"
+        wires[0].answers.put_nowait(exceptions.InternalClientError(ended))
+        await until(lambda: asyncio.sleep(0, len(wires) == 2))
+        wires[1].answers.put_nowait([{"length": 1, "unswept": None}])
+        assert await task == 1
 
 
 async def test_a_read_whose_answer_is_lost_is_sent_again():

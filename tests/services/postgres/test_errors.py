@@ -6,7 +6,7 @@ import pytest
 from asyncpg import exceptions
 
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, Unavailable
-from stm_backends_postgres.errors import meaning, unsent
+from stm_backends_postgres.errors import is_spent, meaning, unsent
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,15 @@ def test_a_certificate_that_is_not_trusted_is_called_by_its_name():
     error = unsent(ssl.SSLCertVerificationError(1, "certificate verify failed"), "open")
     assert isinstance(error, Unavailable)
     assert "certificate" in str(error)
+
+
+def test_a_connection_that_the_server_ended_was_not_written_to():
+    # As asyncpg says it, between the server's last word and the end of the connection.
+    error = exceptions.InternalClientError("cannot switch to state 11; another operation (2) is in progress")
+    assert is_spent(error)
+    kind, message = meaning(error)
+    assert kind is Unavailable
+    assert "has ended this connection; nothing was done" in message
 
 
 def test_a_mistake_is_no_matter_of_the_datastore():

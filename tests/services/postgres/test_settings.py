@@ -171,7 +171,7 @@ def test_importing_the_package_imports_no_client_library():
 def test_without_the_client_library_opening_says_what_to_install(monkeypatch):
     real = __import__("importlib.util").util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "asyncpg" else real(name))
-    with pytest.raises(MissingExtra, match=r'pip install "stm-backends\[postgres\]"'):
+    with pytest.raises(MissingExtra, match=r'stm-backends\[postgres\].*: pip install "asyncpg>='):
         open_backend("postgresql://host/db")
 
 

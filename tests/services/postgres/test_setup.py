@@ -125,8 +125,6 @@ async def test_what_asyncpg_cannot_make_sense_of_is_a_configuration_error(url, m
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(ConfigurationError, match="asyncpg cannot connect with these settings"):
         await open_at(f"{url}?sslmode=verify-full")
-    with pytest.raises(Unavailable, match="does not exist"):
-        await open_at(f"{url}?sslmode=verify-full&sslrootcert=/not/there.pem")
 
 
 async def test_a_password_may_be_a_function(url, schema):
@@ -159,6 +157,19 @@ async def test_only_a_pool_can_be_handed_in(admin):
         open_backend("postgres", client=admin)
     with pytest.raises(ConfigurationError, match="not object"):
         open_backend("postgres", client=object())
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8", "bool", "text", "bytea"])
+async def test_a_pool_with_codecs_of_its_own_is_refused_by_the_type(url, schema, driver, kind):
+    async def read_in_a_way_of_its_own(connection):
+        await connection.set_type_codec(
+            kind, schema="pg_catalog", encoder=str, decoder=lambda text: [text], format="text"
+        )
+
+    async with asyncpg.create_pool(url, min_size=1, init=read_in_a_way_of_its_own) as pool:
+        with pytest.raises(ConfigurationError, match=f"codec of their own for {kind} .*hand in a pool"):
+            async with open_backend("postgres", client=pool, schema=schema):
+                pass
 
 
 @pytest.mark.parametrize("option", [{"pool_size": 3}, {"synchronous_commit": "off"}, {"pgbouncer": True}])

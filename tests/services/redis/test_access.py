@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from stm_backends import open_backend
 from stm_backends.drivers.contract import Key
-from stm_backends.errors import Denied, OutcomeUnknown, Unavailable
+from stm_backends.errors import ConfigurationError, Denied, OutcomeUnknown, Unavailable
 from stm_backends.testing import open_at
 from stm_backends.testing.faults import Proxy
 from tests.services.redis.conftest import PERMISSIONS, README, login
@@ -37,15 +37,30 @@ async def test_a_server_is_trusted_by_its_certificate_alone(port, authority, oth
     assert await driver.append(key, b"a", initial_version="initial", ttl=60) == 1
     assert await driver.delete(key) is True
     await driver.close()
-    for url in (
-        f"rediss://localhost:{port}?{PATIENT}",
-        f"rediss://localhost:{port}?{PATIENT}&tls_ca_file={other_authority}",
-        f"rediss://127.0.0.1:{port}?{PATIENT}&tls_ca_file={authority}",
+    for url, says in (
+        (f"rediss://localhost:{port}?{PATIENT}", "not trusted here"),
+        (f"rediss://localhost:{port}?{PATIENT}&tls_ca_file={other_authority}", "not trusted here"),
+        (f"rediss://127.0.0.1:{port}?{PATIENT}&tls_ca_file={authority}", "for another host name"),
     ):
-        with pytest.raises(Unavailable, match="no connection"):
+        with pytest.raises(Unavailable, match=f"no connection .*certificate is {says}"):
             await open_at(url)
     unchecked = f"rediss://127.0.0.1:{port}?{PATIENT}&tls_ca_file={authority}&tls_check_hostname=false"
     await (await open_at(unchecked)).close()
+
+
+async def test_a_file_for_tls_that_cannot_be_used_is_named(authority, tmp_path):
+    (tmp_path / "empty.pem").touch()
+    for given, says in (
+        (f"tls_ca_file={tmp_path}/none.pem", "tls_ca_file names a file that cannot be read"),
+        (f"tls_ca_file={tmp_path}/empty.pem", "tls_ca_file names a file that holds no certificate"),
+        (
+            f"tls_ca_file={authority}&tls_key_file={tmp_path}/none.pem",
+            "tls_key_file names a file that cannot",
+        ),
+    ):
+        with pytest.raises(ConfigurationError, match=says) as caught:
+            await open_at(f"rediss://localhost:1?{given}")
+        assert "none.pem" not in str(caught.value)
 
 
 async def test_a_client_without_tls_is_refused_as_unavailable(port):

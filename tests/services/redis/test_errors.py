@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from redis import exceptions as client
@@ -12,6 +13,7 @@ from stm_backends.drivers.contract import ANY, Key
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing import open_at
 from stm_backends_redis.errors import NotConnected, meaning
+from tests.support.contract import opened
 
 KEY = Key("private scope", "private name")
 
@@ -134,6 +136,23 @@ async def test_a_node_of_a_cluster_is_not_taken_for_a_server_of_its_own(start):
     server = start("--save", "", "--cluster-enabled", "yes")
     with pytest.raises(Unavailable, match="cluster"):
         await open_at(server.url)
+
+
+def announce(server, host):
+    server.ask("CONFIG", "SET", "cluster-announce-ip", host)
+    while server.ask("CLUSTER", "SLOTS")[0][2][0] != host.encode():
+        time.sleep(0.01)
+
+
+async def test_a_cluster_that_announces_unreachable_addresses_is_told(start):
+    server = start("--save", "", "--cluster-enabled", "yes", "--bind", "127.0.0.1")
+    server.ask("CLUSTER", "ADDSLOTS", *range(16_384))
+    url = f"redis+cluster://127.0.0.1:{server.port}"
+    async with opened(f"{url}?deadline_s=30") as driver:
+        assert await driver.load(KEY) is None
+        announce(server, "127.0.0.2")
+        with pytest.raises(Unavailable, match=r"address that the cluster announces; .*nothing listens"):
+            await open_at(url)
 
 
 async def test_a_database_that_is_not_there_is_unavailable_and_named_as_such(start):

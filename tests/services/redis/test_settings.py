@@ -80,7 +80,7 @@ def test_a_url_says_what_the_options_would(url, settings):
         ("redis://h?wait_fsync=1", "true or false"),
         ("redis://h?key_prefix={x}", "no braces"),
         ("redis://h?pool_sise=3", "did you mean 'pool_size'"),
-        ("redis://h?decode_responses=true", "no such setting in a URL"),
+        ("redis://h?decode_response=true", "no such setting in a URL"),
         ("redis://user:12?hunter2@h", "no such setting"),
         ("redis://h?pool_size=0", "pool_size"),
         ("redis://h?pool_size=1&pool_size=2", "twice"),
@@ -200,7 +200,7 @@ def test_without_the_client_library_opening_says_what_to_install(monkeypatch):
     monkeypatch.setattr(
         plugins.importlib.util, "find_spec", lambda name: None if name == "redis" else found(name)
     )
-    with pytest.raises(MissingExtra, match=r'pip install "stm-backends\[redis\]"'):
+    with pytest.raises(MissingExtra, match=r'stm-backends\[redis\].*: pip install "redis\[hiredis\]>='):
         plugins.open_driver("redis://h")
 
 
