@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from stm_backends.errors import TooLarge
+from stm_backends.handed_in import WrongType
 from stm_backends.memory import log, policy
 from stm_backends.memory.policy import Fold, Trim
 from stm_backends.memory.shared.due import Compact
@@ -56,7 +57,8 @@ class Writes(PlannedWork):
     """What the background does to a record. Each method returns the plan for what follows, or `None`.
 
     A method is called with a snapshot whose body has no lease: there was none, or it has ended. A lease that
-    another process takes meanwhile stays.
+    another process takes meanwhile stays. `hopeless` says that the summarizer's last answer was of a wrong
+    type, so that a retry is unlikely to help.
     """
 
     def __init__(self, shared: SharedConversation, timers: Timers, observer: Observer) -> None:
@@ -65,6 +67,8 @@ class Writes(PlannedWork):
         self.config = ShortTermMemoryConfig()
         self.stats = Stats()
         self.room = Room()
+        self.hopeless = False
+        self.background.failed = observer.function_failed
         self._observer = observer
         self._summarizer = policy.summarizer_for(self.config, None)
         self._keep_ids_for = 10 * shared.driver.traits.deadline
@@ -267,6 +271,7 @@ class Writes(PlannedWork):
         """Report a summary that was stored."""
         self.stats.summaries += 1
         self.stats.folded += len(fold.turns)
+        self.hopeless = False
         self._observer.turns("folded", len(fold.turns))
         if before.health is not MemoryHealth.HEALTHY:
             log.recovered(self.shared.log_name)
@@ -280,6 +285,7 @@ class Writes(PlannedWork):
         """
         attempt = attempt_of(snapshot.body)
         self._unstored = attempt, error
+        self.hopeless = isinstance(error, WrongType)
         for lost in range(RACES):
             if lost:
                 snapshot = await self._after_lost(lost)
