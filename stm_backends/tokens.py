@@ -23,7 +23,7 @@ _BLOCKS: Final = (
     (0x05, 15),  # Hebrew
     (0x06, 11),  # Arabic
     (0x07, 32),
-    (0x09, 15),  # Devanagari
+    (0x09, 16),  # Devanagari
     (0x0A, 25),  # Gujarati, Gurmukhi
     (0x0B, 20),  # Tamil
     (0x0C, 25),  # Telugu, Kannada, Malayalam, Sinhala
@@ -40,7 +40,7 @@ _BLOCKS: Final = (
     (0x31, 34),
     (0x4E, 17),  # Chinese characters
     (0xA0, 40),
-    (0xAC, 16),  # Hangul
+    (0xAC, 17),  # Hangul
     (0xD8, 19),  # half of an emoji
     (0xE0, 40),
     (0xFE, 12),  # marks of emoji
