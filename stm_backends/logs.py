@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Final
 
 from stm_backends.errors import ConfigurationError
+from stm_backends.handed_in import described
 
 EVERY_S: Final = 60.0
 """The default of how many seconds lie between two messages of one kind."""
@@ -56,6 +57,11 @@ def configure(*, show_errors: bool = False, hash_key: bytes | None = None, every
 def shown(error: BaseException) -> BaseException | None:
     """Return the `exc_info` of a message: the error if `show_errors` is set."""
     return error if _show_errors else None
+
+
+def failed(message: str, error: BaseException) -> None:
+    """Warn that a function which was handed in failed; `message` has a place for the kind of the error."""
+    logger.warning(message, described(error), exc_info=shown(error))
 
 
 def conversation(composite: str) -> str:

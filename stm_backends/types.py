@@ -15,10 +15,10 @@ from enum import Enum
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from stm_backends.errors import ConfigurationError, InvalidKey, InvalidState
+from stm_backends.tokens import TokenEstimator, default_token_estimator
 
 Strategy: TypeAlias = Literal["truncation", "rolling_summary", "none"]
 OverflowPolicy: TypeAlias = Literal["truncate_summary", "truncate_oldest", "error"]
-TokenEstimator: TypeAlias = Callable[[str], int]
 
 
 class MemoryHealth(str, Enum):
@@ -145,11 +145,6 @@ def as_composite(key: object) -> str:
     if isinstance(key, type) or None in parts:
         raise InvalidKey(f"a conversation's key must be a MemoryKey, or its composite; not {_kind(key)}")
     return MemoryKey(*cast("list[str]", parts)).composite()
-
-
-def default_token_estimator(text: str) -> int:
-    """Estimate tokens as a quarter of the characters, plus one."""
-    return len(text) // 4 + 1
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from stm_backends.telemetry.observer import SILENT, Observer
 
 OBSERVER_VARIABLE: Final = "STM_BACKENDS_OBSERVER"
 
-_failures: Final = set[tuple[str, type[Exception]]]()
+_failures: Final = set[tuple[str, type[BaseException]]]()
 """The errors of the observer that this command has printed."""
 
 
@@ -40,7 +40,7 @@ def require_complete(result: object, **options: object) -> None:
         raise typer.Exit(FAILED)
 
 
-def _failed(method: str, error: Exception) -> None:
+def _failed(method: str, error: BaseException) -> None:
     """Print an error of the observer, once for each method and class of error."""
     if (method, type(error)) in _failures:
         return

@@ -50,7 +50,7 @@ class OpenAISummarizer(AbstractAsyncContextManager["OpenAISummarizer"]):
     `max_tokens` is the length of the summary that the model is asked for; set it to the memory's
     `summary_max_tokens` or less, because longer summaries are cut. `max_output_tokens` limits the answer. It
     defaults to four times `max_tokens`, because reasoning models use part of it before they answer. Requests
-    longer than `max_input_tokens` are shortened (see `messages_for`); a token is counted as four characters.
+    longer than `max_input_tokens`, by the default estimate, are shortened (see `messages_for`).
     `timeout_s` is the time limit of one request in seconds. The client retries up to its `max_retries`; the
     memory's `summarizer_timeout_s` limits the total.
     """

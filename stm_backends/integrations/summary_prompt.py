@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 from stm_backends.agents.prompt import quoted_json
 from stm_backends.memory.policy import BadSummary
 from stm_backends.memory.view import is_blank
+from stm_backends.tokens import PER_TOKEN, weigh
 
 _SYSTEM: Final = """\
 You keep the memory of a conversation between a user and an assistant. You are given JSON: previous_summary, \
@@ -51,12 +52,11 @@ _CLOSE: Final = "</session_summary>"
 _OBJECTS_TRIED: Final = 64
 """How many opening braces in an answer are tried as the start of a JSON object; keeps parsing linear."""
 
-_CHARACTERS_PER_TOKEN: Final = 4
 _SHORTEST_TEXT: Final = 64
 _MOST_ITEMS: Final = 1024
 _DEEPEST: Final = 8
 _TURN_FIELDS: Final = 8
-_AROUND: Final = len('{"previous_summary": , "turns": []}')
+_AROUND: Final = weigh('{"previous_summary": , "turns": []}')
 
 _decoder = json.JSONDecoder(strict=False)
 
@@ -66,18 +66,18 @@ def messages_for(
 ) -> list[dict[str, str]]:
     """Return the messages for a summarizer's request, `{"previous_summary": str, "turns": [...]}`.
 
-    `max_tokens` is the maximum length of the summary. The messages take at most about `max_input_tokens`, of
-    four characters each. To fit, the longest texts of the turns are shortened, to 64 characters at least;
+    `max_tokens` is the maximum length of the summary. The messages take at most about `max_input_tokens`, by
+    the default estimate. To fit, the longest texts of the turns are shortened, to 64 characters at least;
     then lists and objects are, from their ends; then the oldest turns are left out and the previous summary
     is shortened. One short turn always remains.
     """
     system = _SYSTEM.format(max_tokens=max_tokens)
     previous = str(request.get("previous_summary") or "")
     turns: list[Any] = list(request.get("turns") or ())
-    room = max_input_tokens * _CHARACTERS_PER_TOKEN - len(system)
+    room = max_input_tokens * PER_TOKEN - weigh(system)
     for longest, most in _limits(room):
         text = quoted_json({"previous_summary": previous, "turns": _cut(turns, longest, most)})
-        if len(text) <= room:
+        if weigh(text) <= room:
             break
     else:
         text = _newest(previous, _cut(turns, _SHORTEST_TEXT, 1), room)
@@ -89,7 +89,7 @@ def messages_for(
 
 def _limits(room: int) -> Iterator[tuple[int, int]]:
     """Yield the characters of a text and the items of a list to try, the mildest limits first."""
-    longest = max(room, _SHORTEST_TEXT)
+    longest = max(room // weigh("a"), _SHORTEST_TEXT)
     while longest > _SHORTEST_TEXT:
         yield longest, sys.maxsize
         longest //= 2
@@ -102,12 +102,12 @@ def _limits(room: int) -> Iterator[tuple[int, int]]:
 
 def _newest(previous: str, turns: list[Any], room: int) -> str:
     """Return the JSON of as many of the newest turns as there is room for, and of the previous summary."""
-    if len(previous) > (half := max(room // 2, _SHORTEST_TEXT)):
-        previous = _cut(previous, half, 1)
-    size, first = len(quoted_json(previous)), len(turns)
-    while first and (first == len(turns) or size + len(quoted_json(turns[first - 1])) <= room - _AROUND):
+    if previous and (weight := weigh(previous)) > room // 2:
+        previous = _cut(previous, max(len(previous) * room // (2 * weight), _SHORTEST_TEXT), 1)
+    size, first = weigh(quoted_json(previous)), len(turns)
+    while first and (first == len(turns) or size + weigh(quoted_json(turns[first - 1])) <= room - _AROUND):
         first -= 1
-        size += len(quoted_json(turns[first])) + 2
+        size += weigh(quoted_json(turns[first]) + ", ")
     return quoted_json({"previous_summary": previous, "turns": turns[first:]})
 
 

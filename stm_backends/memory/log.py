@@ -9,6 +9,7 @@ import functools
 import logging
 
 from stm_backends import logs
+from stm_backends.handed_in import described
 
 logger = logging.getLogger("stm_backends")
 
@@ -17,7 +18,7 @@ def retrying(name: str, attempt: int, cause: BaseException) -> None:
     """Log that a summarizer call failed and will be retried. The message of the cause may quote a turn."""
     logger.warning(
         "summarizing failed (%s), attempt %d will be retried (conversation %s)",
-        type(cause).__name__,
+        described(cause),
         attempt,
         name,
         exc_info=logs.shown(cause),
@@ -28,7 +29,7 @@ def degraded(name: str, cause: BaseException) -> None:
     """Log that all retries failed, once when the memory becomes `DEGRADED`."""
     logger.warning(
         "summarizing is unavailable (%s): only recent turns are shown until it works (conversation %s)",
-        type(cause).__name__,
+        described(cause),
         name,
         exc_info=logs.shown(cause),
     )
@@ -40,7 +41,7 @@ def recovered(name: str) -> None:
 
 
 def background_stopped(name: str, error: BaseException) -> None:
-    """Log an unexpected error, for example of a user's token estimator; its message may quote a turn."""
+    """Log an unexpected error, for example of a clock that was handed in; its message may quote a turn."""
     logger.error(
         "the memory's background stopped: %s (conversation %s)",
         type(error).__name__,

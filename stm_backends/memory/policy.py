@@ -16,8 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 from stm_backends.errors import ConfigurationError
+from stm_backends.handed_in import Misbehaved, WrongType
 from stm_backends.memory.view import is_blank, shown_text, shown_turn, summary_within_budget
 from stm_backends.records.body import Body, Lease, Overdue
+from stm_backends.tokens import PER_TOKEN
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
 
 SHORTEST_DELAY_S: Final = 0.05
@@ -92,14 +94,14 @@ def next_step(
     now: float,
     batch: int | None = None,
     known_for: float = 0.0,
-    characters: int | None = None,
+    weight: int | None = None,
 ) -> Step:
     """Decide what the background does with the pending turns.
 
     `now` is in epoch seconds. `batch` is the smallest number of pending turns to fold, by default the
     configured one. `known_for` is how many seconds ago this process learned of the last failure: after the
-    whole delay, it need not rely on a clock that may be wrong. `characters` is at least the sum of
-    `view.shown_length` for the pending turns, if it is known.
+    whole delay, it need not rely on a clock that may be wrong. `weight` is at least the sum of
+    `view.shown_weight` for the pending turns, if it is known.
     """
     if config.strategy == "none":
         return None
@@ -119,7 +121,7 @@ def next_step(
         wait = min(body.next_attempt_at - now, delay_after(config, body.attempts) - known_for)
         if wait > 0:
             return _backlog_trim(config, body, pending) or Wait(wait)
-    return Fold(body.summary, tuple(oldest_for_fold(config, body, pending, characters)))
+    return Fold(body.summary, tuple(oldest_for_fold(config, body, pending, weight)))
 
 
 def _backlog_trim(config: ShortTermMemoryConfig, body: Body, pending: Sequence[StoredTurn]) -> Trim | None:
@@ -130,7 +132,7 @@ def _backlog_trim(config: ShortTermMemoryConfig, body: Body, pending: Sequence[S
 
 
 def oldest_for_fold(
-    config: ShortTermMemoryConfig, body: Body, pending: Sequence[StoredTurn], characters: int | None = None
+    config: ShortTermMemoryConfig, body: Body, pending: Sequence[StoredTurn], weight: int | None = None
 ) -> Sequence[StoredTurn]:
     """Return the oldest pending turns that one summarizer call covers: at least one.
 
@@ -141,7 +143,7 @@ def oldest_for_fold(
     """
     halvings = body.attempts % config.fold_max_turns.bit_length()
     most, room = config.fold_max_turns >> halvings, config.fold_max_tokens >> halvings
-    if characters is not None and config.token_estimator is None and characters // 4 + most <= room:
+    if weight is not None and config.token_estimator is None and weight // PER_TOKEN + most <= room:
         return pending[:most]
     for count, stored in enumerate(pending[:most]):
         room -= config.estimate(shown_text(stored.turn, config))
@@ -307,14 +309,14 @@ def _no_summarizer(request: object) -> NoReturn:
     raise BadSummary("this memory has no summarizer")
 
 
-class BadSummary(Exception):
+class BadSummary(Misbehaved):
     """The result of the summarizer is not a usable summary."""
 
 
 def summary_of(response: object) -> str:
-    """Return the summary in a summarizer's result; raises `BadSummary` for any other result."""
+    """Return the summary in a summarizer's result. Raises `WrongType` or `BadSummary` for any other."""
     if not isinstance(response, Mapping):
-        raise BadSummary(f"the summarizer returned {type(response).__name__}, not a mapping")
+        raise WrongType("the summarizer", response, "{'summary': TEXT}")
     summary: object = response.get("summary")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType] -- it is checked here
     if not isinstance(summary, str):
         raise BadSummary("the summarizer's 'summary' is not a string")

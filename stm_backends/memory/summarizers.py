@@ -21,7 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from stm_backends.errors import ConfigurationError
-from stm_backends.types import TokenEstimator, default_token_estimator
+from stm_backends.handed_in import ignore
+from stm_backends.memory.estimating import GuardedEstimator
+from stm_backends.tokens import TokenEstimator, default_token_estimator
 
 _LONG: Final = 240
 """The most characters of a line in a summary."""
@@ -77,7 +79,9 @@ class ExtractiveSummarizer:
         if max_tokens < 1:
             raise ConfigurationError("max_tokens must be >= 1")
         self._max_tokens = max_tokens
-        self._estimate = token_estimator or default_token_estimator
+        self._estimate = (
+            default_token_estimator if token_estimator is None else GuardedEstimator(token_estimator, ignore)
+        )
 
     async def __call__(self, request: Mapping[str, Any], /) -> Mapping[str, Any]:
         """Return `{"summary": str}` for `{"previous_summary": str, "turns": [...]}`."""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-import logging
 import weakref
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from stm_backends import logs
-
-logger = logging.getLogger("stm_backends")
+from stm_backends import handed_in, logs
+from stm_backends.handed_in import Report
 
 LAST_S: Final = 1.0
 """How many seconds cancelled tasks may take to end on closing."""
+
+CALLBACK_S: Final = 300.0
+"""How many seconds a callback may take before it is cancelled."""
 
 _T = TypeVar("_T")
 
@@ -25,12 +25,13 @@ class Background:
 
     An event loop keeps only weak references, so an unreferenced task may be garbage collected while it runs.
     A running task keeps its owner alive, so that the task can be stopped through a weak reference to the
-    owner.
+    owner. `failed` is told of callbacks that failed.
     """
 
-    def __init__(self, owner: object | None = None) -> None:
+    def __init__(self, owner: object | None = None, *, failed: Report = handed_in.ignore) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._owner = None if owner is None else weakref.ref(owner)
+        self.failed = failed
 
     def start(self, work: Coroutine[Any, Any, _T], *, name: str) -> asyncio.Task[_T]:
         """Run `work` as a task."""
@@ -43,29 +44,21 @@ class Background:
         self._tasks.discard(task)
 
     def call_back(self, callback: Callable[..., object] | None, *args: object) -> None:
-        """Call a user's callback in a new task; its exceptions are only logged."""
+        """Call a user's callback in a new task; its failure is only logged and reported."""
         if callback is not None:
-            self.start(_call_back(callback, args), name="stm-callback")
+            self.start(self._call_back(callback, args), name="stm-callback")
+
+    async def _call_back(self, callback: Callable[..., object], args: tuple[object, ...]) -> None:
+        try:
+            await self.call_within(CALLBACK_S, callback, *args)
+        except Exception as error:  # noqa: BLE001 -- a user's callback may raise anything
+            logs.failed("a callback of the memory failed (%s)", error)
+            self.failed("callback", error)
 
     async def call_within(self, timeout: float, function: Callable[..., object], *args: object) -> object:
-        """Call a user's function in a new task and return its result.
-
-        Raises what the function raises, `TimeoutError` after `timeout` seconds even if the function ignores
-        its cancellation, and `RuntimeError` if the function was cancelled but not the caller.
-        """
-        task = self.start(_call(function, args), name="stm-call")
-        try:
-            done, _ = await asyncio.wait({task}, timeout=timeout)
-        except asyncio.CancelledError:
-            _abandon(task)
-            raise
-        if not done:
-            _abandon(task)
-            raise TimeoutError(f"no answer within {timeout:g} s")
-        if task.cancelled():
-            # The function was cancelled, not the caller: to the caller that is a failure.
-            raise RuntimeError("the function was cancelled from within")
-        return task.result()
+        """Call a user's function in a new task and return its result; see `handed_in.call`."""
+        start = partial(self.start, name="stm-call")
+        return await handed_in.call(function, *args, within=timeout, start=start)
 
     def __bool__(self) -> bool:
         """Whether a task is running on an open event loop."""
@@ -102,27 +95,3 @@ class Background:
     def _running(self) -> set[asyncio.Task[Any]]:
         here, current = asyncio.get_running_loop(), asyncio.current_task()
         return {task for task in self._tasks if task.get_loop() is here and task is not current}
-
-
-async def _call(function: Callable[..., object], args: tuple[object, ...]) -> object:
-    result = function(*args)
-    return await result if inspect.isawaitable(result) else result
-
-
-async def _call_back(callback: Callable[..., object], args: tuple[object, ...]) -> None:
-    try:
-        await _call(callback, args)
-    except Exception as error:
-        # The message may quote the conversation.
-        logger.warning("a callback of the memory raised %s", type(error).__name__, exc_info=logs.shown(error))
-
-
-def _abandon(task: asyncio.Task[Any]) -> None:
-    """Cancel a task whose result is not needed."""
-    task.cancel()
-    task.add_done_callback(_retrieve)
-
-
-def _retrieve(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()

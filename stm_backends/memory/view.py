@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from stm_backends.errors import MemoryBudgetExceeded
+from stm_backends.tokens import PER_TOKEN, default_token_estimator, weigh
 from stm_backends.types import (
     ConversationTurn,
     MemoryHealth,
@@ -25,6 +26,10 @@ _encode = json.JSONEncoder(ensure_ascii=False, sort_keys=True).encode
 
 _encode_text = json.encoder.encode_basestring
 _DEFAULT: Final = ShortTermMemoryConfig()
+
+_SEPARATOR: Final = weigh(", ")
+_FRAME: Final = default_token_estimator('{"pending_turns": [], "recent_turns": [], "summary": ""}')
+_LABELS: Final = weigh('{"assistant": , "user": }, ')
 
 _FEW: Final = 32
 """Up to this many turns are measured at once; of more, only those that may be shown."""
@@ -99,7 +104,7 @@ def render(
     summary: str,
     pending: Sequence[StoredTurn],
     recent: Sequence[StoredTurn],
-    characters: int | None = None,
+    weight: int | None = None,
 ) -> View:
     """Return what the model is shown: all turns and the summary, as far as strategy and budget allow.
 
@@ -108,8 +113,8 @@ def render(
     that is larger than the whole budget is cut in the middle instead of dropped, and so is the newest turn if
     it does not fit. If the summary is dropped, turns take its place. A degraded conversation shows its
     summary only if no turns are pending. The cost is linear in what is shown and in the largest turn shown,
-    regardless of the length of the conversation. `characters` is the sum of `shown_length` for these turns,
-    if it is known.
+    regardless of the length of the conversation. `weight` is the sum of `shown_weight` for these turns, if it
+    is known.
     """
     if config.strategy == "none":
         return View(_Context(config, (), 0), _Shape(), "", trimmed=False, shown=False)
@@ -119,7 +124,7 @@ def render(
     context = _Context(config, [*pending, *recent], len(pending))
     everything = _Shape(context.size)
     total = config.budget.total_max_tokens
-    if not total or context.at_most(whole, characters) <= total:
+    if not total or context.at_most(whole, weight) <= total:
         return View(context, everything, whole, trimmed=False)
     shape, text = context.newest(whole, total), whole
     fits = context.tokens(shape, whole) <= total
@@ -156,11 +161,9 @@ def shown_text(turn: ConversationTurn, config: ShortTermMemoryConfig) -> str:
     return _encode(shown_turn(turn, config))
 
 
-def shown_length(turn: ConversationTurn) -> int:
-    """Return at least as many characters as `shown_text` has for any configuration."""
-    if turn.trajectory_digest is None:
-        return len(_encode_text(turn.user_message)) + len(_encode_text(turn.assistant_response)) + 25
-    return len(shown_text(turn, _DEFAULT))
+def shown_weight(turn: ConversationTurn) -> int:
+    """Return at least the weight of `shown_text` for any configuration, see `tokens.weigh`."""
+    return weigh(shown_text(turn, _DEFAULT))
 
 
 def is_blank(summary: str) -> bool:
@@ -237,20 +240,20 @@ class _Context:
             payload["summary"] = summary
         return payload
 
-    def at_most(self, summary: str, characters: int | None) -> float:
+    def at_most(self, summary: str, weight: int | None) -> float:
         """Return an upper bound on the tokens of all turns and the summary, without serializing them.
 
         A JSON escape takes at most six characters. With a custom estimator there is no bound, and none is
-        computed for many turns whose `characters` are not known.
+        computed for many turns whose `weight` is not known.
         """
-        if self.config.token_estimator is not None or (characters is None and self.size > _FEW):
+        if self.config.token_estimator is not None or (weight is None and self.size > _FEW):
             return math.inf
-        most: float = len(summary)
-        for _, turn, _ in self._turns if characters is None else ():
-            most += len(turn.user_message) + len(turn.assistant_response) + 20
+        most = weigh(summary)
+        for _, turn, _ in self._turns if weight is None else ():
+            most += weigh(turn.user_message) + weigh(turn.assistant_response) + _LABELS
             if turn.trajectory_digest is not None:
-                most += _characters(turn.trajectory_digest)
-        return self.config.estimate("") + (6 * most + (characters or 0) + 2 * self.size + 100) / 4
+                most += _most_of(turn.trajectory_digest)
+        return (6 * most + (weight or 0) + _SEPARATOR * self.size) / PER_TOKEN + _FRAME
 
     def tokens(self, shape: _Shape, summary: str) -> int:
         known = self._tokens.get((shape, summary))
@@ -320,13 +323,13 @@ def _cut_list(items: list[Any], length: int) -> list[Any]:
     return items
 
 
-def _characters(digest: TrajectoryDigest) -> float:
-    """Return at least a sixth of the characters that a digest takes as JSON."""
-    lists = [*digest.tools_invoked, *digest.artifacts_refs]
-    if not all(isinstance(item, str) for item in lists):  # pyright: ignore[reportUnnecessaryIsInstance] -- a loaded state may hold anything there
+def _most_of(digest: TrajectoryDigest) -> float:
+    """Return at least a sixth of the weight of a digest as JSON."""
+    texts = [digest.observations_summary, digest.reasoning_summary or ""]
+    texts += [*digest.tools_invoked, *digest.artifacts_refs]
+    if not all(isinstance(text, str) for text in texts):  # pyright: ignore[reportUnnecessaryIsInstance] -- a loaded state may hold anything there
         return math.inf
-    text = len(digest.observations_summary) + len(digest.reasoning_summary or "")
-    return text + sum(map(len, lists)) + len(lists) + 30
+    return sum(map(weigh, texts)) + _LABELS * (len(texts) + 2)
 
 
 def _largest(limit: int, fits: Callable[[int], bool]) -> int:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from stm_backends import logs
+from stm_backends.handed_in import PASSED
 from stm_backends.telemetry.observer import SILENT, KeyPart, MemoryEvent, Observer, Subject, TurnEvent
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("stm_backends")
 
-OnFailure = Callable[[str, Exception], None]
+OnFailure = Callable[[str, BaseException], None]
 """Receives the name of a method of an observer, and the error that it raised."""
 
 
@@ -33,7 +34,7 @@ def guarded(observer: Observer, on_failure: OnFailure | None = None) -> Observer
     return GuardedObserver(observer, on_failure or _log)
 
 
-def _log(method: str, error: Exception) -> None:
+def _log(method: str, error: BaseException) -> None:
     logger.error(
         "the observer failed in %s, so its reports are incomplete: %s",
         method,
@@ -66,6 +67,9 @@ class GuardedObserver(Observer):
 
     def summarizer_failed(self, error: Exception) -> None:
         self._tell("summarizer_failed", error)
+
+    def function_failed(self, function: str, error: BaseException) -> None:
+        self._tell("function_failed", function, error)
 
     def health_changed(self, old: MemoryHealth, new: MemoryHealth) -> None:
         self._tell("health_changed", old, new)
@@ -106,7 +110,9 @@ class GuardedObserver(Observer):
     def _tell(self, method: str, *arguments: Any) -> None:
         try:
             getattr(self.inner, method)(*arguments)
-        except Exception as error:  # noqa: BLE001 -- a user's observer may raise anything
+        except PASSED:
+            raise
+        except BaseException as error:  # noqa: BLE001 -- a user's observer may raise anything
             self._on_failure(method, error)
 
     def _around(
@@ -121,7 +127,7 @@ class _Around(AbstractContextManager[None]):
     __slots__ = ("_failed", "_leave", "_make")
 
     def __init__(
-        self, make: Callable[[], AbstractContextManager[object]], failed: Callable[[Exception], None]
+        self, make: Callable[[], AbstractContextManager[object]], failed: Callable[[BaseException], None]
     ) -> None:
         self._make = make
         self._failed = failed
@@ -132,7 +138,9 @@ class _Around(AbstractContextManager[None]):
             manager = self._make()
             manager.__enter__()
             self._leave = manager.__exit__
-        except Exception as error:  # noqa: BLE001 -- a user's observer may raise anything
+        except PASSED:
+            raise
+        except BaseException as error:  # noqa: BLE001 -- a user's observer may raise anything
             self._failed(error)
 
     def __exit__(
@@ -142,6 +150,8 @@ class _Around(AbstractContextManager[None]):
             return
         try:
             self._leave(kind, error, trace)
-        except Exception as failure:  # noqa: BLE001 -- as above
+        except BaseException as failure:
+            if isinstance(failure, PASSED):
+                raise
             if failure is not error:
                 self._failed(failure)

@@ -86,6 +86,12 @@ class Observer:
     def summarizer_failed(self, error: Exception) -> None:
         """Receive that a summarizer call failed. The message of `error` may quote the conversation."""
 
+    def function_failed(self, function: str, error: BaseException) -> None:
+        """Receive that a function that was handed in failed: `token_estimator`, `callback`, ...
+
+        The message of `error` may quote the conversation.
+        """
+
     def health_changed(self, old: MemoryHealth, new: MemoryHealth) -> None:
         """Receive that this process changed a conversation's health."""
 

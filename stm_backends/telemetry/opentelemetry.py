@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
 from typing import Any, Final, TypeVar
 
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.extras import missing_extra
+from stm_backends.handed_in import kind_of
 from stm_backends.telemetry.observer import KeyPart, MemoryEvent, Observer, Subject, TurnEvent
 from stm_backends.types import MemoryHealth
 
@@ -76,6 +77,11 @@ class Telemetry(Observer):
         )
         self._summarizer_errors = meter.create_counter(
             "stm.summarizer.errors", "{error}", "Summarizer calls that failed."
+        )
+        self._function_errors = meter.create_counter(
+            "stm.functions.errors",
+            "{error}",
+            "Calls of other functions that were handed in which failed, such as a token estimator.",
         )
         self._transitions = meter.create_counter(
             "stm.health.transitions", "{transition}", "Changes of a conversation's health."
@@ -163,15 +169,16 @@ class Telemetry(Observer):
         self._clear_text.add(1)
 
     def summarizer_failed(self, error: Exception) -> None:
-        self._summarizer_errors.add(1, {"error.type": _kind(error)})
+        self._summarizer_errors.add(1, {"error.type": kind_of(error)})
+
+    def function_failed(self, function: str, error: BaseException) -> None:
+        self._function_errors.add(1, {"stm.function": function, "error.type": kind_of(error)})
 
     def health_changed(self, old: MemoryHealth, new: MemoryHealth) -> None:
         self._transitions.add(1, {"stm.health.from": old.value, "stm.health.to": new.value})
 
     def context_shown(self, tokens: Callable[[], int]) -> None:
-        # A user's token estimator may raise; that must not fail the call.
-        with suppress(Exception):
-            self._tokens.set(tokens())
+        self._tokens.set(tokens())
 
     def key_unresolved(self, part: KeyPart) -> None:
         self._unresolved.add(1, {"stm.key.part": part})

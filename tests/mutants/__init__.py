@@ -124,12 +124,14 @@ from tests.mutants.memories import (
     IgnoresTurnIds,
     KeepsTheCallersTurn,
     NoneIsSome,
+    RepeatsAfterAPanic,
     SharedByAllConversations,
     ShowsOneTooMany,
     StoresBeforeItRefuses,
     SummarizesFromScratch,
     SummaryBeforeAll,
     TrustsCallbacks,
+    TrustsTheEstimator,
     WaitsForCallbacks,
     WaitsForEver,
 )
@@ -511,6 +513,10 @@ MEMORIES: Final[dict[type[Broken], Caught]] = {
     FoldsWithoutBound: Caught("test_turns_beyond_one_call_of_the_summarizer_follow_in_others"),
     GivesUp: Caught("test_failures_are_retried_without_a_new_turn"),
     BelievesNonsense: Caught("test_an_invalid_summary_erases_nothing", {"nonsense": None}),
+    RepeatsAfterAPanic: Caught("test_a_panic_of_the_summarizer_is_a_failed_attempt"),
+    TrustsTheEstimator: Caught(
+        "test_an_estimator_that_fails_for_a_text_disables_nothing", {"failure": "nothing"}
+    ),
     SummarizesFromScratch: Caught("test_the_summarizer_gets_the_previous_summary_and_the_turns"),
     WaitsForEver: Caught("test_a_summarizer_that_hangs_is_timed_out"),
     FlushHasNoDeadline: Caught("test_flush_returns_at_its_deadline"),

@@ -156,6 +156,29 @@ class BelievesNonsense(Broken):
             return {"summary": f"<session_summary>{answer}</session_summary>"}
 
 
+class RepeatsAfterAPanic(Broken):
+    """Backs off after an `Exception` alone."""
+
+    async def summarize(self, request: Mapping[str, Any]) -> Any:
+        while True:
+            try:
+                return await super().summarize(request)
+            except Exception:
+                raise
+            except BaseException:  # noqa: BLE001, S110 -- the mistake
+                pass
+
+
+class TrustsTheEstimator(Broken):
+    """Lets the errors of a token estimator reach the caller."""
+
+    async def get_llm_context(self) -> dict[str, Any]:
+        context = await super().get_llm_context()
+        if self.asked.token_estimator is not None:
+            assert self.asked.token_estimator(str(context)) >= 0
+        return context
+
+
 class SummarizesFromScratch(Broken):
     """Does not tell the summarizer what the last summary was."""
 

@@ -68,6 +68,7 @@ def use_every_instrument(telemetry: Telemetry) -> None:
     telemetry.race_lost()
     telemetry.clear_text_met()
     telemetry.summarizer_failed(LookupError())
+    telemetry.function_failed("token_estimator", LookupError())
     telemetry.health_changed(MemoryHealth.HEALTHY, MemoryHealth.RETRY)
     telemetry.context_shown(lambda: 1)
     telemetry.key_unresolved("session")

@@ -190,24 +190,6 @@ async def test_a_summarizer_that_cancels_itself_has_failed() -> None:
 
 
 @clock.virtually
-async def test_a_token_estimator_that_fails_on_a_summary_is_a_failed_attempt() -> None:
-    def estimate(text: str) -> int:
-        if text == "bad":
-            raise LookupError
-        return 1
-
-    answers = ["bad", "good"]
-
-    async def summarize(request: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {"summary": answers.pop(0)}
-
-    one = memory(summarize, token_estimator=estimate)
-    await added(one, 0, 1)
-    await asyncio.sleep(10)
-    assert one.to_dict()["summary"] == "good"
-
-
-@clock.virtually
 async def test_a_summarizer_may_keep_and_change_what_it_was_given() -> None:
     async def summarize(request: Any) -> Mapping[str, Any]:
         request["turns"].clear()

@@ -574,22 +574,6 @@ async def test_a_summary_that_the_datastore_cannot_take_is_cut(pods: Pods) -> No
     assert len(summarizer.requests) == 1
 
 
-async def test_an_estimator_that_raises_is_a_failed_attempt(pods: Pods) -> None:
-    broken = True
-
-    def estimate(text: str) -> int:
-        if broken and "- u0" in text:
-            raise ZeroDivisionError
-        return 1
-
-    memory, _ = await pods.pod(config(token_estimator=estimate))
-    await added(memory, *range(3))
-    await until(lambda: memory.health is MemoryHealth.RETRY)
-    broken = False
-    await memory.flush()
-    assert (await shown(memory))["summary"] == ["u0"]
-
-
 async def test_callbacks_run_when_a_recovery_ends_without_a_summary(pods: Pods) -> None:
     changes: list[tuple[str, str]] = []
 

@@ -220,7 +220,7 @@ def test_the_only_dependency_is_pluggy() -> None:
 
 
 LAYERS = (
-    ("types", "protocols", "errors", "extras", "logs", "races"),
+    ("types", "protocols", "errors", "extras", "logs", "races", "handed_in", "tokens"),
     ("drivers",),
     ("drivers.sqlite",),
     ("records",),
@@ -277,26 +277,28 @@ def test_no_chain_of_imports_leads_through_more_than_ten_rooms() -> None:
     [
         ("errors", set[str]()),
         ("drivers.contract", set[str]()),
-        ("types", {"errors"}),
+        ("handed_in", set[str]()),
+        ("tokens", set[str]()),
+        ("types", {"errors", "tokens"}),
         ("protocols", {"types"}),
         ("records.body", {"types"}),
         ("records.codec", {"errors", "records.body", "records.steps", "types"}),
         ("records.keys", {"drivers.contract", "errors", "logs", "types"}),
         ("records.large.pointers", {"drivers.checks", "errors"}),
-        ("memory.view", {"errors", "types"}),
-        ("memory.policy", {"errors", "memory.view", "records.body", "types"}),
-        ("memory.tasks", {"logs"}),
+        ("memory.view", {"errors", "tokens", "types"}),
+        ("memory.policy", {"errors", "handed_in", "memory.view", "records.body", "tokens", "types"}),
+        ("memory.tasks", {"handed_in", "logs"}),
         ("memory.shared.queues", set[str]()),
         ("telemetry.observer", {"drivers.contract", "types"}),
         (
             "telemetry.opentelemetry",
-            {"drivers.contract", "drivers.wrapper", "extras", "telemetry.observer", "types"},
+            {"drivers.contract", "drivers.wrapper", "extras", "handed_in", "telemetry.observer", "types"},
         ),
         ("sync.thread", {"errors"}),
         ("agents.resolving", {"records.identity", "telemetry.guarded", "telemetry.observer", "types"}),
         ("agents.prompt", {"protocols"}),
         ("agents.turns", {"errors", "types"}),
-        ("integrations.summary_prompt", {"agents.prompt", "memory.policy", "memory.view"}),
+        ("integrations.summary_prompt", {"agents.prompt", "memory.policy", "memory.view", "tokens"}),
     ],
 )
 def test_a_foundation_rests_only_on_what_lies_below_it(name: str, may_import: set[str]) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stm_backends.errors import ConfigurationError
+from stm_backends.handed_in import WrongType
 from stm_backends.memory.policy import (
     SHORTEST_DELAY_S,
     BadSummary,
@@ -37,6 +38,7 @@ from stm_backends.memory.policy import (
 from stm_backends.memory.view import shown_text
 from stm_backends.records.body import REMEMBERED_IDS, Body, Forgotten, Lease, Overdue
 from stm_backends.testing.memory_contract import config, turn
+from stm_backends.tokens import PER_TOKEN
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
 
 NOW = 1_000_000.0
@@ -232,9 +234,9 @@ def test_a_limit_of_no_backlog_keeps_one_turn_to_leave_degraded_with() -> None:
 def test_turns_that_fit_for_certain_are_folded_without_an_estimate_of_each() -> None:
     settings = config(fold_max_turns=3, fold_max_tokens=13)
     pending = [StoredTurn(str(number), ConversationTurn("x" * 400, "")) for number in range(3)]
-    # By their length they seem to fit: 10 tokens, and one for each turn.
-    assert len(oldest_for_fold(settings, Body(), pending, 40)) == 3
-    assert len(oldest_for_fold(settings, Body(), pending, 44)) == 1
+    # By their weight they seem to fit: 10 tokens, and one for each turn.
+    assert len(oldest_for_fold(settings, Body(), pending, 10 * PER_TOKEN)) == 3
+    assert len(oldest_for_fold(settings, Body(), pending, 11 * PER_TOKEN)) == 1
 
 
 def test_a_class_of_summarizers_is_none() -> None:
@@ -420,7 +422,7 @@ def test_a_union_has_the_ids_of_both_once_each() -> None:
     [None, "text", 7, [], {}, {"summary": None}, {"summary": b"x"}, {"summary": " \n"}, {"Summary": "x"}],
 )
 def test_anything_but_a_mapping_with_a_nonblank_summary_is_rejected(answer: object) -> None:
-    with pytest.raises(BadSummary):
+    with pytest.raises((BadSummary, WrongType)):
         summary_of(answer)
 
 

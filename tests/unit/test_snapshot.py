@@ -13,9 +13,10 @@ from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.memory.shared.recent import Recent
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.memory.view import shown_length, shown_text
+from stm_backends.memory.view import shown_text, shown_weight
 from stm_backends.records.body import Body, Forgotten, Lease
 from stm_backends.records.codec import Codec
+from stm_backends.tokens import weigh
 from stm_backends.types import ConversationTurn, ShortTermMemoryConfig, StoredTurn, TrajectoryDigest
 
 KEY = Key("acme:u1:memory", "chat")
@@ -177,12 +178,12 @@ TEXTS = st.text(max_size=30)
     st.none() | st.builds(TrajectoryDigest, st.lists(TEXTS, max_size=3), TEXTS, st.none() | TEXTS),
     st.booleans(),
 )
-def test_no_turn_is_shown_with_more_characters_than_counted(
+def test_no_turn_is_shown_with_more_weight_than_counted(
     user: str, assistant: str, digest: TrajectoryDigest | None, with_digest: bool
 ) -> None:
     turn = ConversationTurn(user, assistant, digest)
     shown = shown_text(turn, ShortTermMemoryConfig(include_trajectory_digest=with_digest))
-    assert len(shown) <= shown_length(turn)
+    assert weigh(shown) <= shown_weight(turn)
 
 
 # What a process keeps of the conversations that it used

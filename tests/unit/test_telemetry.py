@@ -364,7 +364,9 @@ async def test_an_estimator_that_raises_fails_no_call_because_somebody_listens(
     memory = backend.memory(KEY, config)
     await memory.add_turn(turn())
     assert await memory.get_llm_context()
-    assert "stm.context.tokens" not in ear.points()
+    ((attributes, errors),) = ear.points()["stm.functions.errors"]
+    assert attributes == {"stm.function": "token_estimator", "error.type": "LookupError"}
+    assert errors > 0
 
 
 # Privacy

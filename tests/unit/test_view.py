@@ -16,11 +16,12 @@ from stm_backends.memory.view import (
     cut_summary,
     is_blank,
     render,
-    shown_length,
     shown_text,
+    shown_weight,
     summary_within_budget,
 )
 from stm_backends.testing.memory_contract import config, turn
+from stm_backends.tokens import weigh
 from stm_backends.types import (
     ConversationTurn,
     MemoryHealth,
@@ -38,7 +39,7 @@ def turns(count: int, text: str = "fine") -> list[StoredTurn]:
 
 def tokens(view: View) -> int:
     payload = view.patch()["conversation_memory"]
-    return len(json.dumps(payload, ensure_ascii=False, sort_keys=True)) // 4 + 1
+    return default_token_estimator(json.dumps(payload, ensure_ascii=False, sort_keys=True))
 
 
 def shown(view: View) -> tuple[list[str], list[str], str]:
@@ -84,13 +85,11 @@ def test_nothing_is_shown_for_its_length_that_is_too_long_as_json(
     shown: list[ConversationTurn], summary: str, measured: bool
 ) -> None:
     stored = [StoredTurn(str(number), one) for number, one in enumerate(shown)]
-    characters = sum(map(shown_length, shown)) if measured else None
+    weight = sum(map(shown_weight, shown)) if measured else None
 
     def show(total: int) -> View:
         budget = config(total_max_tokens=total, summary_max_tokens=260)
-        return render(
-            budget, health=HEALTHY, summary=summary, pending=[], recent=stored, characters=characters
-        )
+        return render(budget, health=HEALTHY, summary=summary, pending=[], recent=stored, weight=weight)
 
     whole = show(0)
     assert not whole.trimmed
@@ -266,12 +265,12 @@ def test_a_turn_over_budget_is_refused_without_quoting_it() -> None:
 
 @pytest.mark.parametrize("text", ["fine", 'a "quoted"\n\u00e4\ud800', ESCAPED])
 @pytest.mark.parametrize("digest", [None, TrajectoryDigest(["t"], "o", None, ["r"])])
-def test_the_length_of_a_turn_is_known_without_a_configuration(
+def test_the_weight_of_a_turn_is_known_without_a_configuration(
     text: str, digest: TrajectoryDigest | None
 ) -> None:
     one = ConversationTurn(text, text, digest)
-    assert shown_length(one) == len(shown_text(one, config()))
-    assert shown_length(one) >= len(shown_text(one, config(include_trajectory_digest=False)))
+    assert shown_weight(one) == weigh(shown_text(one, config()))
+    assert shown_weight(one) >= weigh(shown_text(one, config(include_trajectory_digest=False)))
 
 
 @pytest.mark.parametrize("total", [0, 400])

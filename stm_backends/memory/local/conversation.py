@@ -14,6 +14,7 @@ from stm_backends.memory.local.state import FORGET_BY_COUNT, State
 from stm_backends.memory.policy import Fold, Step, Trim
 from stm_backends.memory.view import View, render, summary_within_budget
 from stm_backends.records.body import REMEMBERED_IDS, Body
+from stm_backends.tokens import tokens_of, weigh
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
 
 COVERED_KEPT: Final = REMEMBERED_IDS
@@ -39,7 +40,7 @@ class Conversation:
     def __init__(self, config: ShortTermMemoryConfig, state: State, *, now: float) -> None:
         self._config = config
         self._covered: deque[StoredTurn] = deque(maxlen=COVERED_KEPT)
-        self._lengths = _Lengths.of(config)
+        self._weights = _Weights.of(config)
         self.confirmed_by: object | None = None
         # No turn is known to be stored, but summaries and counters start from these.
         body = Body(state.body.summary, folded=state.body.folded, dropped=state.body.dropped)
@@ -54,8 +55,8 @@ class Conversation:
         self._pending = [*state.pending]
         self._recent = deque(state.recent)
         self._ids = {stored.id for stored in state.turns}
-        if self._lengths is not None:
-            self._lengths.forget()
+        if self._weights is not None:
+            self._weights.forget()
 
     # Reading
 
@@ -101,7 +102,7 @@ class Conversation:
         """Raise `MemoryBudgetExceeded` if `overflow_policy="error"` rejects this turn."""
         if self._config.budget.overflow_policy != "error":
             return
-        if self._lengths is not None and self._fits(self._lengths, stored):
+        if self._weights is not None and self._fits(self._weights, stored):
             return
         turns = (*self._pending, *self._recent, stored)
         boundary = max(len(self._pending), len(turns) - self._config.budget.full_zone_turns)
@@ -114,20 +115,20 @@ class Conversation:
         )
         view.require_room()
 
-    def _fits(self, lengths: _Lengths, stored: StoredTurn) -> bool:
+    def _fits(self, weights: _Weights, stored: StoredTurn) -> bool:
         """Say whether all turns fit with one more turn, at a cost independent of their number."""
-        if not lengths.known:
-            lengths.count(self._pending, self._recent)
+        if not weights.known:
+            weights.count(self._pending, self._recent)
         recent = [*self._recent, stored]
         leaving = max(0, len(recent) - self._config.budget.full_zone_turns)
         going, staying = recent[:leaving], recent[leaving:]
-        return lengths.fit(
+        return weights.fit(
             health=self.health,
             summary=self.body.summary,
             pending=(self._pending or going)[:1],
             recent=staying[:1],
-            pending_length=lengths.pending + lengths.sum_of(going),
-            recent_length=lengths.recent + lengths.sum_of([stored]) - lengths.sum_of(going),
+            pending_weight=weights.pending + weights.sum_of(going),
+            recent_weight=weights.recent + weights.sum_of([stored]) - weights.sum_of(going),
         )
 
     # Changing
@@ -140,8 +141,8 @@ class Conversation:
         while len(self._recent) > self._config.budget.full_zone_turns:
             leaving.append(self._recent.popleft())
         self._pending += leaving
-        if self._lengths is not None:
-            self._lengths.add(stored, leaving)
+        if self._weights is not None:
+            self._weights.add(stored, leaving)
         if self._config.strategy == "truncation":
             self.trim(Trim(len(self._pending), lost=False), now=now)
 
@@ -168,8 +169,8 @@ class Conversation:
 
     def _drop(self, count: int) -> None:
         self._ids.difference_update(stored.id for stored in self._pending[:count])
-        if self._lengths is not None:
-            self._lengths.drop(self._pending[:count])
+        if self._weights is not None:
+            self._weights.drop(self._pending[:count])
         del self._pending[:count]
         self._gone += count
 
@@ -245,25 +246,25 @@ class Conversation:
         self._covered = deque(covered, maxlen=COVERED_KEPT)
 
 
-class _Lengths:
-    """The number of characters of a conversation as the model is shown it, updated with each turn.
+class _Weights:
+    """The weight of a conversation as the model is shown it, updated with each turn; see `tokens.weigh`.
 
     The default token estimator depends only on this number; with a custom estimator this class is not used.
-    `view` produces the text: it is called for one turn at a time, with an estimator that counts characters.
+    `view` produces the text: it is called for one turn at a time, with weights in place of tokens.
     """
 
     @staticmethod
-    def of(config: ShortTermMemoryConfig) -> _Lengths | None:
+    def of(config: ShortTermMemoryConfig) -> _Weights | None:
         """Return an instance if the configuration needs one."""
         budget = config.budget
         limited = budget.overflow_policy == "error" and budget.total_max_tokens > 0
-        return _Lengths(config) if limited and config.token_estimator is None else None
+        return _Weights(config) if limited and config.token_estimator is None else None
 
     def __init__(self, config: ShortTermMemoryConfig) -> None:
         self._config = config
         unlimited = replace(config.budget, total_max_tokens=0, summary_max_tokens=sys.maxsize)
-        self._counting = replace(config, token_estimator=len, budget=unlimited)
-        self._lengths: dict[str, int] = {}
+        self._counting = replace(config, token_estimator=weigh, budget=unlimited)
+        self._weights: dict[str, int] = {}
         self.known = False
         self.pending = self.recent = 0
 
@@ -272,7 +273,7 @@ class _Lengths:
         self.known = False
 
     def count(self, pending: Iterable[StoredTurn], recent: Iterable[StoredTurn]) -> None:
-        self._lengths.clear()
+        self._weights.clear()
         self.pending, self.recent, self.known = self.sum_of(pending), self.sum_of(recent), True
 
     def add(self, stored: StoredTurn, leaving: Sequence[StoredTurn]) -> None:
@@ -287,7 +288,7 @@ class _Lengths:
         if self.known:
             self.pending -= self.sum_of(turns)
             for stored in turns:
-                self._lengths.pop(stored.id, None)
+                self._weights.pop(stored.id, None)
 
     def fit(
         self,
@@ -296,28 +297,27 @@ class _Lengths:
         summary: str,
         pending: Sequence[StoredTurn],
         recent: Sequence[StoredTurn],
-        pending_length: int,
-        recent_length: int,
+        pending_weight: int,
+        recent_weight: int,
     ) -> bool:
         """Say whether a conversation fits, given its first pending and its first recent turn, if any."""
         summary = summary_within_budget(summary, self._config)
         view = render(self._counting, health=health, summary=summary, pending=pending, recent=recent)
-        characters = view.tokens + recent_length - self.sum_of(recent)
+        weight = view.tokens + recent_weight - self.sum_of(recent)
         if view.kept > len(recent):
-            characters += pending_length - self.sum_of(pending)
-        # As `default_token_estimator` computes it.
-        return characters // 4 + 1 <= self._config.budget.total_max_tokens
+            weight += pending_weight - self.sum_of(pending)
+        return tokens_of(weight) <= self._config.budget.total_max_tokens
 
     def sum_of(self, turns: Iterable[StoredTurn]) -> int:
-        """Return how many characters these turns add to a list that is not empty."""
-        return sum(self._length(stored) for stored in turns)
+        """Return the weight that these turns add to a list that is not empty."""
+        return sum(self._weight(stored) for stored in turns)
 
-    def _length(self, stored: StoredTurn) -> int:
-        length = self._lengths.get(stored.id)
-        if length is None:
+    def _weight(self, stored: StoredTurn) -> int:
+        weight = self._weights.get(stored.id)
+        if weight is None:
             one, two = (self._count([stored] * number) for number in (1, 2))
-            length = self._lengths[stored.id] = two - one
-        return length
+            weight = self._weights[stored.id] = two - one
+        return weight
 
     def _count(self, turns: Sequence[StoredTurn]) -> int:
         view = render(self._counting, health=MemoryHealth.HEALTHY, summary="", pending=(), recent=turns)

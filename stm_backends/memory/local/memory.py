@@ -16,7 +16,9 @@ from typing import Any, Final
 
 from stm_backends import logs
 from stm_backends.errors import InvalidKey, Unavailable
+from stm_backends.handed_in import WrongType
 from stm_backends.memory import log, policy
+from stm_backends.memory.estimating import checked_config
 from stm_backends.memory.local.conversation import Conversation
 from stm_backends.memory.local.state import (
     FORGET_BY_COUNT,
@@ -41,7 +43,6 @@ from stm_backends.types import (
     MemoryKey,
     StoredTurn,
     as_composite,
-    as_config,
     as_turn,
     as_turn_id,
 )
@@ -99,10 +100,11 @@ class DefaultShortTermMemory:
         write_back_summaries: bool = True,
     ) -> None:
         self.observer = guarded(observer)
-        self._config = as_config(config)
+        self._config = checked_config(config, self.observer.function_failed)
         self._summarizer = policy.summarizer_for(self._config, summarizer)
         self._clock = time_source or time.time
-        self._background = Background()
+        self._background = Background(failed=self.observer.function_failed)
+        self._hopeless = False
         self._worker: _Worker | None = None
         self._changes: set[asyncio.Future[None]] = set()
         self._flushing = 0
@@ -175,8 +177,9 @@ class DefaultShortTermMemory:
 
         Folds fewer turns than `fold_batch_turns`, too, and waits for the automatic save of the summary. A
         degraded memory makes the attempt that is due, or waits for the one that is under way; it waits for no
-        later one. The default timeout allows for one summarizer call and all its retries. Cancelling stops
-        only the waiting. Returns at once if the background has failed with an error, which is logged.
+        later one, nor for a retry after an answer of a wrong type. The default timeout allows for one
+        summarizer call and all its retries. Cancelling stops only the waiting. Returns at once if the
+        background has failed with an error, which is logged.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + (policy.patience(self._config) if timeout is None else timeout)
@@ -204,7 +207,7 @@ class DefaultShortTermMemory:
                 return
             attempt = self._conversation.body.next_attempt_at
             waits = worker.waiting_for is not None or attempt != first
-            if waits and self.health is MemoryHealth.DEGRADED:
+            if waits and (self._hopeless or self.health is MemoryHealth.DEGRADED):
                 return
             change: asyncio.Future[None] = loop.create_future()
             self._changes.add(change)
@@ -435,7 +438,7 @@ class DefaultShortTermMemory:
         """Take all due steps, then end."""
         try:
             await self._do_what_is_due(worker)
-        except Exception as error:  # noqa: BLE001 -- for example of a token estimator
+        except Exception as error:  # noqa: BLE001 -- for example of a clock that was handed in
             worker.failed = True
             log.background_stopped(self._log_name, error)
 
@@ -494,6 +497,7 @@ class DefaultShortTermMemory:
             worker.recovering = False
 
     def _take_summary(self, conversation: Conversation, fold: Fold, body: Body) -> None:
+        self._hopeless = False
         shown, before = conversation.health, conversation.body
         if fold.still_applies(conversation.body, conversation.pending):
             conversation.fold(fold, body)
@@ -510,6 +514,7 @@ class DefaultShortTermMemory:
 
     def _note_failure(self, conversation: Conversation, error: Exception) -> None:
         self.observer.summarizer_failed(error)
+        self._hopeless = isinstance(error, WrongType)
         shown, before = conversation.health, conversation.body
         after = policy.after_failure(self._config, before, now=self._clock())
         conversation.body, conversation.recovering = after, False

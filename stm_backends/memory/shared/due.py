@@ -62,7 +62,7 @@ def next_step(
         now=now,
         batch=1 if room else batch,
         known_for=known_for,
-        characters=snapshot.characters,
+        weight=snapshot.weight,
     )
     if room:
         step = policy.room_step(config, step, pending, count=snapshot.turns_of(room, room=traits.room))

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 from stm_backends import races
 from stm_backends.errors import TooLarge
+from stm_backends.handed_in import WrongType
 from stm_backends.memory import log, policy
 from stm_backends.memory.policy import Fold, Trim
 from stm_backends.memory.shared.due import Compact
@@ -55,7 +56,8 @@ class Writes(PlannedWork):
     """What the background does to a record. Each method returns the plan for what follows, or `None`.
 
     A method is called with a snapshot whose body has no lease: there was none, or it has ended. A lease that
-    another process takes meanwhile stays.
+    another process takes meanwhile stays. `hopeless` says that the summarizer's last answer was of a wrong
+    type, so that a retry is unlikely to help.
     """
 
     def __init__(
@@ -66,6 +68,8 @@ class Writes(PlannedWork):
         self.config = ShortTermMemoryConfig()
         self.stats = Stats()
         self.room = Room()
+        self.hopeless = False
+        self.background.failed = observer.function_failed
         self._observer = observer
         self._summarizer = policy.summarizer_for(self.config, None)
         self._keep_ids_for = 10 * shared.driver.traits.deadline
@@ -254,6 +258,7 @@ class Writes(PlannedWork):
         """Report a summary that was stored."""
         self.stats.summaries += 1
         self.stats.folded += len(fold.turns)
+        self.hopeless = False
         self._observer.turns("folded", len(fold.turns))
         if before.health is not MemoryHealth.HEALTHY:
             log.recovered(self.shared.log_name)
@@ -267,6 +272,7 @@ class Writes(PlannedWork):
         """
         attempt = attempt_of(snapshot.body)
         self._unstored = attempt, error
+        self.hopeless = isinstance(error, WrongType)
         found: Snapshot | None = snapshot
 
         async def stored() -> Body | Plan | races.Lost:

@@ -16,7 +16,8 @@ from typing import Any, Final
 from stm_backends.drivers.contract import Driver
 from stm_backends.errors import LimitReached, OutcomeUnknown, TooLarge
 from stm_backends.memory import log, policy
-from stm_backends.memory.policy import Fold, Recover
+from stm_backends.memory.estimating import checked_config
+from stm_backends.memory.policy import Fold, Recover, Wait
 from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.due import Held
 from stm_backends.memory.shared.folds import Stats, attempt_of
@@ -33,7 +34,6 @@ from stm_backends.types import (
     MemoryHealth,
     MemoryKey,
     StoredTurn,
-    as_config,
     as_turn,
     as_turn_id,
 )
@@ -65,7 +65,7 @@ class DistributedShortTermMemory:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.observer = observer = guarded(observer)
-        self._config = as_config(config)
+        self._config = checked_config(config, observer.function_failed)
         self._codec = codec or Codec()
         self._directory = directory or Directory(driver, self._codec)
         self._owner = (key.tenant_id, key.user_id)
@@ -214,9 +214,9 @@ class DistributedShortTermMemory:
         """Wait until nothing is pending, or summarizing has failed, or `timeout` seconds have passed.
 
         Folds fewer turns than `fold_batch_turns`, too. A degraded memory makes the attempt that is due, or
-        waits for the one that is under way in any process; it waits for no later one. The default timeout
-        allows for one summarizer call, of this process or another, and all its retries. Cancelling stops only
-        the waiting.
+        waits for the one that is under way in any process; it waits for no later one, nor for a retry after
+        an answer of a wrong type. The default timeout allows for one summarizer call, of this process or
+        another, and all its retries. Cancelling stops only the waiting.
         """
         if self._config.strategy != "rolling_summary":
             return
@@ -234,8 +234,9 @@ class DistributedShortTermMemory:
                     # An attempt that is under way is still due by the record, or its lease is held.
                     degraded = snapshot.body.health is MemoryHealth.DEGRADED
                     in_vain = degraded and (attempt != first or not isinstance(step, Fold | Held | Recover))
+                    hopeless = maintenance.hopeless and isinstance(step, Wait)
                     # Work that fails is not started over and over.
-                    given_up = in_vain or maintenance.failures > failures
+                    given_up = in_vain or hopeless or maintenance.failures > failures
                     remaining = until - loop.time()
                     if step is None or given_up or maintenance.closing or remaining <= 0:
                         return

@@ -29,9 +29,10 @@ from typing import Any, Final
 
 from stm_backends.drivers.checks import require_event_loop
 from stm_backends.errors import InvalidKey
+from stm_backends.memory.estimating import checked_config
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.records import keys
-from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey, as_composite, as_config
+from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey, as_composite
 
 logger = logging.getLogger("stm_backends")
 
@@ -89,7 +90,7 @@ class MemoryRouter:
         keep: int = KEPT_MEMORIES,
     ) -> None:
         self._make_memory = make_memory
-        self._config = as_config(config)
+        self._config = checked_config(config)
         self._keep = keep
         self._memories: OrderedDict[str, DistributedShortTermMemory] = OrderedDict()
         self._stack: ContextVar[tuple[_Binding, ...]] = ContextVar("stm_bindings", default=())

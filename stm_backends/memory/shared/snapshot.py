@@ -10,7 +10,7 @@ from typing import TypeAlias
 from stm_backends.drivers.contract import Record
 from stm_backends.memory import policy
 from stm_backends.memory.policy import Split
-from stm_backends.memory.view import View, render, shown_length
+from stm_backends.memory.view import View, render, shown_weight
 from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
@@ -26,7 +26,7 @@ class Snapshot:
     `turns` are the distinct turns that no summary covers, oldest first; `starts` has the position of each
     turn's first entry in the tail, and `ids` the ids of the turns. `tail` has the raw entries, `size` is how
     many bytes they take, and `opened` what each of them holds. Repeats of a turn and late copies are entries
-    but not turns. `characters` is at least how many the turns take as they are shown.
+    but not turns. `weight` is at least that of the turns as they are shown.
     """
 
     version: str | None = None
@@ -37,7 +37,7 @@ class Snapshot:
     opened: tuple[Opened, ...] = ()
     ids: Set[str] = frozenset[str]()
     size: int = 0
-    characters: int = 0
+    weight: int = 0
 
     @staticmethod
     def of(record: Record | None, codec: Codec, *, last: Snapshot | None = None) -> Snapshot:
@@ -66,7 +66,7 @@ class Snapshot:
         """Return the snapshot with more entries at the end, and what they hold."""
         if not entries:
             return self
-        forgotten, characters, ids = self.body.forgotten, self.characters, {*self.ids}
+        forgotten, weight, ids = self.body.forgotten, self.weight, {*self.ids}
         turns, starts, held = list[StoredTurn](), list[int](), list[Opened]()
         for position, stored in enumerate(opened, len(self.opened)):
             if isinstance(stored, str) or stored.id in forgotten:
@@ -77,7 +77,7 @@ class Snapshot:
                 ids.add(stored.id)
                 turns.append(stored)
                 starts.append(position)
-                characters += shown_length(stored.turn)
+                weight += shown_weight(stored.turn)
         return Snapshot(
             self.version,
             self.body,
@@ -87,7 +87,7 @@ class Snapshot:
             (*self.opened, *held),
             ids,
             self.size + sum(map(len, entries)),
-            characters,
+            weight,
         )
 
     def after(self, version: str, body: Body, drop: int) -> Snapshot:
@@ -123,13 +123,13 @@ class Snapshot:
             summary=self.body.summary,
             pending=pending,
             recent=recent,
-            characters=self.characters,
+            weight=self.weight,
         )
 
     def plus(self, *turns: StoredTurn) -> Snapshot:
         """Return the snapshot with more turns at the end, which have no entries."""
-        characters = self.characters + sum(shown_length(stored.turn) for stored in turns)
-        return replace(self, turns=(*self.turns, *turns), characters=characters) if turns else self
+        weight = self.weight + sum(shown_weight(stored.turn) for stored in turns)
+        return replace(self, turns=(*self.turns, *turns), weight=weight) if turns else self
 
     @property
     def repeats(self) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from stm_backends.testing.workbench.check import Contract, check
 from stm_backends.testing.workbench.expectations import must_be, must_raise
 from stm_backends.testing.workbench.memories import MemoryBench, config, shown, turn
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer
-from stm_backends.types import ConversationTurn
+from stm_backends.types import ConversationTurn, MemoryHealth
 
 
 class Budgets(Contract):
@@ -145,3 +147,35 @@ class Budgets(Contract):
         view = (await memory.get_llm_context())["conversation_memory"]
         size = len(json.dumps(view, ensure_ascii=False, sort_keys=True))
         must_be(memory.estimate_tokens(), size, "the estimator is `len`, and this is what is shown")
+
+    @pytest.mark.parametrize("failure", ["raises", "nothing", "nan", "coroutine"])
+    @check("memory.budget", slow={"failure": ("nan", "coroutine")})
+    async def test_an_estimator_that_fails_for_a_text_disables_nothing(
+        self, bench: MemoryBench, failure: str
+    ) -> None:
+        """As tiktoken does for the text of a special token."""
+        bench.needs("failing_estimator")
+
+        async def coroutine(text: str) -> int:
+            return len(text)
+
+        def raises(text: str) -> Any:
+            raise ValueError("not this text")
+
+        answers: dict[str, Callable[[str], Any]] = {
+            "raises": raises,
+            "nothing": lambda text: None,
+            "nan": lambda text: math.nan,
+            "coroutine": coroutine,
+        }
+
+        def estimate(text: str) -> Any:
+            return answers[failure](text) if "u1" in text else len(text) // 4
+
+        memory = await bench.memory(config(zone=1, token_estimator=estimate), LedgerSummarizer())
+        for number in range(3):
+            await memory.add_turn(turn(number))
+        await memory.flush()
+        expected = {"summary": ["u0", "u1"], "pending": [], "recent": ["u2"]}
+        must_be(await shown(memory), expected, "the text is counted in another way, and nothing is lost")
+        must_be(memory.health, MemoryHealth.HEALTHY, "it is not the summarizer that failed")

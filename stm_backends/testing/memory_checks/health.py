@@ -11,6 +11,10 @@ from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import MemoryHealth
 
 
+class Panic(BaseException):
+    """Not an `Exception`."""
+
+
 class Health(Contract):
     """Checks of summarizers that fail."""
 
@@ -24,6 +28,19 @@ class Health(Contract):
         await until(lambda: len(summarizer.requests) == 3, "two failures are retried, without a new turn")
         await until(lambda: memory.health is MemoryHealth.HEALTHY, "a success makes the memory healthy")
         must_be((await shown(memory))["summary"], ["u0"], "the third attempt succeeded")
+
+    @check("memory.health")
+    async def test_a_panic_of_the_summarizer_is_a_failed_attempt(self, bench: MemoryBench) -> None:
+        """An extension in Rust raises a `BaseException`."""
+        summarizer = LedgerSummarizer()
+        summarizer.fail, summarizer.error = 1, Panic
+        memory = await bench.memory(config(retry_backoff_base_s=30.0), summarizer)
+        for number in range(4):
+            await memory.add_turn(turn(number))
+            await memory.get_llm_context()
+        await until(lambda: memory.health is MemoryHealth.RETRY, "a panic makes the health `retry`")
+        await asyncio.sleep(0.05)
+        must_be(len(summarizer.requests), 1, "the next attempt is 30 seconds later")
 
     @check("memory.health")
     async def test_while_retrying_the_old_summary_and_pending_turns_are_shown(

@@ -34,7 +34,14 @@ class Memory(Protocol):
     async def flush(self, timeout: float | None = None) -> None: ...
 
 
-BEYOND_THE_PROTOCOL: Final = ("turns", "turn_id", "timeout", "fold_batch_turns", "their_classes")
+BEYOND_THE_PROTOCOL: Final = (
+    "turns",
+    "turn_id",
+    "timeout",
+    "fold_batch_turns",
+    "their_classes",
+    "failing_estimator",
+)
 """What ours can do and `ShortTermMemory` does not ask for; see `Memories.without`."""
 
 

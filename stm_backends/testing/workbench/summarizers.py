@@ -10,7 +10,7 @@ from typing import Any
 class LedgerSummarizer:
     """Summarizes turns as the list of their user messages, so that a summary proves what it covers.
 
-    `covered(summary)` reads the list back. `fail` is how many of the next calls raise, `answers` are
+    `covered(summary)` reads the list back. `fail` is how many of the next calls raise `error`, `answers` are
     given instead of summaries while there are any, `hold()` makes calls wait until `release()`, and
     `requests` are all requests so far.
     """
@@ -19,6 +19,7 @@ class LedgerSummarizer:
         self.requests: list[Mapping[str, Any]] = []
         self.answers: list[Any] = []
         self.fail = 0
+        self.error: type[BaseException] = RuntimeError
         self.running = 0
         self.most_running = 0
         self._open = asyncio.Event()
@@ -45,7 +46,7 @@ class LedgerSummarizer:
             self.running -= 1
         if self.fail:
             self.fail -= 1
-            raise RuntimeError("the summarizer was told to fail")
+            raise self.error("the summarizer was told to fail")
         if self.answers:
             return self.answers.pop(0)
         users = [str(turn["user"]) for turn in request["turns"]]

@@ -1,0 +1,102 @@
+"""How functions are called that users hand in: a mistake in one fails its own call, and nothing else.
+
+Such a function may raise anything, hang, be cancelled from within, or return a value of another type. A
+`BaseException`, such as the panic of an extension in Rust, is a failure like any other; `SystemExit` and
+`KeyboardInterrupt` end the program. No message quotes what a function raised or returned, which may contain a
+conversation or a secret. A function that blocks its thread cannot be interrupted, and delays all other work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeAlias
+
+Report: TypeAlias = Callable[[str, BaseException], object]
+"""Is told the name of a function that failed, and its error."""
+
+Start: TypeAlias = Callable[[Coroutine[Any, Any, object]], "asyncio.Task[object]"]
+
+PASSED: Final = (KeyboardInterrupt, SystemExit)
+"""Exceptions that are never a function's failure."""
+
+
+class Misbehaved(Exception):
+    """A function failed in a way that Python has no `Exception` for. The message quotes nothing of it."""
+
+
+class WrongType(Misbehaved):
+    """A function returned what it must not; the next call is unlikely to differ."""
+
+    def __init__(self, function: str, returned: object, expected: str) -> None:
+        super().__init__(f"{function} returned {_kind(returned)}, not {expected}")
+        if inspect.iscoroutine(returned):
+            returned.close()  # else it warns that nothing has awaited it
+
+
+async def call(
+    function: Callable[..., object], *args: object, within: float, start: Start | None = None
+) -> object:
+    """Call a function and return its result, awaited if it can be.
+
+    Raises the function's `Exception`, `TimeoutError` after `within` seconds even if the function ignores its
+    cancellation, and `Misbehaved` for any other exception, such as a cancellation that is not the caller's.
+    `start` makes the task that the function runs in.
+    """
+    task = (start or _start)(_run(function, args))
+    try:
+        done, _ = await asyncio.wait({task}, timeout=within)
+    except asyncio.CancelledError:
+        _abandon(task)
+        raise
+    if not done:
+        _abandon(task)
+        raise TimeoutError(f"no answer within {within:g} s")
+    if task.cancelled():
+        raise Misbehaved("the function was cancelled from within")
+    error = task.exception()
+    if error is None or isinstance(error, (Exception, *PASSED)):
+        return task.result()
+    raise Misbehaved(f"the function raised {type(error).__name__}") from error
+
+
+def kind_of(error: BaseException) -> str:
+    """Return the name of the class of what a function raised."""
+    cause = error.__cause__
+    return type(cause if type(error) is Misbehaved and cause is not None else error).__name__
+
+
+def described(error: BaseException) -> str:
+    """Return the class of an error, with its message if that quotes nothing."""
+    kind = type(error).__name__
+    return f"{kind}: {error}" if isinstance(error, Misbehaved) else kind
+
+
+def ignore(function: str, error: BaseException) -> None:
+    """Report a failure to no one."""
+    del function, error
+
+
+async def _run(function: Callable[..., object], args: tuple[object, ...]) -> object:
+    result = function(*args)
+    return await result if inspect.isawaitable(result) else result
+
+
+def _start(work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
+    return asyncio.create_task(work, name="stm-call")
+
+
+def _abandon(task: asyncio.Task[object]) -> None:
+    """Cancel a task whose result is not needed."""
+    task.cancel()
+    task.add_done_callback(_retrieve)
+
+
+def _retrieve(task: asyncio.Task[object]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+def _kind(value: object) -> str:
+    return "a coroutine" if inspect.iscoroutine(value) else type(value).__name__

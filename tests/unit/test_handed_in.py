@@ -1,0 +1,317 @@
+"""What a function that was handed in does wrong fails its own call, is named, and shows nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from stm_backends import logs
+from stm_backends.backend import Backend, open_backend
+from stm_backends.handed_in import Misbehaved, WrongType, call, described, kind_of
+from stm_backends.memory.estimating import GuardedEstimator
+from stm_backends.memory.local.memory import DefaultShortTermMemory
+from stm_backends.memory.summarizers import ExtractiveSummarizer
+from stm_backends.memory.tasks import CALLBACK_S, Background
+from stm_backends.telemetry.observer import Observer
+from stm_backends.testing.memory_contract import config, shown, until
+from stm_backends.tokens import default_token_estimator
+from stm_backends.types import MemoryHealth, MemoryKey
+from tests.support import clock
+from tests.support.default_memory import added
+
+QUOTED = "pin 4711"
+
+
+class PanicException(BaseException):
+    """As an extension in Rust raises it."""
+
+
+class Counting(Observer):
+    """Keeps what failed, and the class of the error."""
+
+    def __init__(self) -> None:
+        self.failed: list[tuple[str, str]] = []
+
+    def function_failed(self, function: str, error: BaseException) -> None:
+        self.failed.append((function, kind_of(error)))
+
+    def summarizer_failed(self, error: Exception) -> None:
+        self.failed.append(("summarizer", kind_of(error)))
+
+
+def raises(error: type[BaseException]) -> Callable[..., Any]:
+    def function(*_: object) -> Any:
+        raise error(QUOTED)
+
+    return function
+
+
+async def a_coroutine(*_: object) -> Any:
+    return QUOTED
+
+
+async def hangs(*_: object) -> Any:
+    await asyncio.sleep(1e6)
+
+
+async def cancels_itself(*_: object) -> Any:
+    raise asyncio.CancelledError(QUOTED)
+
+
+async def panics_later(*_: object) -> Any:
+    await asyncio.sleep(0)
+    raise PanicException(QUOTED)
+
+
+def of_another_loop(*_: object) -> Any:
+    loop = asyncio.new_event_loop()
+    future = loop.create_future()
+    loop.close()
+    return future
+
+
+def exits(*_: object) -> Any:
+    raise SystemExit(QUOTED)
+
+
+@pytest.fixture(autouse=True)
+def every_message(caplog: pytest.LogCaptureFixture) -> Any:
+    """Log everything, and find no secret in it: neither in the library's messages nor in asyncio's."""
+    logs.configure(every_s=0)
+    yield
+    logs.configure()
+    gc.collect()
+    assert QUOTED not in caplog.text
+
+
+# The call
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        (raises(LookupError), LookupError, QUOTED),
+        (raises(PanicException), Misbehaved, "raised PanicException"),
+        (panics_later, Misbehaved, "raised PanicException"),
+        (raises(GeneratorExit), Misbehaved, "raised GeneratorExit"),
+        (raises(StopIteration), RuntimeError, "StopIteration"),
+        (cancels_itself, Misbehaved, "cancelled from within"),
+        (hangs, TimeoutError, "no answer within 0.01 s"),
+        (of_another_loop, RuntimeError, "different loop"),
+    ],
+)
+async def test_a_call_ends_with_an_exception_whatever_is_raised(
+    function: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        await call(function, within=0.01 if function is hangs else 5)
+
+
+def test_an_exit_ends_the_program() -> None:
+    async def main() -> None:
+        await call(exits, within=5)
+
+    with pytest.raises(SystemExit):
+        asyncio.run(main())
+
+
+def test_a_description_quotes_the_library_alone() -> None:
+    assert described(LookupError(QUOTED)) == "LookupError"
+    assert described(WrongType("it", QUOTED, "a number")) == "WrongType: it returned str, not a number"
+    error = Misbehaved("the function raised PanicException")
+    error.__cause__ = PanicException(QUOTED)
+    assert (kind_of(error), kind_of(LookupError())) == ("PanicException", "LookupError")
+
+
+# The token estimator
+
+ESTIMATORS: Mapping[str, tuple[Callable[[str], Any], str]] = {
+    "raises": (raises(ValueError), "ValueError"),
+    "panics": (raises(PanicException), "PanicException"),
+    "is cancelled": (raises(asyncio.CancelledError), "CancelledError"),
+    "stops": (raises(StopIteration), "StopIteration"),
+    "nothing": (lambda text: None, "WrongType"),
+    "text": (lambda text: text, "WrongType"),
+    "coroutine": (a_coroutine, "WrongType"),
+    "true": (lambda text: True, "WrongType"),
+    "nan": (lambda text: math.nan, "Misbehaved"),
+    "infinite": (lambda text: math.inf, "Misbehaved"),
+    "negative": (lambda text: -1, "Misbehaved"),
+    "huge": (lambda text: 10**400, "OverflowError"),
+    "too many": (lambda text: 10**30, "Misbehaved"),
+}
+estimators = pytest.mark.parametrize(("estimator", "kind"), ESTIMATORS.values(), ids=ESTIMATORS.keys())
+
+
+@estimators
+def test_the_default_estimate_stands_in_for_an_estimator_that_fails(
+    estimator: Callable[[str], Any], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed: list[tuple[str, str]] = []
+    guarded = GuardedEstimator(estimator, lambda name, error: failed.append((name, kind_of(error))))
+    assert guarded("four" * 5) == 6
+    assert failed == [("token_estimator", kind)]
+    assert "the token estimator failed" in caplog.text
+
+
+def test_a_fraction_of_a_token_is_rounded_up() -> None:
+    assert GuardedEstimator(lambda text: 1.2, lambda *_: None)("text") == 2
+
+
+@estimators
+@pytest.mark.parametrize("shared", [False, True], ids=["local", "shared"])
+async def test_a_conversation_survives_an_estimator_that_fails(
+    estimator: Callable[[str], Any], kind: str, shared: bool
+) -> None:
+    observer = Counting()
+    settings = config(zone=1, token_estimator=estimator)
+    async with open_backend("memory://", observer=observer) as backend:
+        memory = _memory(backend if shared else None, settings, ExtractiveSummarizer(), observer)
+        await added(memory, *range(3))
+        await memory.flush()
+        view = (await memory.get_llm_context())["conversation_memory"]
+        assert [one["user"] for one in view["recent_turns"]] == ["u2"]
+        assert "u0" in view["summary"]
+        assert memory.health is MemoryHealth.HEALTHY
+        assert memory.estimate_tokens() > 0
+        assert set(observer.failed) == {("token_estimator", kind)}
+        await memory.close()
+
+
+async def test_an_estimator_that_fails_for_one_text_counts_the_others() -> None:
+    def like_tiktoken(text: str) -> int:
+        if "<|endoftext|>" in text:
+            raise ValueError(text)
+        return 1
+
+    guarded = GuardedEstimator(like_tiktoken, lambda *_: None)
+    assert guarded("x" * 400) == 1
+    assert guarded("<|endoftext|>") == default_token_estimator("<|endoftext|>")
+
+
+async def test_a_summarizer_survives_its_estimator() -> None:
+    summarize = ExtractiveSummarizer(token_estimator=raises(PanicException))
+    answer = await summarize({"previous_summary": "", "turns": [{"user": "Book 2 seats", "assistant": "Ok"}]})
+    assert "Book 2 seats" in answer["summary"]
+
+
+# The summarizer
+
+SUMMARIZERS: Mapping[str, tuple[Callable[..., Any], str]] = {
+    "raises": (raises(ValueError), "ValueError"),
+    "panics": (raises(PanicException), "PanicException"),
+    "panics later": (panics_later, "PanicException"),
+    "is cancelled": (cancels_itself, "Misbehaved"),
+    "hangs": (hangs, "TimeoutError"),
+    "another loop": (of_another_loop, "RuntimeError"),
+    "text": (lambda request: QUOTED, "WrongType"),
+    "nothing": (lambda request: None, "WrongType"),
+    "async text": (a_coroutine, "WrongType"),
+    "coroutine in coroutine": (lambda request: _nested(), "WrongType"),
+    "blank": (lambda request: {"summary": " "}, "BadSummary"),
+    "no summary": (lambda request: {"text": QUOTED}, "BadSummary"),
+}
+
+
+async def _nested() -> Any:
+    return a_coroutine()
+
+
+def _memory(backend: Backend | None, settings: Any, summarizer: Any, observer: Observer) -> Any:
+    if backend is None:
+        return DefaultShortTermMemory(config=settings, summarizer=summarizer, observer=observer)
+    return backend.memory(MemoryKey("acme", "ada", "trip"), settings, summarizer=summarizer)
+
+
+@pytest.mark.parametrize(("summarizer", "kind"), SUMMARIZERS.values(), ids=SUMMARIZERS.keys())
+@pytest.mark.parametrize("shared", [False, True], ids=["local", "shared"])
+@clock.virtually
+async def test_a_summarizer_that_fails_in_any_way_backs_off(
+    summarizer: Any, kind: str, shared: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[float] = []
+
+    def counted(request: Any) -> Any:
+        calls.append(clock.now())
+        return summarizer(request)
+
+    observer = Counting()
+    settings = config(zone=1, retry_attempts=1, retry_backoff_base_s=2.0, degraded_retry_interval_s=30.0)
+    async with open_backend("memory://", observer=observer) as backend:
+        memory = _memory(backend if shared else None, settings, counted, observer)
+        began = clock.now()
+        await added(memory, *range(3))
+        await until(lambda: memory.health is MemoryHealth.RETRY, within=100)
+        await until(lambda: memory.health is MemoryHealth.DEGRADED, within=200)
+        took = 60.0 if kind == "TimeoutError" else 0.0
+        assert len(calls) == 2
+        assert 1.9 < calls[1] - calls[0] - took < 2.1
+        assert clock.now() - began < 2.5 + 2 * took
+        assert observer.failed == [("summarizer", kind)] * 2
+        assert (await shown(memory))["recent"] == ["u2"]
+        messages = [one.getMessage() for one in caplog.records if one.name == "asyncio"]
+        assert not messages
+        await memory.close()
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["local", "shared"])
+@clock.virtually
+async def test_a_flush_does_not_wait_for_retries_of_a_wrong_type(
+    shared: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def summarize(request: Any) -> Any:
+        return QUOTED
+
+    async with open_backend("memory://") as backend:
+        settings = config(zone=1, retry_backoff_base_s=2.0)
+        memory = _memory(backend if shared else None, settings, summarize, Observer())
+        began = clock.now()
+        await added(memory, *range(3))
+        await memory.flush()
+        await memory.flush()
+        assert clock.now() - began < 1
+        assert memory.health is MemoryHealth.RETRY
+        assert "WrongType: the summarizer returned str, not {'summary': TEXT}" in caplog.text
+        await memory.close()
+
+
+# Callbacks
+
+CALLBACKS: Mapping[str, tuple[Callable[..., Any], str]] = {
+    "raises": (raises(ValueError), "ValueError"),
+    "panics": (raises(PanicException), "PanicException"),
+    "panics later": (panics_later, "PanicException"),
+    "is cancelled": (cancels_itself, "Misbehaved"),
+    "hangs": (hangs, "TimeoutError"),
+    "another loop": (of_another_loop, "RuntimeError"),
+}
+
+
+@pytest.mark.parametrize(("callback", "kind"), CALLBACKS.values(), ids=CALLBACKS.keys())
+@clock.virtually
+async def test_a_callback_that_fails_in_any_way_is_logged_and_counted(
+    callback: Callable[..., Any], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    observer = Counting()
+    background = Background(failed=observer.function_failed)
+    with caplog.at_level(logging.WARNING):
+        background.call_back(callback, QUOTED)
+        await asyncio.sleep(CALLBACK_S + 1)
+    assert not background
+    assert observer.failed == [("callback", kind)]
+    assert "a callback of the memory failed" in caplog.text
+
+
+async def test_both_memories_count_callbacks_that_fail() -> None:
+    observer = Counting()
+    settings = config("truncation", on_turn_added=raises(PanicException))
+    async with open_backend("memory://", observer=observer) as backend:
+        for one in (None, backend):
+            await added(_memory(one, settings, None, observer), 1)
+        await until(lambda: observer.failed == [("callback", "PanicException")] * 2)
