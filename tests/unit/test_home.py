@@ -97,6 +97,16 @@ def test_a_home_that_was_left_is_free_for_another_event_loop(loops: Any) -> None
     owner.home.leave()
     loops[1].run_until_complete(owner.enter())
     loops[1].run_until_complete(owner.use())
+    assert owner.starts == 1
+
+
+def test_a_home_that_was_left_and_entered_again_goes_on(loops: Any) -> None:
+    owner = Owner()
+    loops[0].run_until_complete(owner.enter())
+    owner.home.leave()
+    assert loops[0].run_until_complete(owner.may_close())
+    loops[0].run_until_complete(owner.enter())
+    loops[0].run_until_complete(owner.use())
     assert owner.starts == 0
 
 
