@@ -17,6 +17,7 @@ if self._home.may_close():  # at the start of `close`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import weakref
 from collections.abc import Callable
@@ -169,8 +170,11 @@ def _home_of(client: object, *, asynchronous: bool) -> Home:
     """Return the home of a client, the same for all drivers that use it."""
     home = _OF_CLIENTS.get(id(client))
     if home is None:
-        home = _OF_CLIENTS[id(client)] = _HomeOfClient(asynchronous=asynchronous)
-        weakref.finalize(client, _OF_CLIENTS.pop, id(client), None).atexit = False
+        home = _HomeOfClient(asynchronous=asynchronous)
+        # What cannot be referenced weakly has a home for each driver.
+        with contextlib.suppress(TypeError):
+            weakref.finalize(client, _OF_CLIENTS.pop, id(client), None).atexit = False
+            _OF_CLIENTS[id(client)] = home
     return home
 
 

@@ -235,6 +235,13 @@ def test_the_home_of_a_client_goes_with_it() -> None:
     assert place not in known
 
 
+def test_a_client_that_cannot_be_referenced_weakly_can_be_handed_in(loops: Any) -> None:
+    owner = Owner(object())
+    loops[0].run_until_complete(owner.enter())
+    with pytest.raises(ConfigurationError, match="belongs to another event loop"):
+        loops[1].run_until_complete(owner.enter())
+
+
 # At the edge
 
 
