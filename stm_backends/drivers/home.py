@@ -17,6 +17,7 @@ if self._home.may_close():  # at the start of `close`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import weakref
 from collections.abc import Callable
@@ -46,17 +47,17 @@ OF_ANOTHER_LOOP: Final = (
 class Home:
     """The process and the event loop of one driver, which every operation checks before anything is sent.
 
-    Entering makes the running event loop the home. Once that has ended, the next one may enter: then
-    `start_over`, a method of the driver, makes again what belongs to one event loop. It awaits nothing, and
-    does not touch what the ended loop has left. Without it, the first operation enters. A `client` that was
-    handed in keeps its first home for good, in all drivers that use it; if it is not `asynchronous`, any
+    Entering makes the running event loop the home. Once that has ended, or was left, the next one may enter:
+    then `start_over`, a method of the driver, makes again what belongs to one event loop. It awaits nothing,
+    and does not touch what an ended loop has left. Without it, the first operation enters. A `client` that
+    was handed in keeps its first home for good, in all drivers that use it; if it is not `asynchronous`, any
     event loop of its process may use it.
 
     In a forked process, nothing that was open before the fork is used, closed or garbage collected: a
     farewell of the child would end the parent's session.
     """
 
-    __slots__ = ("__weakref__", "_client", "_is_inherited", "_loop", "_start_over")
+    __slots__ = ("__weakref__", "_client", "_is_inherited", "_is_left", "_loop", "_start_over")
 
     _name = "this backend"
 
@@ -71,6 +72,7 @@ class Home:
         self._start_over = None if start_over is None else weakref.WeakMethod(start_over)
         self._client = None if client is None else _home_of(client, asynchronous=asynchronous)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_left = True
         self._is_inherited = False
 
     def require(self) -> None:
@@ -81,12 +83,12 @@ class Home:
         except RuntimeError:
             # A coroutine of the parent that goes on in a forked process: no event loop runs there.
             raise ConfigurationError(_INHERITED.format(self._name)) from None
-        if self._start_over is not None and self._loop is not None and self._loop.is_closed():
+        if self._start_over and self._loop and not self._is_left and self._loop.is_closed():
             raise ConfigurationError(_ENDED)
         self.enter()
 
     def enter(self) -> None:
-        """Make the running event loop the home; starts over if that of another one has ended.
+        """Make the running event loop the home; starts over if another one was it.
 
         Raises `ConfigurationError` while the other event loop exists, and in a forked process.
         """
@@ -97,6 +99,7 @@ class Home:
                 self._client.enter()
             self._loop = here
             _HOMES.add(self)
+        self._is_left = False
 
     def may_close(self) -> bool:
         """Return whether to close what is open; in a forked process, the parent does that.
@@ -106,32 +109,30 @@ class Home:
         """
         if self._is_inherited:
             return False
-        if self._loop is not asyncio.get_running_loop():
+        if not self._is_left and self._loop is not asyncio.get_running_loop():
             self._give_up()
         return True
 
     def leave(self) -> None:
-        """Have no home any more; the next event loop that enters becomes the home."""
-        if not self._is_inherited:
-            self._loop = None
+        """Let the next event loop that enters become the home."""
+        self._is_left = True
 
     def inherit(self) -> object:
         """Become the home of the parent, in a forked process; returns what must not be collected there."""
-        if self._loop is None:
-            return None
-        kept = self._loop, self._start_over and self._start_over()
-        self._loop, self._is_inherited = None, True
+        kept = None if self._is_left else (self._loop, self._start_over and self._start_over())
+        # What was left has nothing open, so the forked process may enter.
+        self._loop, self._is_inherited = None, not self._is_left
         return kept
 
     def _give_up(self) -> None:
-        """Give up the home of an event loop that has ended; raise if it cannot be given up."""
+        """Give up a home that was left or whose event loop has ended; raise if it cannot be given up."""
         if self._is_inherited:
             raise ConfigurationError(_INHERITED.format(self._name))
         if self._loop is None:
             return
-        if not self._loop.is_closed():
+        if not self._is_left and not self._loop.is_closed():
             raise ConfigurationError(_ELSEWHERE.format(self._name))
-        self._loop = None
+        self._loop, self._is_left = None, True
         start_over = self._start_over and self._start_over()
         if start_over is not None:
             start_over()
@@ -169,8 +170,11 @@ def _home_of(client: object, *, asynchronous: bool) -> Home:
     """Return the home of a client, the same for all drivers that use it."""
     home = _OF_CLIENTS.get(id(client))
     if home is None:
-        home = _OF_CLIENTS[id(client)] = _HomeOfClient(asynchronous=asynchronous)
-        weakref.finalize(client, _OF_CLIENTS.pop, id(client), None).atexit = False
+        home = _HomeOfClient(asynchronous=asynchronous)
+        # What cannot be referenced weakly has a home for each driver.
+        with contextlib.suppress(TypeError):
+            weakref.finalize(client, _OF_CLIENTS.pop, id(client), None).atexit = False
+            _OF_CLIENTS[id(client)] = home
     return home
 
 

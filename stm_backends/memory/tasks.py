@@ -1,4 +1,4 @@
-"""Background tasks: kept referenced, logged when they fail, and cancelled on closing."""
+"""Background tasks: kept referenced, logged when they fail, cancelled on closing; and a lock for tasks."""
 
 from __future__ import annotations
 
@@ -95,3 +95,18 @@ class Background:
     def _running(self) -> set[asyncio.Task[Any]]:
         here, current = asyncio.get_running_loop(), asyncio.current_task()
         return {task for task in self._tasks if task.get_loop() is here and task is not current}
+
+
+class LoopLock:
+    """A lock for the tasks of one event loop after another: `async with lock.here():`."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = asyncio.Lock()
+
+    def here(self) -> asyncio.Lock:
+        """Return the lock of the running event loop; one that an ended loop left locked would stay locked."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop, self._lock = loop, asyncio.Lock()
+        return self._lock

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from stm_backends.errors import ConfigurationError, Corrupt, Denied, LimitReached, TooLarge
+from stm_backends.memory.tasks import LoopLock
 from stm_backends.tiers.entry import MemoryEntry
 
 logger = logging.getLogger("stm_backends")
@@ -26,7 +26,7 @@ class HeldEntries:
 
     def __init__(self, store: Callable[[MemoryEntry], Awaitable[None]]) -> None:
         self._store = store
-        self._reconciling = asyncio.Lock()
+        self._reconciling = LoopLock()
         self._refused: dict[str, MemoryEntry] = {}
         self.entries: dict[str, MemoryEntry] = {}
 
@@ -48,7 +48,7 @@ class HeldEntries:
     async def forget(self, key: str, remove: Callable[[], Awaitable[object]]) -> None:
         """Hold an entry no longer, and remove it after a reconciliation that is storing it."""
         self.entries.pop(key, None)
-        async with self._reconciling:
+        async with self._reconciling.here():
             await remove()
 
     async def reconcile(self, *, again: bool = False) -> Exception | None:
@@ -61,7 +61,7 @@ class HeldEntries:
             self._refused.clear()
         if all(self._refused.get(key) is entry for key, entry in self.entries.items()):
             return refused
-        async with self._reconciling:
+        async with self._reconciling.here():
             for key, entry in list(self.entries.items()):
                 if self.entries.get(key) is not entry or self._refused.get(key) is entry:
                     continue

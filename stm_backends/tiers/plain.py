@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Final, cast
 from weakref import WeakValueDictionary
 
 from stm_backends.errors import ConfigurationError
+from stm_backends.memory.tasks import LoopLock
 from stm_backends.tiers.graph import PAGE, Change, GraphBackend, same_properties
 
 _ROOT: Final = "stm_backends:all"
 _CONTAINS: Final = "CONTAINS"
 _REMOVED: Final = "removed"
 
-_locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+_locks: WeakValueDictionary[int, LoopLock] = WeakValueDictionary()
 """The lock of each graph in use, by the `id` of the graph."""
 
 
@@ -35,7 +35,7 @@ class PlainGraph:
                 " (give a Backend as backend=..., with owner=...)"
             )
         self._graph = graph
-        self._lock = _locks.setdefault(id(graph), asyncio.Lock())
+        self._lock = _locks.setdefault(id(graph), LoopLock())
         self._listed: set[str] = set()
         self.add_vertex = graph.add_vertex
         self.update_vertex = graph.update_vertex
@@ -47,7 +47,7 @@ class PlainGraph:
         self.clear = graph.clear
 
     async def change_vertex(self, vertex_id: str, label: str, change: Change) -> dict[str, Any] | None:
-        async with self._lock:
+        async with self._lock.here():
             vertex = await self._graph.query_vertex(vertex_id)
             stored: dict[str, Any] = {} if vertex is None else vertex["properties"]
             known = None if vertex is None or stored.get(_REMOVED) else {**stored}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import uuid
 from collections.abc import Callable, Iterable
@@ -11,6 +10,7 @@ from typing import Any, Final, Protocol, cast
 
 from stm_backends.drivers.checks import require_count
 from stm_backends.errors import ConfigurationError
+from stm_backends.memory.tasks import LoopLock
 from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer
 from stm_backends.tiers import relevance
@@ -108,7 +108,7 @@ class ShortTermMemory:
         self._clock = clock
         self.journal = journal or LocalJournal(guarded(observer))
         self._vectors: dict[str, tuple[str, list[float]]] = {}
-        self._summarizing = asyncio.Lock()
+        self._summarizing = LoopLock()
 
     async def remember(self, entry: MemoryEntry) -> None:
         """Store an entry; it replaces one with the same key and becomes the most recent."""
@@ -172,7 +172,7 @@ class ShortTermMemory:
         requested again. Raises what the provider raises; then nothing has changed.
         """
         require_provider(llm_provider)
-        async with self._summarizing:
+        async with self._summarizing.here():
             session = await self.journal.read()
             for _ in range(_ATTEMPTS):
                 batch = [one for key, one in session.entries.items() if key != SUMMARY_KEY][:-KEPT]

@@ -91,6 +91,7 @@ from tests.mutants.graphs import (
 from tests.mutants.homes import (
     ChecksItsProcessAlone,
     ClosesForItsParent,
+    LeavesTheCallersClientUnguarded,
     OpensForItsChildren,
     SharesItsConnections,
     StaysWithItsFirstLoop,
@@ -289,6 +290,7 @@ class Caught(NamedTuple):
 
 
 DRIVERS: Final[dict[type[MemoryDriver], Caught]] = {
+    LeavesTheCallersClientUnguarded: Caught("test_a_driver_on_a_client_of_the_caller_is_refused_elsewhere"),
     StaysWithItsFirstLoop: Caught("test_a_driver_whose_event_loop_has_ended_can_be_opened_again"),
     WorksWithoutBeingOpenedAgain: Caught("test_a_driver_whose_event_loop_has_ended_can_be_opened_again"),
     ReadThenWriteAppend: Caught("test_concurrent_appends_are_all_stored_in_each_writers_order"),

@@ -114,3 +114,11 @@ class WorksWithoutBeingOpenedAgain(FaultyDriver):
     def __init__(self, store: FaultyStore, **options: Any) -> None:
         super().__init__(store, **options)
         self._home = Home()
+
+
+class LeavesTheCallersClientUnguarded(FaultyDriver):
+    """Takes care of the clients that it makes, and of no others."""
+
+    def __init__(self, store: FaultyStore, **options: Any) -> None:
+        super().__init__(store, **options)
+        self._home = Anywhere()

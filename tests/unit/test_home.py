@@ -97,6 +97,16 @@ def test_a_home_that_was_left_is_free_for_another_event_loop(loops: Any) -> None
     owner.home.leave()
     loops[1].run_until_complete(owner.enter())
     loops[1].run_until_complete(owner.use())
+    assert owner.starts == 1
+
+
+def test_a_home_that_was_left_and_entered_again_goes_on(loops: Any) -> None:
+    owner = Owner()
+    loops[0].run_until_complete(owner.enter())
+    owner.home.leave()
+    assert loops[0].run_until_complete(owner.may_close())
+    loops[0].run_until_complete(owner.enter())
+    loops[0].run_until_complete(owner.use())
     assert owner.starts == 0
 
 
@@ -223,6 +233,13 @@ def test_the_home_of_a_client_goes_with_it() -> None:
     del client, owner
     gc.collect()
     assert place not in known
+
+
+def test_a_client_that_cannot_be_referenced_weakly_can_be_handed_in(loops: Any) -> None:
+    owner = Owner(object())
+    loops[0].run_until_complete(owner.enter())
+    with pytest.raises(ConfigurationError, match="belongs to another event loop"):
+        loops[1].run_until_complete(owner.enter())
 
 
 # At the edge

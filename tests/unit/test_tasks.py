@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from stm_backends.handed_in import Misbehaved
-from stm_backends.memory.tasks import Background
+from stm_backends.memory.tasks import Background, LoopLock
 from tests.support import clock
 
 
@@ -240,3 +240,18 @@ def test_a_task_of_a_closed_loop_does_not_count_as_running() -> None:
     for task in asyncio.all_tasks(loop):
         # It cannot be cancelled on a loop that is closed, and need not be reported as lost.
         task._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]  # noqa: SLF001 -- no setting
+
+
+def test_a_lock_that_an_ended_event_loop_left_locked_is_free_in_the_next() -> None:
+    lock = LoopLock()
+
+    async def leave_locked() -> None:
+        await lock.here().acquire()
+        assert lock.here().locked()
+
+    async def take() -> None:
+        async with asyncio.timeout(5), lock.here():
+            assert lock.here().locked()
+
+    for work in (leave_locked, take):
+        asyncio.run(work())

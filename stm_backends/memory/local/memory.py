@@ -31,7 +31,7 @@ from stm_backends.memory.local.state import (
 )
 from stm_backends.memory.local.stores import StateSlot, warn_unwritable
 from stm_backends.memory.policy import Fold, Recover, Step, Trim, Wait
-from stm_backends.memory.tasks import Background
+from stm_backends.memory.tasks import Background, LoopLock
 from stm_backends.protocols import Summarizer
 from stm_backends.records.body import Body
 from stm_backends.records.steps import run_in_slices
@@ -114,7 +114,7 @@ class DefaultShortTermMemory:
         self._writes: set[asyncio.Task[None]] = set()
         self._key: str | None = None
         self._binding = object()
-        self._persist_lock: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+        self._saving = LoopLock()
         self._conversation = Conversation(self._config, State(), now=self._clock())
 
     @property
@@ -279,7 +279,7 @@ class DefaultShortTermMemory:
         erased conversation is not created again, and no turn is saved that was never persisted.
         """
         binding, conversation = self._binding, self._conversation
-        async with self._save_lock():
+        async with self._saving.here():
             for attempt in range(SAVES):
                 stored, version = await self._read(slot)
                 # If another key was bound during the load, the original conversation is saved.
@@ -347,7 +347,7 @@ class DefaultShortTermMemory:
         slot, binding = StateSlot(store, key), self._binding
         if not slot.readable:
             return
-        async with self._save_lock():
+        async with self._saving.here():
             stored, _ = await self._read(slot)
             if self._binding is binding:
                 shown = self.health
@@ -385,13 +385,6 @@ class DefaultShortTermMemory:
         if self._worker is not None and self._worker.recovering:
             self._announce(shown)
         self._changed()
-
-    def _save_lock(self) -> asyncio.Lock:
-        """Return the lock of this event loop; one that a closed loop left locked would stay locked."""
-        loop = asyncio.get_running_loop()
-        if self._persist_lock is None or self._persist_lock[0] is not loop:
-            self._persist_lock = (loop, asyncio.Lock())
-        return self._persist_lock[1]
 
     def _start_over(self, state: State) -> None:
         shown, recovering = self.health, self._stop_worker()

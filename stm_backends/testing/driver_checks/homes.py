@@ -76,6 +76,25 @@ class Homes(Contract):
         await append_all(driver, key, b"a")
 
     @check("driver.home")
+    async def test_a_driver_on_a_client_of_the_caller_is_refused_elsewhere(self, bench: Bench) -> None:
+        """Only a client that the driver made itself is guarded."""
+        if bench.datastore.handed_in is None:
+            not_asked("needs `Datastore.handed_in`")
+        handed_in = await bench.datastore.handed_in()
+        try:
+            driver, key = bench.adopt(handed_in.driver), bench.key()
+            await append_all(driver, key, b"a")
+            await asyncio.to_thread(asyncio.run, _each_is_refused(driver, key))
+            if CAN_FORK:
+                limit = 2 * longest(driver.traits)
+                said = await in_a_forked_process(lambda: _each_is_refused(driver, key), within=limit)
+                must_be(said, "", "a forked process is refused")
+            must_be((await loaded(driver, key)).tail, (b"a",), "nothing was written elsewhere")
+            await driver.close()
+        finally:
+            await handed_in.close()
+
+    @check("driver.home")
     async def test_a_driver_whose_event_loop_has_ended_can_be_opened_again(self, bench: Bench) -> None:
         """It waits for connections that nothing serves any more, or belongs to the first event loop for good.
 

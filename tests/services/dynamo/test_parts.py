@@ -150,7 +150,7 @@ async def test_a_call_between_two_requests_of_another_comes_before_or_after(
 
             def meanwhile(second=second, key=key, answers=answers):
                 # In another thread, as calls of boto3 are.
-                answers[second] = asyncio.run(_do(plain, second, key))
+                answers[second] = asyncio.run(_do(driver_on(client), second, key))
 
             stepping = Stepping(client, meanwhile_at=step, meanwhile=meanwhile)
             answers[first] = await OPERATIONS[first](driver_on(stepping), key)
@@ -263,8 +263,9 @@ async def test_a_write_that_a_client_sent_twice_keeps_its_part(place, client, dr
     client.put_item(TableName=place.table, Item=stray)
 
     async def clear() -> None:
-        await plain.load(key)
-        assert await plain.replace(key, b"", version="v2", expect="initial", ttl=KEEP)
+        another = driver_on(client)  # in the event loop of another thread
+        await another.load(key)
+        assert await another.replace(key, b"", version="v2", expect="initial", ttl=KEEP)
 
     resending = Resending(client, meanwhile=lambda: asyncio.run(clear()))
     # Each sending of it added the entry, and the core drops the repeat.
