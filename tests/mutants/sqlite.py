@@ -65,3 +65,10 @@ class LooksBesideTheLink(SqliteDriver):
         with mock.patch.object(files.os.path, "realpath", os.path.abspath):
             self._files = files.OpenFiles(self._path)
         return connection
+
+
+class ReadsInOneThread(SqliteDriver):
+    """Reads large records in the thread of all other operations."""
+
+    def _thread_for_large(self) -> ConnectionThread | None:
+        return self._thread

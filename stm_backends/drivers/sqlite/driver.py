@@ -27,6 +27,7 @@ from stm_backends.drivers.checks import (
     require_rewrite,
     require_ttl,
 )
+from stm_backends.drivers.coalesced import LARGE_BYTES, LargeKeys
 from stm_backends.drivers.contract import (
     ABSENT,
     ANY,
@@ -46,6 +47,7 @@ from stm_backends.drivers.sqlite.errors import LOCKED, translate
 from stm_backends.drivers.sqlite.jobs import Kind, NotBegun, NotEnded, is_busy, pause
 from stm_backends.drivers.sqlite.settings import SqliteSettings
 from stm_backends.drivers.sqlite.thread import ConnectionThread
+from stm_backends.drivers.tasks import all_of
 from stm_backends.errors import Corrupt, StorageError, Unavailable, located
 
 T = TypeVar("T")
@@ -95,6 +97,9 @@ class SqliteDriver:
         self._path = Path(settings.path).absolute()
         self._clock = clock
         self._thread: ConnectionThread | None = None
+        # The second thread begins with the first load of a large record; other operations wait for none.
+        self._large_thread: ConnectionThread | None = None
+        self._large = LargeKeys()
         self._opening = asyncio.Lock()
         # Set from the event loop and from the thread; either may only be late.
         self._log_is_due = False
@@ -136,17 +141,29 @@ class SqliteDriver:
         Waits at most one deadline and a second. If SQLite hangs, as on a network file system that does not
         answer, the thread closes the connection and ends when it can.
         """
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            await thread.close(timeout=self._settings.deadline_s)
+        threads = [thread for thread in (self._large_thread, self._thread) if thread is not None]
+        self._large_thread = self._thread = None
+        await all_of(thread.close(timeout=self._settings.deadline_s) for thread in threads)
 
     async def load(self, key: Key) -> Record | None:
-        """Return the record as it is now, or `None` if and only if it does not exist."""
+        """Return the record as it is now, or `None` if and only if it does not exist.
 
-        def work(connection: sqlite3.Connection) -> list[Any]:
-            return connection.execute(statements.LOAD, (*key, self._clock())).fetchall()
+        The first load of a large record takes two statements: one finds its size, one reads it.
+        """
+        until = asyncio.get_running_loop().time() + self._settings.deadline_s
 
-        rows = await self._run("load", work, Kind.READ)
+        async def rows_of(most: int, *, large: bool) -> list[Any]:
+            def work(connection: sqlite3.Connection) -> list[Any]:
+                return connection.execute(statements.LOAD, (most, *key, self._clock())).fetchall()
+
+            rows = await self._run("load", work, Kind.READ, until=until, large=large)
+            size = rows[0][2] if rows else 0
+            self._large.note(key, size if isinstance(size, int) else 0)
+            return rows
+
+        rows = [] if key in self._large else await rows_of(LARGE_BYTES, large=False)
+        if key in self._large:
+            rows = await rows_of(NO_LIMIT, large=True)
         if not rows:
             return None
         version, length, size, seq, _ = rows[0]
@@ -374,17 +391,19 @@ class SqliteDriver:
         *,
         size: int = 0,
         until: float | None = None,
+        large: bool = False,
     ) -> T:
         """Run work in the thread; retry while another process holds a lock that it needs.
 
-        `until` is a time of the event loop, by default one deadline from now.
+        `until` is a time of the event loop, by default one deadline from now. `large` loads have a thread of
+        their own.
         """
         loop = asyncio.get_running_loop()
         if until is None:
             until = loop.time() + self._settings.deadline_s
         attempt = 0
         with located(self.name, operation):
-            while (thread := self._thread) is not None:
+            while (thread := self._thread_for_large() if large else self._thread) is not None:
                 try:
                     return await thread.run(work, kind=kind, until=until, size=size)
                 except (sqlite3.Error, NotBegun, NotEnded) as error:
@@ -397,6 +416,17 @@ class SqliteDriver:
                 attempt += 1
                 await asyncio.sleep(wait)
             raise not_open()
+
+    def _thread_for_large(self) -> ConnectionThread | None:
+        if self._large_thread is None and self._thread is not None:
+            self._large_thread = ConnectionThread(
+                lambda: sqlite3.connect(f"{self._path.as_uri()}?mode=rw", timeout=0, uri=True),
+                self._disconnect,
+                check=self._require_own_files,
+                purge=lambda _: False,
+                name="stm-sqlite-large",
+            )
+        return self._large_thread
 
     def _connect(self) -> sqlite3.Connection:
         private = self._settings.private and not self._settings.must_exist
