@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -87,7 +88,6 @@ class SqliteDriver:
     """
 
     name = "sqlite"
-    _files: files.OpenFiles
 
     def __init__(self, settings: SqliteSettings, *, clock: Callable[[], float] = time.time) -> None:
         require_clock(clock)
@@ -96,6 +96,7 @@ class SqliteDriver:
         # not affect it.
         self._path = Path(settings.path).absolute()
         self._clock = clock
+        self._files = files.OpenFiles(self._path)
         self._thread: ConnectionThread | None = None
         # The second thread begins with the first load of a large record; other operations wait for none.
         self._large_thread: ConnectionThread | None = None
@@ -122,9 +123,10 @@ class SqliteDriver:
         async with self._opening:
             if self._thread is not None:
                 return
+            self._files = files.OpenFiles(self._path)
             self._thread = ConnectionThread(
                 self._connect,
-                self._disconnect,
+                functools.partial(self._disconnect, self._files),
                 check=self._require_own_files,
                 purge=self._clean,
                 name="stm-sqlite",
@@ -421,7 +423,7 @@ class SqliteDriver:
         if self._large_thread is None and self._thread is not None:
             self._large_thread = ConnectionThread(
                 lambda: sqlite3.connect(f"{self._path.as_uri()}?mode=rw", timeout=0, uri=True),
-                self._disconnect,
+                functools.partial(self._disconnect, self._files),
                 check=self._require_own_files,
                 purge=lambda _: False,
                 name="stm-sqlite-large",
@@ -446,15 +448,15 @@ class SqliteDriver:
         except BaseException:
             connection.close()
             raise
-        self._files = files.OpenFiles(self._path)
+        self._files.note()
         if self._settings.private:
             self._files.warn_if_shared()
         return connection
 
-    def _disconnect(self, connection: sqlite3.Connection) -> None:
+    def _disconnect(self, opened: files.OpenFiles, connection: sqlite3.Connection) -> None:
         """Close the connection; its log is not copied into a file that is no longer the one it belongs to."""
-        if not self._files.are_in_place():
-            statements.leave_log(connection, is_lost=self._files.is_log_lost())
+        if not opened.are_in_place():
+            statements.leave_log(connection, is_lost=opened.is_log_lost())
         connection.close()
 
     def _require_own_files(self) -> None:
