@@ -1,13 +1,15 @@
 """A file that is restored while the SQLite driver has it open is not written to, not even by closing."""
 
+import asyncio
 import contextlib
 import shutil
 import sqlite3
+import threading
 
 import pytest
 
 from stm_backends.drivers.contract import Key
-from stm_backends.drivers.sqlite import SqliteDriver, SqliteSettings
+from stm_backends.drivers.sqlite import SqliteDriver, SqliteSettings, files
 from stm_backends.errors import Unavailable
 from tests.contract.test_sqlite_faults import run_script
 from tests.mutants.sqlite import CopiesAStaleLog, LooksBesideTheLink
@@ -157,6 +159,25 @@ async def test_a_restored_file_is_used_once_the_driver_is_opened_again(path):
     await append(driver, 3)
     await driver.close()
     assert stored(path) == 23
+
+
+async def test_a_thread_that_was_left_behind_judges_by_its_own_files(path):
+    backup = await backed_up(path)
+    driver, go = SqliteDriver(SqliteSettings(path=str(path), deadline_s=0.2)), threading.Event()
+    await driver.open()
+    await append(driver, 10, name="later")
+    thread = driver._thread  # noqa: SLF001 -- nothing public tells when it has ended
+    hanging = asyncio.ensure_future(driver._run("test", lambda _: go.wait(20)))  # noqa: SLF001
+    await asyncio.sleep(0)
+    await driver.close()  # gives up to wait
+    copied(backup, path)
+    restored = path.read_bytes()
+    driver._files = files.OpenFiles(path)  # noqa: SLF001 -- as an `open` in the meantime
+    driver._files.note()  # noqa: SLF001
+    go.set()
+    await asyncio.gather(hanging, return_exceptions=True)
+    await asyncio.to_thread(thread._thread.join, 20)  # noqa: SLF001
+    assert path.read_bytes() == restored
 
 
 async def test_a_link_that_leads_elsewhere_now_is_noticed(tmp_path):

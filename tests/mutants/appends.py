@@ -129,6 +129,21 @@ class LoadInTwoReads(MemoryDriver):
         return Record(first.version, first.body, second.tail) if first and second else first
 
 
+class EmptiesWhatIsLarge(MemoryDriver):
+    """Leaves the contents of a large record out of an answer that several loads share."""
+
+    _loading = 0
+
+    async def load(self, key: Key) -> Record | None:
+        self._loading += 1
+        await asyncio.sleep(0)
+        is_shared, found = self._loading > 1, await super().load(key)
+        self._loading -= 1
+        if found and is_shared and sum(map(len, found.tail)) > self.traits.max_entry:
+            return Record(found.version, None, ())
+        return found
+
+
 class VersionInASeparateRead(MemoryDriver):
     """Reads the version in one request, and body and tail in the next."""
 

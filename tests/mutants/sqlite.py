@@ -53,7 +53,8 @@ class WaitsInTheQueue(ConnectionThread):
 class CopiesAStaleLog(SqliteDriver):
     """Closes the connection in the same way whether or not the files are still those that it opened."""
 
-    def _disconnect(self, connection: sqlite3.Connection) -> None:
+    def _disconnect(self, opened: files.OpenFiles, connection: sqlite3.Connection) -> None:
+        del opened
         connection.close()
 
 
@@ -63,5 +64,12 @@ class LooksBesideTheLink(SqliteDriver):
     def _connect(self) -> sqlite3.Connection:
         connection = super()._connect()
         with mock.patch.object(files.os.path, "realpath", os.path.abspath):
-            self._files = files.OpenFiles(self._path)
+            self._files.note()
         return connection
+
+
+class ReadsInOneThread(SqliteDriver):
+    """Reads large records in the thread of all other operations."""
+
+    def _thread_for_large(self) -> ConnectionThread | None:
+        return self._thread

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from stm_backends.drivers.checks import (
     require_rewrite,
     require_ttl,
 )
+from stm_backends.drivers.coalesced import LARGE_BYTES, LargeKeys
 from stm_backends.drivers.contract import (
     ABSENT,
     ANY,
@@ -47,6 +49,7 @@ from stm_backends.drivers.sqlite.errors import LOCKED, translate
 from stm_backends.drivers.sqlite.jobs import Kind, NotBegun, NotEnded, is_busy, pause
 from stm_backends.drivers.sqlite.settings import SqliteSettings
 from stm_backends.drivers.sqlite.thread import ConnectionThread
+from stm_backends.drivers.tasks import all_of
 from stm_backends.errors import Corrupt, StorageError, Unavailable, located
 
 T = TypeVar("T")
@@ -86,7 +89,6 @@ class SqliteDriver:
     """
 
     name = "sqlite"
-    _files: files.OpenFiles
 
     def __init__(self, settings: SqliteSettings, *, clock: Callable[[], float] = time.time) -> None:
         require_clock(clock)
@@ -95,7 +97,11 @@ class SqliteDriver:
         # not affect it.
         self._path = Path(settings.path).absolute()
         self._clock = clock
+        self._files = files.OpenFiles(self._path)
         self._thread: ConnectionThread | None = None
+        # The second thread begins with the first load of a large record; other operations wait for none.
+        self._large_thread: ConnectionThread | None = None
+        self._large = LargeKeys()
         self._home = Home(self._start_over)
         self._start_over()
         # Set from the event loop and from the thread; either may only be late.
@@ -120,9 +126,10 @@ class SqliteDriver:
         async with self._opening:
             if self._thread is not None:
                 return
+            self._files = files.OpenFiles(self._path)
             self._thread = ConnectionThread(
                 self._connect,
-                self._disconnect,
+                functools.partial(self._disconnect, self._files),
                 check=self._require_own_files,
                 purge=self._clean,
                 name="stm-sqlite",
@@ -141,24 +148,36 @@ class SqliteDriver:
         """
         if not self._home.may_close():
             return
-        thread, self._thread = self._thread, None
+        threads = [thread for thread in (self._large_thread, self._thread) if thread is not None]
+        self._large_thread = self._thread = None
         try:
-            if thread is not None:
-                await thread.close(timeout=self._settings.deadline_s)
+            await all_of(thread.close(timeout=self._settings.deadline_s) for thread in threads)
         finally:
             self._home.leave()
 
     def _start_over(self) -> None:
-        """Make what belongs to one event loop; the thread with the connection serves one after the other."""
+        """Make what belongs to one event loop; the threads with the connections serve one after the other."""
         self._opening = asyncio.Lock()
 
     async def load(self, key: Key) -> Record | None:
-        """Return the record as it is now, or `None` if and only if it does not exist."""
+        """Return the record as it is now, or `None` if and only if it does not exist.
 
-        def work(connection: sqlite3.Connection) -> list[Any]:
-            return connection.execute(statements.LOAD, (*key, self._clock())).fetchall()
+        The first load of a large record takes two statements: one finds its size, one reads it.
+        """
+        until = asyncio.get_running_loop().time() + self._settings.deadline_s
 
-        rows = await self._run("load", work, Kind.READ)
+        async def rows_of(most: int, *, large: bool) -> list[Any]:
+            def work(connection: sqlite3.Connection) -> list[Any]:
+                return connection.execute(statements.LOAD, (most, *key, self._clock())).fetchall()
+
+            rows = await self._run("load", work, Kind.READ, until=until, large=large)
+            size = rows[0][2] if rows else 0
+            self._large.note(key, size if isinstance(size, int) else 0)
+            return rows
+
+        rows = [] if key in self._large else await rows_of(LARGE_BYTES, large=False)
+        if key in self._large:
+            rows = await rows_of(NO_LIMIT, large=True)
         if not rows:
             return None
         version, length, size, seq, _ = rows[0]
@@ -386,10 +405,12 @@ class SqliteDriver:
         *,
         size: int = 0,
         until: float | None = None,
+        large: bool = False,
     ) -> T:
         """Run work in the thread; retry while another process holds a lock that it needs.
 
-        `until` is a time of the event loop, by default one deadline from now.
+        `until` is a time of the event loop, by default one deadline from now. `large` loads have a thread of
+        their own.
         """
         loop = asyncio.get_running_loop()
         if until is None:
@@ -398,7 +419,7 @@ class SqliteDriver:
         with located(self.name, operation):
             if self._thread is not None:
                 self._home.require()
-            while (thread := self._thread) is not None:
+            while (thread := self._thread_for_large() if large else self._thread) is not None:
                 try:
                     return await thread.run(work, kind=kind, until=until, size=size)
                 except (sqlite3.Error, NotBegun, NotEnded) as error:
@@ -411,6 +432,17 @@ class SqliteDriver:
                 attempt += 1
                 await asyncio.sleep(wait)
             raise not_open()
+
+    def _thread_for_large(self) -> ConnectionThread | None:
+        if self._large_thread is None and self._thread is not None:
+            self._large_thread = ConnectionThread(
+                lambda: sqlite3.connect(f"{self._path.as_uri()}?mode=rw", timeout=0, uri=True),
+                functools.partial(self._disconnect, self._files),
+                check=self._require_own_files,
+                purge=lambda _: False,
+                name="stm-sqlite-large",
+            )
+        return self._large_thread
 
     def _connect(self) -> sqlite3.Connection:
         private = self._settings.private and not self._settings.must_exist
@@ -430,15 +462,15 @@ class SqliteDriver:
         except BaseException:
             connection.close()
             raise
-        self._files = files.OpenFiles(self._path)
+        self._files.note()
         if self._settings.private:
             self._files.warn_if_shared()
         return connection
 
-    def _disconnect(self, connection: sqlite3.Connection) -> None:
+    def _disconnect(self, opened: files.OpenFiles, connection: sqlite3.Connection) -> None:
         """Close the connection; its log is not copied into a file that is no longer the one it belongs to."""
-        if not self._files.are_in_place():
-            statements.leave_log(connection, is_lost=self._files.is_log_lost())
+        if not opened.are_in_place():
+            statements.leave_log(connection, is_lost=opened.is_log_lost())
         connection.close()
 
     def _require_own_files(self) -> None:

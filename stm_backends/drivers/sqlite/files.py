@@ -37,15 +37,21 @@ def create_private(path: Path) -> None:
 
 
 class OpenFiles:
-    """The files of a database that was just opened: it, and those that SQLite keeps beside it meanwhile.
+    """The files of a database that is open: it, and those that SQLite keeps beside it meanwhile.
 
     SQLite follows symbolic links: the two files are beside the one that a link leads to.
     """
 
     def __init__(self, path: Path) -> None:
-        real = os.path.realpath(path)
+        self._path = path
+        self._log = ""
+        self._opened: dict[str, tuple[int, int]] = {}
+
+    def note(self) -> None:
+        """Remember which files were opened, just now."""
+        real = os.path.realpath(self._path)
         self._log = f"{real}-wal"
-        paths = (str(path), self._log, f"{real}-shm")
+        paths = (str(self._path), self._log, f"{real}-shm")
         self._opened = {path: identity for path in paths if (identity := _identity(path))}
 
     def are_in_place(self) -> bool:

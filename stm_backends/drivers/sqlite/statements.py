@@ -79,9 +79,10 @@ BEGIN: Final = "BEGIN IMMEDIATE"
 COMMIT: Final = "COMMIT"
 ROLLBACK: Final = "ROLLBACK"
 
+# Of a record with more bytes than the first parameter, neither the body nor an entry.
 LOAD: Final = """
     SELECT version, next - first, size, seq, entry
-    FROM stm_record LEFT JOIN stm_entry ON record = id
+    FROM stm_record LEFT JOIN stm_entry ON record = id AND size <= ?
     WHERE scope = ? AND name = ? AND (expires IS NULL OR expires > ?)
     ORDER BY seq"""
 

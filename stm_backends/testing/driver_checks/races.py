@@ -26,6 +26,10 @@ from stm_backends.testing.workbench.processes import fold, ledger
 AT_ONCE: Final = 150
 """How many appends are in progress at once: more than a pool has connections, or a batch has room."""
 
+LARGE_ENTRY: Final = 50_000
+LARGE_RECORD: Final = 400_000
+"""Sizes that are large, as drivers understand it, if their limits allow them."""
+
 
 class Races(Contract):
     """Checks of concurrent writers."""
@@ -141,6 +145,26 @@ class Races(Contract):
             initial_version,
             "this append returned 1",
         )
+
+    @check("driver.races")
+    async def test_records_of_any_size_that_are_loaded_at_once_are_whole(self, bench: Bench) -> None:
+        """A driver may leave what is large out of a request that loads share, and has to load it then."""
+        writer, driver, scope = await bench.driver(), await bench.driver(), bench.scope()
+        size = min(LARGE_ENTRY, writer.traits.max_entry)
+        count = min(LARGE_RECORD, writer.traits.max_record) // size
+        expected: list[Record] = []
+        keys = [Key(scope, f"record {number}") for number in range(8)]
+        for number, key in enumerate(keys):
+            # The body differs from record to record.
+            entries = [noise(size)] * (count - 1) if number % 4 == 1 else [noise(number)]
+            await append_all(writer, key, *entries)
+            await writer.replace(key, b"%d" % number, version="v", expect="initial", ttl=None)
+            expected.append(Record("v", b"%d" % number, tuple(entries)))
+        # A driver may remember which are large.
+        for attempt in ("the first", "the second"):
+            found = await asyncio.gather(*map(driver.load, keys * 3))
+            whole = [record == one for record, one in zip(found, expected * 3, strict=True)]
+            must_be(whole, [True] * len(found), f"{attempt} loads at once find each record as it was stored")
 
     @check("driver.races")
     async def test_of_many_writes_at_once_each_succeeds_or_fails_for_itself(self, bench: Bench) -> None:
