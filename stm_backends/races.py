@@ -23,7 +23,7 @@ class Lost(NamedTuple):
     state: object
 
 
-def pause(first: float, doublings: int, longest: float) -> float:
+def pause(first: float, doublings: int = 0, longest: float = 1.0) -> float:
     """Return how many seconds to wait: `first`, doubled so often, at most `longest`, less a random half."""
     return random.uniform(0.5, 1.0) * min(first * 2.0 ** min(doublings, 30), longest)
 

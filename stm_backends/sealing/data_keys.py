@@ -7,13 +7,13 @@ import base64
 import os
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 from weakref import WeakValueDictionary
 
+from stm_backends.drivers.bounded import Bounded
 from stm_backends.drivers.checks import require_seconds
 from stm_backends.drivers.contract import ABSENT, ANY, AnyType, Driver, Key, Record
 from stm_backends.errors import (
@@ -81,7 +81,7 @@ class EnvelopeKeys:
         self._owns_store = owns_store
         self._clock = clock
         self._codec = Codec()
-        self._known: OrderedDict[Owner, _Keys] = OrderedDict()
+        self._known: Bounded[Owner, _Keys] = Bounded(_REMEMBERED)
         self._to_reread: set[Owner] = set()
         # Concurrent calls for an owner ask the store and the key service once.
         self._locks: WeakValueDictionary[Owner, asyncio.Lock] = WeakValueDictionary()
@@ -171,7 +171,7 @@ class EnvelopeKeys:
                 again[one] = await self._wrapping.wrap(secret, owner, one)
             if await self._replace(owner, keys, keys.primary, {**keys.wrapped, **again}) is None:
                 return Lost(keys.version)
-            self._known.pop(owner, None)
+            self._known.pop(owner)
             return len(old)
 
         wrapped = await contend(attempt)
@@ -201,7 +201,7 @@ class EnvelopeKeys:
             # Last, so that what is read meanwhile is not remembered either.
             self._erasures += 1
             for one in [one for one in self._known if owner in (one, Owner(one.tenant, ""))]:
-                del self._known[one]
+                self._known.pop(one)
 
     async def _delete(self, key: Key) -> bool:
         """Note that the keys of one owner are erased, and delete them; returns whether there were any.
@@ -253,7 +253,7 @@ class EnvelopeKeys:
         except BaseException:
             self._to_reread.add(owner)
             raise
-        before = self._known.pop(owner, None)
+        before = self._known.pop(owner)
         if record is None or record.body is None:
             return None
         keys = self._read(record, at)
@@ -275,8 +275,6 @@ class EnvelopeKeys:
         """Remember keys, unless there were erasures since `erasures` was read."""
         if erasures == self._erasures:
             self._known[owner] = keys
-        if len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
 
     async def _add(self, owner: Owner, before: _Keys | None) -> _Keys | None:
         """Store a new primary key beside those known; `None` if another process has changed them."""
