@@ -13,8 +13,8 @@ V = TypeVar("V")
 class Bounded(Generic[K, V]):
     """A mapping of at most `most` entries: those that were set or used last.
 
-    With `size_of`, `most` is the sum of their sizes; the size of a value must not change. `forgotten` is called
-    with each key and value that goes because of newer ones.
+    With `size_of`, `most` is the sum of their sizes; the size of a value must not change. `forgotten` is
+    called with each key and value that goes because of newer ones.
     """
 
     __slots__ = ("_entries", "_forgotten", "_size_of", "most", "size")

@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from stm_backends import races
 from stm_backends.drivers.bounded import Bounded
 from stm_backends.drivers.checks import LONGEST_S
 from stm_backends.drivers.contract import ABSENT, ANY, AbsentType, AnyType, Driver, Key
@@ -36,7 +37,7 @@ from stm_backends.errors import (
     Unavailable,
 )
 from stm_backends.races import Lost, contend
-from stm_backends.records import keys, ledger, operations
+from stm_backends.records import confirming, keys, ledger, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.seals import Seals
 
@@ -157,7 +158,7 @@ class Directory:
             until = entry.until
             if until - now >= (math.inf if ttl is None else ttl + spare / 2) and data_key == entry.key:
                 # Another process may have written it, and its replicas lack it yet.
-                await ledger.confirm(self._driver, (key.scope,))
+                await confirming.confirm(self._driver, (key.scope,))
                 return until - now
             until = math.inf if ttl is None else max(until, now + ttl + spare)
             content = {} if until == math.inf else {"until": until}
@@ -242,7 +243,7 @@ class Directory:
 
     async def forget_seal(self, tenant: str) -> None:
         """Remove the mark of a tenant of whom nothing is left; the next write with keys marks it again."""
-        await ledger.retried(lambda: self._driver.delete(keys.seal_key(tenant)))
+        await races.retried(lambda: self._driver.delete(keys.seal_key(tenant)))
         self.doubt((tenant, ""))
 
     def listed(self, owner: tuple[str, str] | None, ttl: float | None = None) -> Listing:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 from weakref import WeakValueDictionary
 
+from stm_backends import races
 from stm_backends.drivers.bounded import Bounded
 from stm_backends.drivers.checks import require_seconds
 from stm_backends.drivers.contract import ABSENT, ANY, AnyType, Driver, Key, Record
@@ -26,7 +27,7 @@ from stm_backends.errors import (
     Unavailable,
 )
 from stm_backends.races import Lost, contend
-from stm_backends.records import ledger, operations
+from stm_backends.records import confirming, ledger, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.keys import data_keys_key, data_keys_scope, erased_data_key
 from stm_backends.sealing.keys import KEY_BYTES, DataKey, Owner
@@ -195,7 +196,7 @@ class EnvelopeKeys:
                 await self._delete(Key(scope, name)) async for name in operations.names(self._store, scope)
             ]
             if not erased:
-                await ledger.confirm(self._store, (scope,))
+                await confirming.confirm(self._store, (scope,))
             return sum(erased)
         finally:
             # Last, so that what is read meanwhile is not remembered either.
@@ -221,7 +222,7 @@ class EnvelopeKeys:
             for key_id in erased:
                 note = ledger.Change(self._codec.seal("keys", {"erased": key_id}), version=key_id, ttl=None)
                 await ledger.replace(self._store, erased_data_key(key_id), note, expect=ABSENT)
-            deleted = await ledger.retried(lambda: self._store.delete(key, expect=version))
+            deleted = await races.retried(lambda: self._store.delete(key, expect=version))
             existed |= deleted or version is not ANY
             return existed if deleted or version is ANY else Lost(version)
 

@@ -171,7 +171,7 @@ class SealedDriver(WrapperDriver):
 
         Takes one load, and one conditional write that keeps the time to live. The version changes, so a
         concurrent `replace` of the record loses a race. Entries are confirmed before they are replaced, see
-        `ledger.confirmed`. Seals accepted values in clear text, too.
+        `confirming.confirmed`. Seals accepted values in clear text, too.
         Reaches only the oldest `traits.max_drop` entries. Raises `Corrupt`, before anything is written, if a
         value cannot be opened.
         """

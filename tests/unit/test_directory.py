@@ -14,10 +14,10 @@ from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.drivers.scopes import next_scope_of
 from stm_backends.drivers.wrapper import WrapperDriver
 from stm_backends.errors import ConfigurationError, InvalidKey, OutcomeUnknown, Unavailable
+from stm_backends.races import ATTEMPTS
 from stm_backends.records import keys
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import REMEMBERED_FOR_S, REMEMBERED_USERS, Directory
-from stm_backends.records.ledger import ATTEMPTS
 from stm_backends.testing.workbench.spy import SpyDriver
 
 
