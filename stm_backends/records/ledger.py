@@ -83,6 +83,14 @@ Unchanged: TypeAlias = Callable[[Record, str], Awaitable[bytes]]
 """Returns the body that says the same as that of a record, to be stored under this version."""
 
 
+async def _own_body(record: Record, version: str) -> bytes:
+    """Return the body of a record that has one."""
+    del version
+    if record.body is None:
+        raise ValueError("the entries of a record without a body are confirmed by `unchanged` alone")
+    return record.body
+
+
 _UNLISTED: Final = nullcontext()
 
 
@@ -216,7 +224,7 @@ async def update(
     key: Key,
     decide: Decide[T],
     *,
-    unchanged: Unchanged | None = None,
+    unchanged: Unchanged = _own_body,
     listing: AbstractAsyncContextManager[Creation] | None = None,
     repeatable: bool = True,
 ) -> T | None:
@@ -258,17 +266,17 @@ async def fold(
     record: Record,
     change: Change,
     *,
-    unchanged: Unchanged | None = None,
+    unchanged: Unchanged = _own_body,
     repeatable: bool = True,
 ) -> bool:
     """Make a change to the record that was read, once the entries that go are confirmed; see `confirmed`.
 
     `False` after a lost race. `unchanged` returns the body that is stored to confirm them, by default the
-    record's own; a record without a body needs one.
+    record's own, which a record that has entries only lacks.
     """
 
     async def store(version: str) -> bool:
-        body = record.body or b"" if unchanged is None else await unchanged(record, version)
+        body = await unchanged(record, version)
         return await replace(driver, key, Change(body, version=version), expect=record.version, attempts=1)
 
     version: str | None = record.version
