@@ -63,6 +63,7 @@ trace.get_tracer_provider().shutdown()
 metrics.get_meter_provider().shutdown()
 
 # span load {'db.system.name': 'memory', 'db.operation.name': 'load'}
+# span load {'db.system.name': 'memory', 'db.operation.name': 'load'}
 # span replace {'db.system.name': 'memory', 'db.operation.name': 'replace'}
 # span append {'db.system.name': 'memory', 'db.operation.name': 'append'}
 # span stm.add_turn {}
@@ -72,7 +73,7 @@ metrics.get_meter_provider().shutdown()
 # span load {'db.system.name': 'memory', 'db.operation.name': 'load'}
 # span stm.get_llm_context {}
 # None
-# metric db.client.operation.duration 6 s
+# metric db.client.operation.duration 7 s
 # metric stm.turns.appended 2 {turn}
 # metric stm.context.tokens 30 {token}
 # metric stm.key_resolution.failures 1 {failure}

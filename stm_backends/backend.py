@@ -41,7 +41,7 @@ from stm_backends.records.limits import Guard, Limits, Whose
 from stm_backends.records.seals import Clear
 from stm_backends.records.state_store import StateStore
 from stm_backends.sealing.keys import Owner, Sealing
-from stm_backends.telemetry.denials import reporting_denials
+from stm_backends.telemetry.denials import ReportingSeals, reporting_denials
 from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 from stm_backends.types import MemoryIsolation, MemoryKey, as_config
@@ -125,7 +125,9 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         self._observer = observer
         self._codec = Codec(transforms)
         self._directory = Directory(
-            driver, self._codec, seals=Clear(driver) if sealed is None else sealed.marks
+            driver,
+            self._codec,
+            seals=Clear(driver) if sealed is None else ReportingSeals(sealed.marks, observer),
         )
         inner.before_parts = self._directory.note_parts
         self.state_store = StateStore(driver, self._codec, self._directory, guard, isolation=isolation)

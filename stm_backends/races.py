@@ -1,4 +1,4 @@
-"""Races for a record: how long to wait after a lost one, and when to give up."""
+"""Lost races and lost answers: how long to wait before the next attempt, and when to give up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, TypeVar
 
+from stm_backends.errors import OutcomeUnknown, StorageError
+
 T = TypeVar("T")
+
+ATTEMPTS: Final = 3
+"""How often a write is attempted while its outcome is unknown. Both kinds of write may be repeated."""
 
 RACES: Final = 10
 """How many races in a row may be lost over one version. Another process that wins a race changes the version,
@@ -23,7 +28,7 @@ class Lost(NamedTuple):
     state: object
 
 
-def pause(first: float, doublings: int, longest: float) -> float:
+def pause(first: float, doublings: int = 0, longest: float = 1.0) -> float:
     """Return how many seconds to wait: `first`, doubled so often, at most `longest`, less a random half."""
     return random.uniform(0.5, 1.0) * min(first * 2.0 ** min(doublings, 30), longest)
 
@@ -56,3 +61,42 @@ async def contend(attempt: Callable[[], Awaitable[T | Lost]]) -> T | None:
         if futile == RACES or lost == CONTENDED:
             return None
         await asyncio.sleep(pause_after(futile) or pause(0.0005, lost, 0.1))
+
+
+async def retried(
+    write: Callable[[], Awaitable[T]], *, after: OutcomeUnknown | None = None, attempts: int = ATTEMPTS
+) -> T:
+    """Carry out a write that may be repeated, again while its outcome is unknown, at most `attempts` times.
+
+    Once the outcome of one attempt is unknown, only a later success settles it: any other error of a later
+    attempt raises `OutcomeUnknown`, too. `after` is the error of a first attempt by the caller.
+    """
+    unknown, attempt = after, 0 if after is None else 1
+    while True:
+        if attempt:
+            await asyncio.sleep(pause(0.05, attempt, 1.0))
+        attempt += 1
+        try:
+            return await write()
+        except OutcomeUnknown as error:
+            unknown = error
+            if attempt >= attempts:
+                raise
+        except StorageError as error:
+            if unknown is None:
+                raise
+            raise unknown from error
+
+
+async def settled(write: Callable[[], Awaitable[bool]], again: Callable[[], Awaitable[bool]]) -> bool:
+    """Carry out a conditional write; `False` if it was certainly not done.
+
+    While the outcome is unknown, `again` is called; it returns whether the write was done. Raises
+    `OutcomeUnknown` if that cannot be told: the write may have been done, and others may have followed it.
+    """
+    try:
+        return await write()
+    except OutcomeUnknown as unknown:
+        if await retried(again, after=unknown):
+            return True
+        raise

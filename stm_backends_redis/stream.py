@@ -19,6 +19,7 @@ from redis.asyncio.connection import AbstractConnection, DefaultParser
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import InvalidResponse, RedisError
 
+from stm_backends.drivers.bounded import Bounded
 from stm_backends_redis.errors import NotConnected, meaning
 
 Answer: TypeAlias = "asyncio.Future[Any]"
@@ -76,7 +77,7 @@ class Stream:
         self._connecting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_due = False
-        self._large: dict[bytes, None] = {}
+        self._large: Bounded[bytes, bool] = Bounded(LARGE_KEPT)
         """Keys with large answers, oldest first."""
 
     def send(
@@ -118,12 +119,9 @@ class Stream:
             return
         large = self._large
         if sum(map(len, parts)) > LARGE:
-            large.pop(key, None)
-            large[key] = None
-            if len(large) > LARGE_KEPT:
-                del large[next(iter(large))]
+            large[key] = True
         elif key in large:
-            del large[key]
+            large.pop(key)
 
     def leave(self, line: Line | None = None) -> None:
         """Send nothing more on the connection; it is closed after its last answer."""

@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from enum import Enum
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
+from stm_backends import races
 from stm_backends.drivers.checks import require_fits, require_seconds
 from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
 from stm_backends.drivers.wrapper import layer_with
@@ -33,7 +34,7 @@ from stm_backends.errors import (
     Unavailable,
 )
 from stm_backends.races import Lost, contend
-from stm_backends.records import keys, ledger, operations
+from stm_backends.records import confirming, keys, ledger, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.records.seals import load_mark, store_mark
@@ -261,14 +262,14 @@ class Copy:
             if found is Comparison.EQUAL:
                 if outcome == "unchanged" or unknown is not None:
                     # An earlier write may be on the server alone, and not on its replicas.
-                    await ledger.confirm(self._target, (key.scope,))
+                    await confirming.confirm(self._target, (key.scope,))
                 return outcome
             self._require_fits(source)
             if target is not None and found is Comparison.DIFFERENT:
                 if not self._replace:
                     return "left"
                 outcome, version = "replaced", target.version
-                if not await ledger.retried(lambda: self._target.delete(key, expect=version)):
+                if not await races.retried(lambda: self._target.delete(key, expect=version)):
                     return lost
                 await ledger.erase_parts(self._target, key)
                 target = None
@@ -318,7 +319,7 @@ class Copy:
         except TooLarge:
             # The target's limit is lower than its traits say. An incomplete conversation must not stay.
             if target is None:
-                await ledger.retried(lambda: self._target.delete(key, expect=version))
+                await races.retried(lambda: self._target.delete(key, expect=version))
                 await ledger.erase_parts(self._target, key)
             raise
         return True

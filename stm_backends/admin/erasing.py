@@ -11,7 +11,7 @@ from stm_backends.admin.receipt import RECORDS, Counted, Receipt
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.erasing import expired_names, finish_erasure
 from stm_backends.errors import Corrupt, Denied, InvalidKey
-from stm_backends.records import keys, ledger, operations
+from stm_backends.records import confirming, keys, ledger, operations
 from stm_backends.records.directory import Directory
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 from stm_backends.types import MemoryKey
@@ -79,7 +79,7 @@ class Erasure:
                 await self._expired(Key(beneath.scope, name))
         # Records are deleted even if they are not there, and so confirmed.
         listed = {keys.parts_of(place).scope for place in places} | {beneath.scope for beneath in prefixes}
-        await ledger.confirm(self._driver, listed - {place.scope for place in places})
+        await confirming.confirm(self._driver, listed - {place.scope for place in places})
         for place, kind in places.items():
             self._found[kind] += await self._is_there(place)
         for beneath in prefixes:
@@ -127,7 +127,7 @@ class Erasure:
                 if kind == "planner":
                     await self._driver.delete(Key(keys.PAUSED_RUNS, name))
                 await self._expired(Key(scope, name))
-        await ledger.confirm(self._driver, unconfirmed)
+        await confirming.confirm(self._driver, unconfirmed)
         self._erased["data_keys"] += await self._erase_keys(tenant, user)
         life = await self._directory.forget(tenant, user)
         self._erased["directory_entries"] += life is not None
@@ -168,7 +168,7 @@ class Erasure:
     async def _tenant(self, tenant: str) -> None:
         async for user in self._directory.users(tenant):
             await self._user(tenant, user)
-        await ledger.confirm(self._driver, (keys.directory_scope(tenant),))
+        await confirming.confirm(self._driver, (keys.directory_scope(tenant),))
         # Whose entries have expired, but have not been removed. There may be such records, too.
         async for name in expired_names(self._driver, keys.directory_scope(tenant)):
             await self._user(tenant, keys.unname(name))

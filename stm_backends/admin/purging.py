@@ -209,11 +209,7 @@ class Purge:
         # The time to live may end after that of the user's entry.
         await self._directory.note(*keys.owner_of(key.scope), ttl=ttl)
         empty = self._body(kind, {EMPTIED: now})
-
-        async def unchanged(record: Record, version: str) -> bytes:
-            del version
-            return self._body(kind, {}) if record.body is None else record.body
-
+        unchanged = ledger.unchanged_by(lambda _: self._body(kind, {}))
         while True:
             drop = min(len(record.tail), self._driver.traits.max_drop)
             change = ledger.Change(empty, drop=drop, ttl=ttl)

@@ -41,7 +41,7 @@ from stm_backends.errors import (
 )
 from stm_backends.history.log import ItemLog
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.records import keys, ledger, operations
+from stm_backends.records import confirming, keys, ledger, operations
 from stm_backends.records.body import REMEMBERED_IDS, Body
 from stm_backends.records.codec import Codec, dump_body, dump_turn, load_body, load_turn, require_json
 from stm_backends.records.directory import Directory, Seal
@@ -188,7 +188,7 @@ class Sessions:
                 await ledger.append(self._driver, where, entries[turn_id], ttl=ttl, listing=listing)
             if not missing:
                 # An interrupted import may have stored them on the server alone, and not on its replicas.
-                await ledger.confirm(self._driver, (where.scope,))
+                await confirming.confirm(self._driver, (where.scope,))
         self._observer.imported(Subject.of(session.key))
         return session.key
 

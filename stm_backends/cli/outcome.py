@@ -59,6 +59,7 @@ _OPENING: Final[dict[type[StmError], str]] = {
 _CORRUPT: Final = {
     "by another version": f"{_KEPT} Upgrade stm-backends to the version that wrote it.",
     "bytes are sealed": f"{_KEPT} {GIVE_KEYS}",
+    "has no sealing": f"{_KEPT} {GIVE_KEYS}",
     "sealed with the key": f"{_KEPT} Add the key of that id to the keys of this command.",
     "is not sealed": (
         f"{_KEPT} To migrate clear text: --sealing MODULE:OBJECT of a Sealing(keys, accept_clear=True)."

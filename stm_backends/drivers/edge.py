@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import random
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
@@ -15,6 +14,7 @@ from stm_backends.drivers.contract import Traits
 from stm_backends.drivers.deadlines import Deadlines
 from stm_backends.drivers.home import OF_ANOTHER_LOOP, Home
 from stm_backends.errors import ConfigurationError, OutcomeUnknown, StorageError, Unavailable, located
+from stm_backends.races import pause
 
 T = TypeVar("T")
 
@@ -211,10 +211,10 @@ class Edge:
                         try:
                             return await work()
                         except Exception as error:
-                            pause = random.uniform(longest / 2, longest)
-                            if not self._passes(error) or pause >= deadline.left_s():
+                            seconds = pause(longest)
+                            if not self._passes(error) or seconds >= deadline.left_s():
                                 raise
-                        await asyncio.sleep(pause)
+                        await asyncio.sleep(seconds)
                     return await work()
             except StorageError:
                 raise

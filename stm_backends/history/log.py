@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from stm_backends import races
 from stm_backends.drivers.contract import Driver, Record
 from stm_backends.errors import (
     InvalidState,
@@ -27,7 +28,7 @@ from stm_backends.errors import (
 from stm_backends.history import items
 from stm_backends.history.items import Add, Entry, Item, Log, Pop, Removal
 from stm_backends.races import Lost, contend
-from stm_backends.records import keys, ledger
+from stm_backends.records import confirming, keys, ledger
 from stm_backends.records.codec import DEEPEST_IN_TURN, Codec, require_json
 from stm_backends.records.directory import Directory
 from stm_backends.records.keys import LogKind
@@ -134,7 +135,7 @@ class ItemLog:
 
     async def clear(self) -> None:
         """Erase the log; raises `OutcomeUnknown` if it may have been erased."""
-        await ledger.retried(lambda: ledger.erase(self._driver, self._where))
+        await races.retried(lambda: ledger.erase(self._driver, self._where))
 
     async def fold(self) -> bool:
         """Move the oldest entries into the body, which changes no item; returns whether any were moved.
@@ -241,7 +242,7 @@ class ItemLog:
                 self._driver, self._where, unchanged, expect=record.version, attempts=1
             )
 
-        expect = await ledger.confirmed(
+        expect = await confirming.confirmed(
             self._driver, self._where, record, drop, store=store, load=lambda: self._driver.load(self._where)
         )
         if expect is None:

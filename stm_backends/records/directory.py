@@ -18,11 +18,12 @@ import asyncio
 import logging
 import math
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from stm_backends import races
+from stm_backends.drivers.bounded import Bounded
 from stm_backends.drivers.checks import LONGEST_S
 from stm_backends.drivers.contract import ABSENT, ANY, AbsentType, AnyType, Driver, Key
 from stm_backends.drivers.scopes import next_scope_of
@@ -36,7 +37,7 @@ from stm_backends.errors import (
     Unavailable,
 )
 from stm_backends.races import Lost, contend
-from stm_backends.records import keys, ledger, operations
+from stm_backends.records import confirming, keys, ledger, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.seals import Seals
 
@@ -95,7 +96,7 @@ class Directory:
         self._epoch = epoch
         self._any_seal = any_seal
         self._seals = seals
-        self._noted: OrderedDict[tuple[str, str], _Noted] = OrderedDict()
+        self._noted: Bounded[tuple[str, str], _Noted] = Bounded(REMEMBERED_USERS)
 
     async def note(
         self,
@@ -126,7 +127,7 @@ class Directory:
             # An earlier listing counts until then, so that no write of the user waits for this one.
             self.doubt(owner)
             raise
-        self._remember(owner, _Noted(at, life))
+        self._noted[owner] = _Noted(at, life)
 
     async def meet(self, tenant: str) -> None:
         """Raise `SealMismatch` or `KeyMismatch` if this backend may not write for a tenant; see `Seals`.
@@ -136,13 +137,7 @@ class Directory:
         whole, at = (tenant, ""), self._clock()
         if self._seals is not None and not self.knows(whole):
             await self._seals.meet(tenant)
-            self._remember(whole, _Noted(at, math.inf))
-
-    def _remember(self, owner: tuple[str, str], noted: _Noted) -> None:
-        self._noted[owner] = noted
-        self._noted.move_to_end(owner)
-        if len(self._noted) > REMEMBERED_USERS:
-            self._noted.popitem(last=False)
+            self._noted[whole] = _Noted(at, math.inf)
 
     async def _cover(self, key: Key, ttl: float | None, *, any_seal: bool) -> float:
         """Make an entry live long enough for a record; returns how many seconds it lives from now."""
@@ -163,7 +158,7 @@ class Directory:
             until = entry.until
             if until - now >= (math.inf if ttl is None else ttl + spare / 2) and data_key == entry.key:
                 # Another process may have written it, and its replicas lack it yet.
-                await ledger.confirm(self._driver, (key.scope,))
+                await confirming.confirm(self._driver, (key.scope,))
                 return until - now
             until = math.inf if ttl is None else max(until, now + ttl + spare)
             content = {} if until == math.inf else {"until": until}
@@ -244,11 +239,11 @@ class Directory:
 
     def doubt(self, owner: tuple[str, str]) -> None:
         """Ask the datastore again before the next write for a user."""
-        self._noted.pop(owner, None)
+        self._noted.pop(owner)
 
     async def forget_seal(self, tenant: str) -> None:
         """Remove the mark of a tenant of whom nothing is left; the next write with keys marks it again."""
-        await ledger.retried(lambda: self._driver.delete(keys.seal_key(tenant)))
+        await races.retried(lambda: self._driver.delete(keys.seal_key(tenant)))
         self.doubt((tenant, ""))
 
     def listed(self, owner: tuple[str, str] | None, ttl: float | None = None) -> Listing:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
@@ -37,28 +37,15 @@ from stm_backends.drivers.contract import (
     new_version,
 )
 from stm_backends.errors import Corrupt, LimitReached, OutcomeUnknown, StorageError, TooLarge, located
-from stm_backends.races import Lost, contend, pause
-from stm_backends.records import keys, operations
+from stm_backends.races import ATTEMPTS, Lost, contend, retried, settled
+from stm_backends.records import confirming, keys, operations
 
 logger = logging.getLogger("stm_backends")
 
 FOLD_AT: Final = 64
 """After how many entries `append_and_fold` folds a tail."""
 
-ATTEMPTS: Final = 3
-"""How often a write is attempted while its outcome is unknown. Both kinds of write may be repeated."""
-
 T = TypeVar("T")
-
-
-class Seen(Protocol):
-    """A record as it was loaded, in any form that has its version and its entries."""
-
-    @property
-    def version(self) -> str | None: ...
-
-    @property
-    def tail(self) -> Sequence[bytes]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +81,14 @@ BodyOf: TypeAlias = Callable[[Record], bytes]
 
 Unchanged: TypeAlias = Callable[[Record, str], Awaitable[bytes]]
 """Returns the body that says the same as that of a record, to be stored under this version."""
+
+
+async def _own_body(record: Record, version: str) -> bytes:
+    """Return the body of a record that has one."""
+    del version
+    if record.body is None:
+        raise ValueError("the entries of a record without a body are confirmed by `unchanged` alone")
+    return record.body
 
 
 _UNLISTED: Final = nullcontext()
@@ -221,7 +216,7 @@ async def replace(
             ttl=change.ttl,
         )
 
-    return await (retried(write, attempts=attempts) if repeatable else _settled(write, write))
+    return await (retried(write, attempts=attempts) if repeatable else settled(write, write))
 
 
 async def update(
@@ -229,7 +224,7 @@ async def update(
     key: Key,
     decide: Decide[T],
     *,
-    unchanged: Unchanged | None = None,
+    unchanged: Unchanged = _own_body,
     listing: AbstractAsyncContextManager[Creation] | None = None,
     repeatable: bool = True,
 ) -> T | None:
@@ -271,22 +266,22 @@ async def fold(
     record: Record,
     change: Change,
     *,
-    unchanged: Unchanged | None = None,
+    unchanged: Unchanged = _own_body,
     repeatable: bool = True,
 ) -> bool:
     """Make a change to the record that was read, once the entries that go are confirmed; see `confirmed`.
 
     `False` after a lost race. `unchanged` returns the body that is stored to confirm them, by default the
-    record's own; a record without a body needs one.
+    record's own, which a record that has entries only lacks.
     """
 
     async def store(version: str) -> bool:
-        body = record.body or b"" if unchanged is None else await unchanged(record, version)
+        body = await unchanged(record, version)
         return await replace(driver, key, Change(body, version=version), expect=record.version, attempts=1)
 
     version: str | None = record.version
     if change.going:
-        version = await confirmed(
+        version = await confirming.confirmed(
             driver, key, record, change.going, store=store, load=lambda: driver.load(key)
         )
     return version is not None and await replace(driver, key, change, expect=version, repeatable=repeatable)
@@ -315,69 +310,6 @@ def unchanged_by(body_of: BodyOf) -> Unchanged:
         return body_of(dataclasses.replace(record, tail=())) if record.body is None else record.body
 
     return unchanged
-
-
-async def confirmed(
-    driver: Driver,
-    key: Key,
-    seen: Seen,
-    going: int,
-    *,
-    store: Callable[[str], Awaitable[bool]],
-    load: Callable[[], Awaitable[Seen | None]],
-) -> str | None:
-    """Return the record's version once its oldest `going` entries are confirmed; `None` after a lost race.
-
-    `store` stores the body as it is under a version, in one attempt, and `load` loads the record. Takes no
-    request where a load shows only what is confirmed. Elsewhere, a server that takes over may have other
-    entries under the version that was read, which must not be dropped.
-    """
-    if not driver.traits.shows_unconfirmed:
-        return seen.version
-    version = new_version()
-    try:
-        # Its acknowledgement covers what was written before it. It is sent once: a retry could store this
-        # version on a second server, which has other entries.
-        if not await store(version):
-            return None
-    except TooLarge:
-        # A full record may have no room for its first body.
-        await confirm(driver, (key.scope,))
-        version = seen.version
-    return version if await still_there(driver, seen, going, version, load=load) else None
-
-
-async def still_there(
-    driver: Driver, seen: Seen, going: int, version: str | None, *, load: Callable[[], Awaitable[Seen | None]]
-) -> bool:
-    """Say whether the oldest entries that were seen are the first ones under a version that was just stored.
-
-    It may be stored on another server than the one that returned the entries. Takes no request where a load
-    shows only what is confirmed.
-    """
-    if not driver.traits.shows_unconfirmed:
-        return True
-    found = await load()
-    return (
-        found is not None
-        and found.version == version
-        and tuple(found.tail[:going]) == tuple(seen.tail[:going])
-    )
-
-
-def attempts_to_confirm(driver: Driver) -> int:
-    """Return how often a write is sent whose version confirms entries; see `confirmed`."""
-    return 1 if driver.traits.shows_unconfirmed else ATTEMPTS
-
-
-async def confirm(driver: Driver, scopes: Iterable[str]) -> None:
-    """Have the datastore acknowledge earlier writes in these scopes, which a load or a listing shows done.
-
-    A write with an unknown outcome may be done on the server alone, and not on the replicas, or the disk,
-    that an acknowledgement promises. A load does not show that. Deleting a missing record waits for them.
-    """
-    if driver.traits.shows_unconfirmed:
-        await operations.together([*scopes], lambda scope: driver.delete(Key(scope, keys.NO_NAME)))
 
 
 # Erase
@@ -424,46 +356,4 @@ async def delete(driver: Driver, key: Key, *, expect: str) -> bool:
     async def gone() -> bool:
         return await remove() or await driver.load(key) is None
 
-    return await _settled(remove, gone)
-
-
-# Unknown outcomes
-
-
-async def retried(
-    write: Callable[[], Awaitable[T]], *, after: OutcomeUnknown | None = None, attempts: int = ATTEMPTS
-) -> T:
-    """Carry out a write that may be repeated, again while its outcome is unknown, at most `attempts` times.
-
-    Once the outcome of one attempt is unknown, only a later success settles it: any other error of a later
-    attempt raises `OutcomeUnknown`, too. `after` is the error of a first attempt by the caller.
-    """
-    unknown, attempt = after, 0 if after is None else 1
-    while True:
-        if attempt:
-            await asyncio.sleep(pause(0.05, attempt, 1.0))
-        attempt += 1
-        try:
-            return await write()
-        except OutcomeUnknown as error:
-            unknown = error
-            if attempt >= attempts:
-                raise
-        except StorageError as error:
-            if unknown is None:
-                raise
-            raise unknown from error
-
-
-async def _settled(write: Callable[[], Awaitable[bool]], again: Callable[[], Awaitable[bool]]) -> bool:
-    """Carry out a conditional write; `False` if it was certainly not done.
-
-    While the outcome is unknown, `again` is called; it returns whether the write was done. Raises
-    `OutcomeUnknown` if that cannot be told: the write may have been done, and others may have followed it.
-    """
-    try:
-        return await write()
-    except OutcomeUnknown as unknown:
-        if await retried(again, after=unknown):
-            return True
-        raise
+    return await settled(remove, gone)

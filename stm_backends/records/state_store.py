@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Final, cast
 
+from stm_backends.drivers.bounded import Bounded
 from stm_backends.drivers.contract import ABSENT, ANY, AbsentType, AnyType, Driver, Key, Record
 from stm_backends.errors import Corrupt, InvalidState, OutcomeUnknown, StorageError, located
 from stm_backends.records import keys, ledger
@@ -48,7 +48,7 @@ class StateStore:
         self._codec = codec
         self._directory = directory
         self._guard = guard
-        self._versions: OrderedDict[str, str] = OrderedDict()
+        self._versions: Bounded[str, str] = Bounded(REMEMBERED_VERSIONS)
 
     async def save_memory_state(self, key: str, state: dict[str, Any], *, ttl: float | None = None) -> None:
         """Replace the state under a key, without merging; the last save wins.
@@ -69,7 +69,7 @@ class StateStore:
                 await self._write(where, change, ANY)
                 listing.created = True
         if owner is not None:
-            self._remember(key, change.version)
+            self._versions[key] = change.version
 
     async def load_memory_state(self, key: str) -> dict[str, Any] | None:
         """Return the state under a key, as a new object; `None` only if there is none."""
@@ -82,7 +82,7 @@ class StateStore:
         if record is None:
             return None, None
         state = await self._read(record, "load_memory_state")
-        self._remember(key, record.version)
+        self._versions[key] = record.version
         return state, record.version
 
     async def save_if(
@@ -100,7 +100,7 @@ class StateStore:
             # Also after a lost race: another process may have replaced the state that this call created.
             listing.created = expect is None
         if saved and owner is not None:
-            self._remember(key, change.version)
+            self._versions[key] = change.version
         return saved
 
     async def delete_memory_state(self, key: str) -> bool:
@@ -187,12 +187,6 @@ class StateStore:
 
     def _reporting(self, where: Key) -> AbstractContextManager[None]:
         return self._guard.reporting(Whose(*keys.owner_of(where.scope)), "save")
-
-    def _remember(self, key: str, version: str) -> None:
-        self._versions[key] = version
-        self._versions.move_to_end(key)
-        if len(self._versions) > REMEMBERED_VERSIONS:
-            self._versions.popitem(last=False)
 
 
 def _owner(payload: dict[str, Any], isolation: MemoryIsolation) -> tuple[str, str] | None:

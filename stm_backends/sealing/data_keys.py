@@ -7,13 +7,14 @@ import base64
 import os
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 from weakref import WeakValueDictionary
 
+from stm_backends import races
+from stm_backends.drivers.bounded import Bounded
 from stm_backends.drivers.checks import require_seconds
 from stm_backends.drivers.contract import ABSENT, ANY, AnyType, Driver, Key, Record
 from stm_backends.errors import (
@@ -26,7 +27,7 @@ from stm_backends.errors import (
     Unavailable,
 )
 from stm_backends.races import Lost, contend
-from stm_backends.records import ledger, operations
+from stm_backends.records import confirming, ledger, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.keys import data_keys_key, data_keys_scope, erased_data_key
 from stm_backends.sealing.keys import KEY_BYTES, DataKey, Owner
@@ -81,7 +82,7 @@ class EnvelopeKeys:
         self._owns_store = owns_store
         self._clock = clock
         self._codec = Codec()
-        self._known: OrderedDict[Owner, _Keys] = OrderedDict()
+        self._known: Bounded[Owner, _Keys] = Bounded(_REMEMBERED)
         self._to_reread: set[Owner] = set()
         # Concurrent calls for an owner ask the store and the key service once.
         self._locks: WeakValueDictionary[Owner, asyncio.Lock] = WeakValueDictionary()
@@ -171,7 +172,7 @@ class EnvelopeKeys:
                 again[one] = await self._wrapping.wrap(secret, owner, one)
             if await self._replace(owner, keys, keys.primary, {**keys.wrapped, **again}) is None:
                 return Lost(keys.version)
-            self._known.pop(owner, None)
+            self._known.pop(owner)
             return len(old)
 
         wrapped = await contend(attempt)
@@ -195,13 +196,13 @@ class EnvelopeKeys:
                 await self._delete(Key(scope, name)) async for name in operations.names(self._store, scope)
             ]
             if not erased:
-                await ledger.confirm(self._store, (scope,))
+                await confirming.confirm(self._store, (scope,))
             return sum(erased)
         finally:
             # Last, so that what is read meanwhile is not remembered either.
             self._erasures += 1
             for one in [one for one in self._known if owner in (one, Owner(one.tenant, ""))]:
-                del self._known[one]
+                self._known.pop(one)
 
     async def _delete(self, key: Key) -> bool:
         """Note that the keys of one owner are erased, and delete them; returns whether there were any.
@@ -221,7 +222,7 @@ class EnvelopeKeys:
             for key_id in erased:
                 note = ledger.Change(self._codec.seal("keys", {"erased": key_id}), version=key_id, ttl=None)
                 await ledger.replace(self._store, erased_data_key(key_id), note, expect=ABSENT)
-            deleted = await ledger.retried(lambda: self._store.delete(key, expect=version))
+            deleted = await races.retried(lambda: self._store.delete(key, expect=version))
             existed |= deleted or version is not ANY
             return existed if deleted or version is ANY else Lost(version)
 
@@ -253,7 +254,7 @@ class EnvelopeKeys:
         except BaseException:
             self._to_reread.add(owner)
             raise
-        before = self._known.pop(owner, None)
+        before = self._known.pop(owner)
         if record is None or record.body is None:
             return None
         keys = self._read(record, at)
@@ -275,8 +276,6 @@ class EnvelopeKeys:
         """Remember keys, unless there were erasures since `erasures` was read."""
         if erasures == self._erasures:
             self._known[owner] = keys
-        if len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
 
     async def _add(self, owner: Owner, before: _Keys | None) -> _Keys | None:
         """Store a new primary key beside those known; `None` if another process has changed them."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from stm_backends.drivers.bounded import Bounded
 from stm_backends.drivers.checks import require_fits
 from stm_backends.drivers.contract import (
     AbsentType,
@@ -67,7 +67,7 @@ class SealedDriver(WrapperDriver):
         self._sealing = sealing
         self._clear_met = clear_met
         self.marks = Marks(self, sealing)
-        self._ciphers: OrderedDict[tuple[Key, str], Cipher] = OrderedDict()
+        self._ciphers: Bounded[tuple[Key, str], Cipher] = Bounded(_REMEMBERED)
         self._stale_keys = StaleKeys(inner, sealing.keys, self._seal, self._open_body)
         self._traits_within: Traits | None = None
         self._traits: Traits
@@ -171,7 +171,7 @@ class SealedDriver(WrapperDriver):
 
         Takes one load, and one conditional write that keeps the time to live. The version changes, so a
         concurrent `replace` of the record loses a race. Entries are confirmed before they are replaced, see
-        `ledger.confirmed`. Seals accepted values in clear text, too.
+        `confirming.confirmed`. Seals accepted values in clear text, too.
         Reaches only the oldest `traits.max_drop` entries. Raises `Corrupt`, before anything is written, if a
         value cannot be opened.
         """
@@ -277,8 +277,6 @@ class SealedDriver(WrapperDriver):
         cipher = self._ciphers.get((key, data_key.id))
         if cipher is None or cipher.data_key != data_key.secret:
             cipher = self._ciphers[key, data_key.id] = Cipher(data_key.secret, data_key.id, key)
-            if len(self._ciphers) > _REMEMBERED:
-                self._ciphers.popitem(last=False)
         return cipher
 
 

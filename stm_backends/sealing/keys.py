@@ -97,7 +97,8 @@ class Sealing:
     """What `open_backend(..., sealing=)` takes: seal everything with keys of `keys`.
 
     `accept_clear=True` also reads values that were stored without sealing, while a datastore is migrated.
-    Anyone with write access to the datastore can have written these. Otherwise they are `Corrupt`.
+    Anyone with write access to the datastore can have written these. Otherwise they are `Corrupt`. It marks
+    no tenant as sealed, so that processes without sealing can still write.
     """
 
     keys: KeySource

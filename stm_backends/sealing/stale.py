@@ -9,10 +9,10 @@ cannot follow an erasure, because no version outlives its record.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
+from stm_backends.drivers.bounded import Bounded
 from stm_backends.drivers.contract import Driver, Key, Record, new_version
 from stm_backends.errors import KeyErased, OutcomeUnknown, StorageError, located
 from stm_backends.records import ledger
@@ -48,8 +48,8 @@ class StaleKeys:
         self._owners = source if isinstance(source, OwnersKeys) else None
         self._seal = seal
         self._open_body = open_body
-        self._lengths: OrderedDict[Key, int] = OrderedDict()
-        self._in_doubt: OrderedDict[Key, dict[bytes, bytes]] = OrderedDict()
+        self._lengths: Bounded[Key, int] = Bounded(_REMEMBERED)
+        self._in_doubt: Bounded[Key, dict[bytes, bytes]] = Bounded(_IN_DOUBT)
 
     def known(self, key: Key) -> int | None:
         """Return how many entries a record had, as far as this process knows; `None` if it does not."""
@@ -59,26 +59,26 @@ class StaleKeys:
         """Remember how many entries a record has; with none of them, it may be another one next time."""
         if self._owners is None:
             return
-        self._lengths.pop(key, None)
+        self._lengths.pop(key)
         if length > 0:
             self._lengths[key] = length
-            if len(self._lengths) > _REMEMBERED:
-                self._lengths.popitem(last=False)
 
     def doubt(self, key: Key, sealed: bytes, value: bytes) -> None:
         """Remember a value that was perhaps stored, until the next write to the record settles it."""
         if self._owners is None:
             return
-        self._in_doubt.setdefault(key, {})[sealed] = value
-        if len(self._in_doubt) > _IN_DOUBT:
-            self._in_doubt.popitem(last=False)
+        self._in_doubt[key] = {**self._of(key), sealed: value}
+
+    def _of(self, key: Key) -> Values:
+        """Return the values of a record that were perhaps stored."""
+        return self._in_doubt.get(key) or {}
 
     async def appended(
         self, key: Key, sealed: bytes, value: bytes, *, length: int, known: int | None
     ) -> None:
         """Settle an append that gave a record this length; `known` is what was known when it was sent."""
         follows = known is not None and length > max(known, 1)
-        self.note(key, max(length, self._lengths.get(key, 0)) if follows else length)
+        self.note(key, max(length, self._lengths.get(key) or 0) if follows else length)
         if not follows:
             await self.settle(key, sealed, value, "append")
 
@@ -90,7 +90,7 @@ class StaleKeys:
         if self._owners is None:
             return
         self.doubt(key, sealed, value)
-        written = {**self._in_doubt[key]}
+        written = self._of(key)
         try:
             with located(self._inner.name, operation):
                 owner = Owner(*owner_of(key.scope))
@@ -104,7 +104,7 @@ class StaleKeys:
                 backend=self._inner.name,
                 operation=operation,
             ) from error
-        left = self._in_doubt.pop(key, {}).items() - written.items()
+        left = (self._in_doubt.pop(key) or {}).items() - written.items()
         if left:
             self._in_doubt[key] = dict(left)
 

@@ -9,6 +9,7 @@ from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import Denied
 from stm_backends.records.keys import owner_of
+from stm_backends.records.seals import Seals
 from stm_backends.telemetry.guarded import GuardedObserver
 from stm_backends.telemetry.observer import Observer, Subject
 
@@ -41,4 +42,28 @@ class _ReportingDriver(WrapperDriver):
         except Denied:
             scope = key.scope if isinstance(key, Key) else key
             self._observer.denied(Subject(*owner_of(scope)), operation)
+            raise
+
+
+class ReportingSeals:
+    """Reports what the store of keys denies while a backend looks whether it may write."""
+
+    def __init__(self, inner: Seals, observer: Observer) -> None:
+        self._inner = inner
+        self._observer = observer
+
+    async def meet(self, tenant: str) -> None:
+        """Do what `Seals.meet` does."""
+        try:
+            await self._inner.meet(tenant)
+        except Denied as error:
+            self._observer.denied(Subject(tenant), error.operation)
+            raise
+
+    async def key_of(self, tenant: str, user: str, known: str | None) -> str | None:
+        """Do what `Seals.key_of` does."""
+        try:
+            return await self._inner.key_of(tenant, user, known)
+        except Denied as error:
+            self._observer.denied(Subject(tenant, user), error.operation)
             raise

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, get_args
 from weakref import WeakValueDictionary
 
+from stm_backends import races
 from stm_backends.admin.sessions import OnConflict
 from stm_backends.drivers.contract import Key, Record
 from stm_backends.errors import (
@@ -128,7 +129,7 @@ class BackendGraph:
         for prefix in (keys.VERTICES, ""):
             async for name in operations.names_of(self._driver, self._scope, prefix):
                 where = Key(self._scope, name)
-                await ledger.retried(lambda where=where: ledger.erase(self._driver, where))
+                await races.retried(lambda where=where: ledger.erase(self._driver, where))
         await self._directory.forget_if_unused(*self._owner)
 
     # Searching

@@ -153,18 +153,19 @@ def test_sealed_users_behind_one_in_clear_are_reported_with_exit_status_1(
     """The refusal looks at one user of a tenant, so the others are counted during the erasure."""
     (tmp_path / "chat.jsonl").write_text(LINES)
     at = ("--url", f"sqlite:///{tmp_path}/mixed.db", "--tenant", "acme")
-    for user in ("bob", "ada"):
-        if user == "ada":
-            monkeypatch.delenv(KEYS_VARIABLE)
-            monkeypatch.setattr("stm_backends.cli.app.require_same_seal", allowing)
+    monkeypatch.setattr("stm_backends.cli.app.require_same_seal", allowing)
+    monkeypatch.delenv(KEYS_VARIABLE)
+    for user in ("ada", "bob"):
         assert cli("replay", str(tmp_path / "chat.jsonl"), *at, "--user", user).exit_code == 0
+        monkeypatch.setenv(KEYS_VARIABLE, str(keys))
+    monkeypatch.delenv(KEYS_VARIABLE)
     result = cli("erase", "acme", *at[:2], "-y")
     assert result.exit_code == 1
     assert "erase each of the users again with --sealing" in " ".join(result.stderr.split())
 
 
 async def allowing(*given: object) -> None:
-    """Allow to write clear text beside sealed data, as programs that never saw the user do."""
+    """Allow to write sealed data beside clear text, as programs that never saw the other user do."""
 
 
 @pytest.mark.parametrize("sealed", [True, False])

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from stm_backends.drivers.contract import Driver, Key, new_version
-from stm_backends.records import ledger
-from stm_backends.records.ledger import Change, Seen
+from stm_backends.records import confirming
+from stm_backends.records.confirming import Seen
+from stm_backends.records.ledger import Change
 
 Store = Callable[[str], Awaitable[bool]]
 Load = Callable[[], Awaitable[Seen | None]]
@@ -25,7 +26,7 @@ async def loads_again(
 ) -> str | None:
     """Loads again, which the old server answers, and writes nothing before."""
     del key, store
-    there = await ledger.still_there(driver, seen, going, seen.version, load=load)
+    there = await confirming.still_there(driver, seen, going, seen.version, load=load)
     return seen.version if there else None
 
 
@@ -51,6 +52,6 @@ def counts_what_is_dropped(change: Change) -> int:
     return change.drop
 
 
-CORRECT = ledger.confirmed
+CORRECT = confirming.confirmed
 
 CONFIRMATIONS = (trusts_the_load, loads_again, looks_at_nothing, looks_at_the_version)

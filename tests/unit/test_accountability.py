@@ -192,8 +192,8 @@ async def test_a_store_of_keys_that_denies_is_reported(heard: Heard) -> None:
     async with open_backend("memory://", sealing=Sealing(keys), observer=heard) as backend:
         with pytest.raises(Denied):
             await say(backend, ADA)
-    # The directory is written first.
-    assert heard.events == [("denied", Subject("acme"), "replace")]
+    # The keys of the tenant are looked at first.
+    assert heard.events == [("denied", Subject("acme"), "open")]
 
 
 async def test_opentelemetry_counts_actions_without_ids() -> None:

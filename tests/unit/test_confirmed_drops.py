@@ -10,13 +10,14 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
+from stm_backends import races
 from stm_backends.admin.purging import Purge
 from stm_backends.backend import Backend
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.errors import OutcomeUnknown
 from stm_backends.history import items
 from stm_backends.history.items import Add
-from stm_backends.records import keys, ledger
+from stm_backends.records import confirming, keys, ledger
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.sealing.driver import SealedDriver
@@ -151,7 +152,7 @@ async def test_a_purge_drops_no_entry_that_only_the_new_server_has(
 async def test_ledgers_that_confirm_too_little_are_rejected(
     mutant: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "confirmed", mutant)
+    monkeypatch.setattr(confirming, "confirmed", mutant)
     with pytest.raises(AssertionError):
         await test_a_changed_vertex_drops_no_edge_that_only_the_new_server_has()
     with pytest.raises(AssertionError):
@@ -170,7 +171,7 @@ async def test_a_ledger_that_repeats_what_confirms_is_rejected(monkeypatch: pyte
     async def repeats(write: Callable[[], Awaitable[object]], **_: object) -> object:
         return await retried(write)
 
-    retried = ledger.retried
+    retried = races.retried
     monkeypatch.setattr(ledger, "retried", repeats)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         await test_a_version_that_confirms_words_is_stored_on_one_server_only()

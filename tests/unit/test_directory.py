@@ -14,10 +14,10 @@ from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.drivers.scopes import next_scope_of
 from stm_backends.drivers.wrapper import WrapperDriver
 from stm_backends.errors import ConfigurationError, InvalidKey, OutcomeUnknown, Unavailable
+from stm_backends.races import ATTEMPTS
 from stm_backends.records import keys
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import REMEMBERED_FOR_S, REMEMBERED_USERS, Directory
-from stm_backends.records.ledger import ATTEMPTS
 from stm_backends.testing.workbench.spy import SpyDriver
 
 
@@ -102,10 +102,8 @@ async def test_a_forgotten_user_is_noted_again(directory: Directory) -> None:
     assert await users(directory, "acme") == ["u"]
 
 
-async def test_a_process_remembers_a_bounded_number_of_users(
-    directory: Directory, calls: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stm_backends.records.directory.REMEMBERED_USERS", 3)
+async def test_a_process_remembers_a_bounded_number_of_users(directory: Directory, calls: list[str]) -> None:
+    directory._noted.most = 3  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] -- 10,000 take long
     for user in ("u1", "u2", "u3", "u4"):
         await directory.note("acme", user)
     calls.clear()

@@ -15,6 +15,8 @@ from stm_backends.errors import (
     Denied,
     InvalidKey,
     InvalidState,
+    KeyErased,
+    KeyMismatch,
     LimitReached,
     MemoryBudgetExceeded,
     MissingExtra,
@@ -30,7 +32,7 @@ from stm_backends.errors import (
     located,
 )
 
-STORAGE = [Unavailable, OutcomeUnknown, Corrupt, SealMismatch, Denied]
+STORAGE = [Unavailable, OutcomeUnknown, Corrupt, SealMismatch, KeyMismatch, KeyErased, Denied]
 
 
 def missing_extra() -> MissingExtra:

@@ -336,7 +336,7 @@ DRIVER_MODULES = sorted(
 
 def test_a_driver_imports_the_waist_and_nothing_above_it() -> None:
     contract = ("contract", "erasing", "plugins", "settings")
-    helpers = ("checks", "coalesced", "edge", "home", "layouts", "tasks", "tls_files")
+    helpers = ("bounded", "checks", "coalesced", "edge", "home", "layouts", "tasks", "tls_files")
     waist = {"stm_backends.errors", *(f"stm_backends.drivers.{one}" for one in (*contract, *helpers))}
     # `memory.py` joins a driver to the core, for those who wire things by hand: it is no part of the driver.
     by_hand = {f"{package}.memory" for package in DRIVER_PACKAGES}

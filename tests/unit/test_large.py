@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig
+from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig, races
 from stm_backends.backend import Backend
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, Key, Record
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
@@ -363,7 +363,7 @@ async def resent(kind: type[LargeEntries]) -> None:
             raise OutcomeUnknown("lost")
 
     world.after = lose
-    await ledger.retried(lambda: driver.append(KEY, LARGE, initial_version="v", ttl=None))
+    await races.retried(lambda: driver.append(KEY, LARGE, initial_version="v", ttl=None))
     assert (await driver.load(KEY)) == Record("v", None, (LARGE,) * 3)
     assert len(await world.parts()) == 3
 
@@ -616,7 +616,7 @@ async def test_a_retried_rewrite_stores_its_values_once(world: World) -> None:
             raise OutcomeUnknown("lost")
 
     world.after = lose
-    assert await ledger.retried(
+    assert await races.retried(
         lambda: driver.replace(KEY, THIRD, version="w", expect="v", rewrite=(THIRD, b"s", THIRD), ttl=KEEP)
     )
     world.after = None

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from stm_backends import races
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.errors import OutcomeUnknown
 from stm_backends.records import ledger
@@ -21,12 +22,12 @@ async def test_only_the_first_entry_of_a_record_creates_it(driver: Driver) -> No
 
 async def test_a_creation_with_a_lost_answer_counts_despite_later_entries(driver: Driver, lose: Any) -> None:
     async def others() -> None:
-        for _ in range(ledger.ATTEMPTS):
+        for _ in range(races.ATTEMPTS):
             await ledger.append(driver, KEY, b"theirs", ttl=None)
 
     lose("append", done=True, then=others)
     length, created = await ledger.append(driver, KEY, b"ours", ttl=None)
-    assert length > ledger.ATTEMPTS
+    assert length > races.ATTEMPTS
     assert created
 
 
@@ -39,7 +40,7 @@ async def test_a_process_that_was_stopped_does_not_retry_an_append(
 
     async def stop() -> None:
         nonlocal stopped
-        stopped = (ledger.ATTEMPTS + 1) * driver.traits.deadline + 0.001
+        stopped = (races.ATTEMPTS + 1) * driver.traits.deadline + 0.001
 
     lose("append", done=True, then=stop)
     with pytest.raises(OutcomeUnknown):

@@ -13,7 +13,7 @@ PUBLIC = {
         "stm_backends": """
         AmbiguousBackend Backend ConfigurationError ConversationTurn Corrupt DefaultShortTermMemory Denied
         DistributedShortTermMemory EnvelopeKeys ExtractiveSummarizer InvalidKey InvalidState ItemLog
-        LimitReached Limits MemoryBudget
+        KeyErased KeyMismatch LimitReached Limits MemoryBudget
         MemoryBudgetExceeded MemoryHealth MemoryIsolation MemoryKey MemoryRouter MissingExtra OnConflict
         OutcomeUnknown OverflowPolicy SealMismatch Sealing SessionExists SessionNotFound Sessions
         ShortTermMemory

@@ -19,11 +19,11 @@ from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.errors import Corrupt, InvalidKey, InvalidState, OutcomeUnknown, Unavailable
 from stm_backends.memory.local.memory import DefaultShortTermMemory
 from stm_backends.protocols import SupportsMemoryState
+from stm_backends.races import ATTEMPTS
 from stm_backends.records import keys
 from stm_backends.records.codec import Codec
 from stm_backends.records.compression import Zlib
 from stm_backends.records.directory import Directory
-from stm_backends.records.ledger import ATTEMPTS
 from stm_backends.records.state_store import StateStore
 from stm_backends.types import ConversationTurn, MemoryIsolation, ShortTermMemoryConfig
 

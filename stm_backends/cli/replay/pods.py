@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import signal
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 from stm_backends.backend import Backend, open_backend
 from stm_backends.cli.replay.ledger import LedgerSummarizer, places_in, tokens_of
 from stm_backends.cli.replay.verify import Findings, compare
+from stm_backends.drivers.bounded import Bounded
 from stm_backends.errors import OutcomeUnknown, StmError, Unavailable
 from stm_backends.memory import policy
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
@@ -155,7 +156,7 @@ class _Pod:
     def __init__(self, setup: Setup, pipe: Connection) -> None:
         self._setup = setup
         self._pipe = pipe
-        self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._held: Bounded[str, _Held] = Bounded(_MEMORIES_HELD, forgotten=self._forgotten)
         self._news: Counter[str] = Counter()
         self._spent: Counter[str] = Counter()
         self._told = time.monotonic()
@@ -213,12 +214,15 @@ class _Pod:
         )
 
     def _hold(self, backend: Backend, session: str) -> _Held:
-        held = self._held.get(session) or _Held(self._setup.memory(backend, session, spent=self._spent))
-        self._held[session] = held
-        self._held.move_to_end(session)
-        if len(self._held) > _MEMORIES_HELD:
-            self._news += self._held.popitem(last=False)[1].news()
+        held = self._held.use(session)
+        if held is None:
+            memory = self._setup.memory(backend, session, spent=self._spent)
+            held = self._held[session] = _Held(memory)
         return held
+
+    def _forgotten(self, session: str, held: _Held) -> None:
+        del session
+        self._news += held.news()
 
     def _stats_now_and_then(self) -> Counter[str]:
         if time.monotonic() - self._told < _STATS_EVERY_S:

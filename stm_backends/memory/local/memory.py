@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from stm_backends import logs
 from stm_backends.errors import InvalidKey, Unavailable
 from stm_backends.handed_in import WrongType
 from stm_backends.memory import log, policy
 from stm_backends.memory.estimating import checked_config
-from stm_backends.memory.local.conversation import Conversation
+from stm_backends.memory.local.conversation import Conversation, Sides
 from stm_backends.memory.local.state import (
     FORGET_BY_COUNT,
     State,
@@ -33,6 +32,7 @@ from stm_backends.memory.local.stores import StateSlot, warn_unwritable
 from stm_backends.memory.policy import Fold, Recover, Step, Trim, Wait
 from stm_backends.memory.tasks import Background, LoopLock
 from stm_backends.protocols import Summarizer
+from stm_backends.races import Lost, contend
 from stm_backends.records.body import Body
 from stm_backends.records.steps import run_in_slices
 from stm_backends.telemetry.guarded import guarded
@@ -48,9 +48,6 @@ from stm_backends.types import (
 )
 
 logger = logging.getLogger("stm_backends")
-
-SAVES: Final = 100
-"""After how many lost races in a row `persist` fails."""
 
 
 @dataclass(slots=True, eq=False)
@@ -279,23 +276,29 @@ class DefaultShortTermMemory:
         erased conversation is not created again, and no turn is saved that was never persisted.
         """
         binding, conversation = self._binding, self._conversation
+
+        async def attempt() -> tuple[State, Sides] | bool | Lost:
+            nonlocal conversation
+            stored, version = await self._read(slot)
+            # If another key was bound during the load, the original conversation is saved.
+            if self._binding is binding:
+                conversation = self._conversation
+            erased = self._discard_if_erased(conversation, stored, slot)
+            sides = conversation.sides() if summary_only_of is None else conversation.summarized_sides()
+            gone = erased or stored is None or conversation is not summary_only_of
+            if sides is None or (summary_only_of is not None and gone):
+                return False
+            merged = conversation.merged(stored, sides, now=self._clock())
+            saved = await slot.save(await run_in_slices(dump_steps(merged, self._config)), version)
+            return (merged, sides) if saved else Lost(version)
+
         async with self._saving.here():
-            for attempt in range(SAVES):
-                stored, version = await self._read(slot)
-                # If another key was bound during the load, the original conversation is saved.
-                if self._binding is binding:
-                    conversation = self._conversation
-                erased = self._discard_if_erased(conversation, stored, slot)
-                sides = conversation.sides() if summary_only_of is None else conversation.summarized_sides()
-                gone = erased or stored is None or conversation is not summary_only_of
-                if sides is None or (summary_only_of is not None and gone):
-                    return
-                merged = conversation.merged(stored, sides, now=self._clock())
-                if await slot.save(await run_in_slices(dump_steps(merged, self._config)), version):
-                    break
-                await asyncio.sleep(random.uniform(0, 0.001 * attempt))
-            else:
+            saved = await contend(attempt)
+            if saved is None:
                 raise Unavailable("every attempt lost the race to another process", operation="persist")
+            if isinstance(saved, bool):
+                return
+            merged, sides = saved
             if self._conversation is conversation:
                 shown = self.health
                 conversation.take_saved(merged, sides, slot.authoritative, now=self._clock())

@@ -22,7 +22,7 @@ from stm_backends.memory.shared.room import Room
 from stm_backends.memory.shared.schedule import Plan, PlannedWork, Schedule, now
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import cut_summary
-from stm_backends.records import ledger
+from stm_backends.records import confirming
 from stm_backends.records.body import Body, Lease, Overdue
 from stm_backends.telemetry.observer import Observer
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig
@@ -163,7 +163,7 @@ class Writes(PlannedWork):
         """
         shared = self.shared
         body = replace(snapshot.body, lease=Lease(shared.clock(), self.lease_s))
-        attempts = ledger.attempts_to_confirm(shared.driver)
+        attempts = confirming.attempts_to_confirm(shared.driver)
         try:
             await shared.replace(snapshot, body, drop=0, attempts=attempts)
         except TooLarge:
@@ -172,11 +172,11 @@ class Writes(PlannedWork):
         if shared.leased is None:
             return None
         version = shared.leased.version
-        there = await ledger.still_there(shared.driver, snapshot, drop, version, load=self._load)
+        there = await confirming.still_there(shared.driver, snapshot, drop, version, load=self._load)
         return replace(snapshot, version=version) if there else None
 
     async def confirmed(self, snapshot: Snapshot, drop: int) -> Snapshot | None:
-        """Return the snapshot once its oldest `drop` entries are confirmed, see `ledger.confirmed`.
+        """Return the snapshot once its oldest `drop` entries are confirmed, see `confirming.confirmed`.
 
         `None` if the record has changed.
         """
@@ -185,7 +185,7 @@ class Writes(PlannedWork):
         async def store(version: str) -> bool:
             return await shared.replace(snapshot, snapshot.body, drop=0, version=version, attempts=1)
 
-        version = await ledger.confirmed(
+        version = await confirming.confirmed(
             shared.driver, shared.key, snapshot, drop, store=store, load=self._load
         )
         return None if version is None else replace(snapshot, version=version)

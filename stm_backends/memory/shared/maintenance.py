@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Hashable, Mapping
 from typing import Final
 from weakref import WeakSet
@@ -23,7 +22,7 @@ from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.room import RoomRequest
 from stm_backends.memory.shared.schedule import TICK_S, Plan, Schedule, now
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.races import pause_after
+from stm_backends.races import pause, pause_after
 from stm_backends.telemetry.observer import Observer
 from stm_backends.types import MemoryHealth
 
@@ -241,7 +240,7 @@ class Maintenance(Writes):
                 return Plan(now(), look=False)
             case Held(seconds):
                 # The holder sees the turns of this process, too, so an earlier look would find nothing to do.
-                poll = min(FIRST_POLL_S * 2**self._polls, LONGEST_POLL_S) * random.uniform(0.5, 1.0)
+                poll = pause(FIRST_POLL_S, self._polls, LONGEST_POLL_S)
                 return Plan(now() + min(poll, seconds + TICK_S), firm=True)
             case _:
                 return Plan(now(), look=False, summarizes=isinstance(step, Fold))

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from stm_backends import races
 from stm_backends.drivers.contract import ABSENT, Driver, Key, new_version
 from stm_backends.errors import Corrupt, StorageError, located
 from stm_backends.memory.shared.snapshot import Snapshot
@@ -184,7 +185,7 @@ class SharedConversation:
         drop: int,
         data: bytes = b"",
         version: str = "",
-        attempts: int = ledger.ATTEMPTS,
+        attempts: int = races.ATTEMPTS,
     ) -> bool:
         """Store a body if the record still has the version that was read; `False` after a lost race.
 

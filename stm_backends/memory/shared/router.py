@@ -21,12 +21,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from types import CoroutineType
 from typing import Any, Final
 
+from stm_backends.drivers.bounded import Bounded
 from stm_backends.drivers.checks import require_event_loop
 from stm_backends.errors import InvalidKey
 from stm_backends.memory.estimating import checked_config
@@ -91,8 +91,8 @@ class MemoryRouter:
     ) -> None:
         self._make_memory = make_memory
         self._config = checked_config(config)
-        self._keep = keep
-        self._memories: OrderedDict[str, DistributedShortTermMemory] = OrderedDict()
+        # A binding keeps its memory object, and a running background keeps itself.
+        self._memories: Bounded[str, DistributedShortTermMemory] = Bounded(keep)
         self._stack: ContextVar[tuple[_Binding, ...]] = ContextVar("stm_bindings", default=())
 
     def hydrate(self, store: object, key: str | MemoryKey) -> CoroutineType[Any, Any, None]:
@@ -258,11 +258,9 @@ class MemoryRouter:
     # Cached memory objects
 
     def _memory_of(self, composite: str, key: MemoryKey) -> DistributedShortTermMemory:
-        memory = self._memories.pop(composite, None) or self._make_memory(key)
-        self._memories[composite] = memory
-        while len(self._memories) > self._keep:
-            # A binding keeps its memory object, and a running background keeps itself.
-            self._memories.popitem(last=False)
+        memory = self._memories.use(composite)
+        if memory is None:
+            memory = self._memories[composite] = self._make_memory(key)
         return memory
 
 

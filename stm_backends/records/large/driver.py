@@ -14,12 +14,12 @@ import asyncio
 import logging
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
+from stm_backends.drivers.bounded import Bounded
 from stm_backends.drivers.checks import require_drop, require_fits, require_rewrite, require_ttl
 from stm_backends.drivers.contract import (
     ANY,
@@ -35,7 +35,7 @@ from stm_backends.drivers.contract import (
 )
 from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, Unavailable, located
 from stm_backends.records import keys
-from stm_backends.records.large.parts import REMEMBERED, Parts, remember
+from stm_backends.records.large.parts import REMEMBERED, Parts
 from stm_backends.records.large.pointers import (
     FRESH,
     MARK,
@@ -122,8 +122,8 @@ class LargeEntries:
         self._largest = largest
         self._clock = clock
         self._steady = steady
-        self._seen: OrderedDict[Key, _Seen] = OrderedDict()
-        self._unsettled: OrderedDict[tuple[Key, str, int], Pointer] = OrderedDict()
+        self._seen: Bounded[Key, _Seen] = Bounded(REMEMBERED)
+        self._unsettled: Bounded[tuple[Key, str, int], Pointer] = Bounded(_UNSETTLED)
         self._parts = Parts(inner, clock=clock, steady=steady)
         self.before_parts: Callable[[Key, float | None], Awaitable[None]] | None = None
         """Called with the key of a record and the time to live of its parts, before they are stored."""
@@ -202,12 +202,9 @@ class LargeEntries:
 
     def _remembered(self, key: Key) -> _Seen:
         """Return what this process knows of a record; at first, that it was never loaded."""
-        seen = self._seen.get(key)
+        seen = self._seen.use(key)
         if seen is None:
-            seen = _Seen(-math.inf)
-            remember(self._seen, key, seen, REMEMBERED)
-        else:
-            self._seen.move_to_end(key)
+            seen = self._seen[key] = _Seen(-math.inf)
         return seen
 
     # Writing
@@ -327,13 +324,13 @@ class LargeEntries:
             answer = await send(sent)
         except (OutcomeUnknown, asyncio.CancelledError):
             for place, pointer in pointers.items():
-                remember(self._unsettled, (key, pointer.digest, place), pointer, _UNSETTLED)
+                self._unsettled[key, pointer.digest, place] = pointer
             raise
         except StorageError:
             await self._discard(key, ours)
             raise
         for place, pointer in pointers.items():
-            self._unsettled.pop((key, pointer.digest, place), None)
+            self._unsettled.pop((key, pointer.digest, place))
         if answer is False:
             # A lost race. An earlier attempt with an unknown outcome may have won it.
             await self._discard(key, ours)
@@ -424,7 +421,7 @@ class LargeEntries:
         with self._logging_errors(key):
             if ttl is not None and (seen is None or self._steady() - seen.at > FRESH * ttl):
                 await self._look(key)
-                seen = self._seen[key]
+                seen = self._seen.get(key)
             if seen is not None:
                 seen.ttl = ttl
                 if seen.pointers:

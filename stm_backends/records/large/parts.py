@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
 
+from stm_backends.drivers.bounded import Bounded
 from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
 from stm_backends.drivers.tasks import all_of
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
@@ -30,7 +30,6 @@ CACHED: Final = 32 * 1024 * 1024
 REMEMBERED: Final = 500
 """For how many records, and for how many values, the last observation is remembered."""
 
-_K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
@@ -42,9 +41,8 @@ class Parts:
         self._clock = clock
         self._steady = steady
         self._size = min(PART, driver.traits.max_entry - HEADER)
-        self._lives: OrderedDict[str, Life] = OrderedDict()
-        self._cache: OrderedDict[str, bytes] = OrderedDict()
-        self._cached = 0
+        self._lives: Bounded[str, Life] = Bounded(REMEMBERED)
+        self._cache: Bounded[str, bytes] = Bounded(CACHED, size_of=len)
 
     async def store(self, key: Key, value: bytes, operation: str, ttl: float | None) -> Pointer:
         """Store the parts of a value; returns the pointer to them. Removes them before it raises.
@@ -101,9 +99,8 @@ class Parts:
 
     async def read(self, key: Key, pointer: Pointer) -> bytes | None:
         """Return a value; `None` if a part is missing. Raises `Corrupt` if the value is damaged."""
-        value = self._cache.get(pointer.id)
+        value = self._cache.use(pointer.id)
         if value is not None:
-            self._cache.move_to_end(pointer.id)
             return value
         wheres = [part_key(key, pointer.id, index) for index in range(pointer.parts)]
         found = await run_concurrently([partial(self._driver.load, where) for where in wheres])
@@ -111,18 +108,13 @@ class Parts:
         if len(parts) < len(found):
             return None
         value = pointer.value([chunk for chunk, _ in parts])
-        remember(
-            self._lives, pointer.id, min((life for _, life in parts), key=lambda life: life.at), REMEMBERED
-        )
+        self._lives[pointer.id] = min((life for _, life in parts), key=lambda life: life.at)
         self._remember(pointer, value)
         return value
 
     def _remember(self, pointer: Pointer, value: bytes) -> None:
         if len(value) <= CACHED // 2:
-            self._cached += len(value) - len(self._cache.pop(pointer.id, b""))
             self._cache[pointer.id] = value
-            while self._cached > CACHED:
-                self._cached -= len(self._cache.popitem(last=False)[1])
 
     async def names(self, key: Key, value_id: str) -> AsyncIterator[str]:
         """Yield the names of the parts of one value."""
@@ -148,7 +140,7 @@ class Parts:
         Rewrites them if necessary, the first part last: its header tells whether all were rewritten.
         """
         life, now = Life(ttl, self._clock()), self._clock()
-        if self._lives.get(pointer.id, pointer.life).covers(ttl, now=now):
+        if (self._lives.get(pointer.id) or pointer.life).covers(ttl, now=now):
             return
 
         async def renew(index: int) -> None:
@@ -167,21 +159,13 @@ class Parts:
                 raise Unavailable("a part of a large value changed each time that it was renewed")
 
         await renew(0)
-        remember(self._lives, pointer.id, life, REMEMBERED)
+        self._lives[pointer.id] = life
 
 
 def part_key(key: Key, value_id: str, index: int) -> Key:
     """Return the key of one part of a value."""
     scope, prefix = keys.parts_of(key)
     return Key(scope, pointers.part_name(prefix, value_id, index))
-
-
-def remember(kept: OrderedDict[_K, _V], key: _K, value: _V, most: int) -> None:
-    """Add a value as the newest, and remove the oldest beyond `most`."""
-    kept[key] = value
-    kept.move_to_end(key)
-    if len(kept) > most:
-        kept.popitem(last=False)
 
 
 async def run_concurrently(jobs: Sequence[Callable[[], Awaitable[_V]]]) -> list[_V]:

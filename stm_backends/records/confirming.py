@@ -1,0 +1,88 @@
+"""Whether what a load shows is as durable as an acknowledged write; see decision 0037.
+
+A former master that still answers loads may show entries that the new one lacks, under the same version, and
+lack others. Entries are therefore confirmed before a write drops or replaces them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Protocol
+
+from stm_backends.drivers.contract import Driver, Key, new_version
+from stm_backends.errors import TooLarge
+from stm_backends.races import ATTEMPTS
+from stm_backends.records import keys, operations
+
+
+class Seen(Protocol):
+    """A record as it was loaded, in any form that has its version and its entries."""
+
+    @property
+    def version(self) -> str | None: ...
+
+    @property
+    def tail(self) -> Sequence[bytes]: ...
+
+
+async def confirmed(
+    driver: Driver,
+    key: Key,
+    seen: Seen,
+    going: int,
+    *,
+    store: Callable[[str], Awaitable[bool]],
+    load: Callable[[], Awaitable[Seen | None]],
+) -> str | None:
+    """Return the record's version once its oldest `going` entries are confirmed; `None` after a lost race.
+
+    `store` stores the body as it is under a version, in one attempt, and `load` loads the record. Takes no
+    request where a load shows only what is confirmed. Elsewhere, a server that takes over may have other
+    entries under the version that was read, which must not be dropped.
+    """
+    if not driver.traits.shows_unconfirmed:
+        return seen.version
+    version = new_version()
+    try:
+        # Its acknowledgement covers what was written before it. It is sent once: a retry could store this
+        # version on a second server, which has other entries.
+        if not await store(version):
+            return None
+    except TooLarge:
+        # A full record may have no room for its first body.
+        await confirm(driver, (key.scope,))
+        version = seen.version
+    return version if await still_there(driver, seen, going, version, load=load) else None
+
+
+async def still_there(
+    driver: Driver, seen: Seen, going: int, version: str | None, *, load: Callable[[], Awaitable[Seen | None]]
+) -> bool:
+    """Say whether the oldest entries that were seen are the first ones under a version that was just stored.
+
+    It may be stored on another server than the one that returned the entries. Takes no request where a load
+    shows only what is confirmed.
+    """
+    if not driver.traits.shows_unconfirmed:
+        return True
+    found = await load()
+    return (
+        found is not None
+        and found.version == version
+        and tuple(found.tail[:going]) == tuple(seen.tail[:going])
+    )
+
+
+def attempts_to_confirm(driver: Driver) -> int:
+    """Return how often a write is sent whose version confirms entries; see `confirmed`."""
+    return 1 if driver.traits.shows_unconfirmed else ATTEMPTS
+
+
+async def confirm(driver: Driver, scopes: Iterable[str]) -> None:
+    """Have the datastore acknowledge earlier writes in these scopes, which a load or a listing shows done.
+
+    A write with an unknown outcome may be done on the server alone, and not on the replicas, or the disk,
+    that an acknowledgement promises. A load does not show that. Deleting a missing record waits for them.
+    """
+    if driver.traits.shows_unconfirmed:
+        await operations.together([*scopes], lambda scope: driver.delete(Key(scope, keys.NO_NAME)))
