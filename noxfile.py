@@ -55,6 +55,14 @@ def packaging(session: nox.Session) -> None:
     session.run("pytest", "tests/packaging/test_wheel.py", "-p", "no:cacheprovider", *session.posargs)
 
 
+@nox.session(default=False)
+def lowest(session: nox.Session) -> None:
+    """Try every extra with the lowest versions that it admits, each in an environment of its own."""
+    install_group(session, "packaging", "services")
+    session.install("-e", ".[all,mongo-motor]")
+    session.run("pytest", "tests/packaging/test_lowest.py", *session.posargs)
+
+
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests on every driver, with the suites in their quick form; or the arguments after `--`."""
@@ -92,10 +100,13 @@ The suite on an object store takes a quarter of an hour at full length, which is
 `strangers`: it is here in its quick form.
 """
 
-# The wheel has a session of its own, with the tools that build it. Tests also wait for processes, leases and
-# clocks. Two workers more than there are cores use that time; many more would miss deadlines.
+OF_OTHER_SESSIONS = ("packaging/test_lowest.py", "packaging/test_wheel.py")
+
+# The wheel and the lowest versions have sessions of their own, with the tools that they need. Tests also wait
+# for processes, leases and clocks. Two workers more than there are cores use that time; many more would miss
+# deadlines.
 ALL_IN_PARALLEL = (
-    *(f"--ignore=tests/{path}" for path in (*FEW_AT_A_TIME, "packaging/test_wheel.py")),
+    *(f"--ignore=tests/{path}" for path in (*FEW_AT_A_TIME, *OF_OTHER_SESSIONS)),
     *("-n", str((os.cpu_count() or 1) + 2)),
 )
 
