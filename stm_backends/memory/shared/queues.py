@@ -61,16 +61,21 @@ class FairQueue:
     def __contains__(self, work: Work) -> bool:
         return work in self._waiting.get(work.tenant, ())
 
-    def enter(self, work: Work) -> None:
-        """Start the work as soon as a place is free for its tenant; entering twice changes nothing."""
+    def enter(self, work: Work) -> bool:
+        """Start the work as soon as a place is free for its tenant; returns whether it waits for one.
+
+        Entering twice changes nothing.
+        """
         self._enter_loop()
-        if work not in self:
-            self._waiting.setdefault(work.tenant, OrderedDict())[work] = copy_context()
-            self._size += 1
+        if work in self:
+            return True
+        self._waiting.setdefault(work.tenant, OrderedDict())[work] = copy_context()
+        self._size += 1
         self._hand_out()
         if self._size > self._most:
             largest = max(self._waiting.values(), key=len)
             next(reversed(largest)).cancel_plan()
+        return work in self
 
     def take(self, tenant: str) -> bool:
         """Take a place for the rest of the current task, unless none is free or others wait for it."""
