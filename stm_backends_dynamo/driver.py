@@ -31,7 +31,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -63,7 +63,15 @@ from stm_backends.drivers.home import Home
 from stm_backends.errors import Denied, OutcomeUnknown, TooLarge, Unavailable
 from stm_backends_dynamo import statements, table
 from stm_backends_dynamo.client import Requests, is_asynchronous, make_client, require_client
-from stm_backends_dynamo.errors import DENIED, ClientError, code_of, is_invalid, is_passing, meaning
+from stm_backends_dynamo.errors import (
+    DENIED,
+    ClientError,
+    code_of,
+    is_invalid,
+    is_passing,
+    is_too_large,
+    meaning,
+)
 from stm_backends_dynamo.items import (
     Element,
     Head,
@@ -207,7 +215,7 @@ class DynamoDriver:
         async def work(stored: Stored) -> int:
             return await add(stored, entry, initial_version, ttl)
 
-        return await self._on(key, "append", work)
+        return await self._on(key, "append", work, size=len(entry))
 
     async def _append(self, stored: Stored, entry: bytes, initial_version: str, ttl: float | None) -> int:
         key, now = stored.key, stored.now
@@ -307,7 +315,7 @@ class DynamoDriver:
                 await stored.aside(stored.sweep())
             return done
 
-        return await self._on(key, "replace", work)
+        return await self._on(key, "replace", work, size=len(body))
 
     async def _fold(
         self,
@@ -584,8 +592,10 @@ class DynamoDriver:
             self._running.discard(ended)
             ended.set_result(None)
 
-    async def _on(self, key: Key, operation: str, work: Callable[[Stored], Awaitable[T]]) -> T:
-        """Run an operation on one record."""
+    async def _on(
+        self, key: Key, operation: str, work: Callable[[Stored], Awaitable[T]], *, size: int = 0
+    ) -> T:
+        """Run an operation on one record; a write adds a value of `size` bytes."""
 
         async def on(requests: Requests, now: float) -> T:
             stored = Stored(requests, key, now=now, sizes=self._sizes, parts=self._parts)
@@ -596,7 +606,8 @@ class DynamoDriver:
                     raise
                 # A head written by an earlier version may have the maximum size of an item.
                 await stored.seal(least=1)
-                return await work(stored)
+                with self._refusing(size):
+                    return await work(stored)
             finally:
                 for keys, is_one in ((self._littered, stored.littered), (self._with_parts, stored.has_parts)):
                     if is_one:
@@ -605,3 +616,16 @@ class DynamoDriver:
                         keys.pop()
 
         return await self._run(operation, on)
+
+    @contextlib.contextmanager
+    def _refusing(self, size: int) -> Generator[None]:
+        """Raise `TooLarge` where the server has no room for a value of `size` bytes that the traits allow."""
+        try:
+            yield
+        except ClientError as error:
+            if not is_too_large(error):
+                raise
+            if size > self._sizes.large:
+                raise TooLarge("entry", size=size, limit=size - 1) from error
+            most = statements.LARGEST_ITEM
+            raise TooLarge("record", size=most + size, limit=most) from error

@@ -42,6 +42,7 @@ CANCELLED: Final = "TransactionCanceledException"
 
 _CONDITION_FAILED: Final = "ConditionalCheckFailed"
 _NOT_VALID: Final = "ValidationError"
+_ITEM_SIZE: Final = "Item size "
 _PASSING_REASONS: Final = frozenset(
     {"TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded"}
 )
@@ -134,6 +135,13 @@ def is_refused(error: ClientError) -> bool:
 def is_invalid(error: ClientError) -> bool:
     """Return whether a write was refused as invalid, for example because it makes an item too large."""
     return code_of(error) == INVALID or (not is_refused(error) and _NOT_VALID in _reasons_of(error))
+
+
+def is_too_large(error: ClientError) -> bool:
+    """Return whether a write was refused because an item would become too large."""
+    response = cast("dict[str, Any]", error.response)
+    refusals = (response.get("Error", {}), _reasons_of(error).get(_NOT_VALID, {}))
+    return is_invalid(error) and any(one.get("Message", "").startswith(_ITEM_SIZE) for one in refusals)
 
 
 def is_passing(error: ClientError) -> bool:

@@ -13,8 +13,11 @@ from stm_backends.errors import ConfigurationError
 
 DEFAULT_TABLE: Final = "stm_backends"
 
-MAX_ENTRY: Final = 396 * 1024
-"""What every item has room for: 400 KiB, less 4 KiB for keys, names and numbers."""
+LARGEST_ENTRY: Final = 396 * 1024
+"""What every item of DynamoDB has room for: 400 KiB, less 4 KiB for keys, names and numbers."""
+
+MAX_ENTRY: Final = 392 * 1024
+"""What an item has room for on moto, too, which ends items at 405,000 bytes."""
 
 _TABLE: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 
@@ -32,7 +35,7 @@ class DynamoSettings(Settings):
 
     backend: ClassVar = "dynamo"
     url_schemes: ClassVar = ("dynamodb",)
-    largest_entry: ClassVar = MAX_ENTRY
+    largest_entry: ClassVar = LARGEST_ENTRY
 
     table: str = setting(DEFAULT_TABLE, query=False)
     region: str | None = setting(None, connection=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -183,6 +184,28 @@ async def test_conversations_that_wait_for_a_slow_model_have_no_task() -> None:
                 conversation(number), config(zone=1), summarizer=model
             ).get_llm_context()
             assert view["conversation_memory"]["summary"] == "u1"
+
+
+async def test_a_conversation_that_waited_is_summarized_in_its_own_context() -> None:
+    whose: ContextVar[str] = ContextVar("whose")
+    model, seen = Model(), dict[str, str]()
+
+    async def summarizer(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        seen[request["turns"][0]["user"]] = whose.get()
+        return await model(request)
+
+    async def talk(backend: Backend, number: int) -> None:
+        whose.set(f"u{number}")
+        memory = backend.memory(conversation(number), config(zone=1), summarizer=summarizer)
+        await added(memory, number, "last")
+
+    async with Backend(MemoryDriver(), max_summaries=1, close_timeout_s=0) as backend:
+        for number in range(3):
+            await asyncio.create_task(talk(backend, number))
+        await until(lambda: model.calls == 1, "the place is taken")
+        model.go.set()
+        await until(lambda: len(seen) == 3, "each is summarized")
+    assert seen == {f"u{number}": f"u{number}" for number in range(3)}
 
 
 @pytest.mark.parametrize("turns_at_once", [40, 1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
+from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -52,7 +53,7 @@ class FairQueue:
         self._free = self._count
         self._at_work: Counter[str] = Counter()
         self._size = 0
-        self._waiting: OrderedDict[str, OrderedDict[Work, None]] = OrderedDict()
+        self._waiting: OrderedDict[str, OrderedDict[Work, Context]] = OrderedDict()
 
     def __len__(self) -> int:
         return self._size
@@ -60,16 +61,21 @@ class FairQueue:
     def __contains__(self, work: Work) -> bool:
         return work in self._waiting.get(work.tenant, ())
 
-    def enter(self, work: Work) -> None:
-        """Start the work as soon as a place is free for its tenant; entering twice changes nothing."""
+    def enter(self, work: Work) -> bool:
+        """Start the work as soon as a place is free for its tenant; returns whether it waits for one.
+
+        Entering twice changes nothing.
+        """
         self._enter_loop()
-        if work not in self:
-            self._waiting.setdefault(work.tenant, OrderedDict())[work] = None
-            self._size += 1
+        if work in self:
+            return True
+        self._waiting.setdefault(work.tenant, OrderedDict())[work] = copy_context()
+        self._size += 1
         self._hand_out()
         if self._size > self._most:
             largest = max(self._waiting.values(), key=len)
             next(reversed(largest)).cancel_plan()
+        return work in self
 
     def take(self, tenant: str) -> bool:
         """Take a place for the rest of the current task, unless none is free or others wait for it."""
@@ -98,14 +104,15 @@ class FairQueue:
     def _hand_out(self) -> None:
         while self._free and (tenant := next(filter(self._has_free, self._waiting), None)) is not None:
             line = self._waiting.pop(tenant)
-            work, _ = line.popitem(last=False)
+            work, context = line.popitem(last=False)
             self._size -= 1
             if line:
                 # Behind every other waiting tenant.
                 self._waiting[tenant] = line
             self._hold(tenant)
-            # Not by the task itself, which may be cancelled before it begins.
-            work.start().add_done_callback(partial(self._give_back, tenant))
+            # In the context in which it was entered, not that of the work that ended. The place is given back
+            # by a callback, because a task may be cancelled before it begins.
+            context.run(work.start).add_done_callback(partial(self._give_back, tenant))
 
     def _has_free(self, tenant: str) -> bool:
         return self._free > (self._reserved if self._at_work[tenant] else 0)

@@ -154,8 +154,7 @@ class PlannedWork:
         plan = self._plan
         if plan is not None:
             queue = self._schedule.calls if plan.summarizes else self._schedule.steps
-            queue.enter(self)
-            if self in queue:
+            if queue.enter(self) and not plan.look:
                 # Other processes may act until then.
                 self._plan = replace(plan, look=True)
 

@@ -60,6 +60,15 @@ async def old(local):
         yield requests
 
 
+@pytest.fixture(scope="session")
+def moto():
+    """A server that answers as DynamoDB does today, by its URL."""
+    from tests.support.moto import moto_server  # noqa: PLC0415 -- takes a second
+
+    with moto_server() as url:
+        yield url
+
+
 @pytest.fixture
 def key() -> Key:
     """A key that no other test uses."""

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import threading
 from unittest import mock
 
 import boto3
 import pytest
 from moto import settings as moto_settings
-from moto.server import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
 
 from stm_backends.drivers.contract import ANY, Key, Record
 from stm_backends.errors import Denied
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
+from tests.support.moto import moto_server
 
 pytestmark = pytest.mark.full
 
@@ -32,10 +30,14 @@ def settings(url, user, **more):
 @pytest.fixture(scope="module")
 def guarded():
     """A DynamoDB with a table, one user who may do all with it, and one who may read it."""
-    server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=False)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    url = f"http://127.0.0.1:{server.server_port}"
+    with moto_server() as url:
+        users = users_of(url)
+        with mock.patch.object(moto_settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0):
+            yield url, users
+
+
+def users_of(url):
+    """Create the two users, and return their keys."""
     anybody = {"aws_access_key_id": "x", "aws_secret_access_key": "x", "region_name": REGION}
     iam = boto3.client("iam", endpoint_url=url, **anybody)
     users = {}
@@ -46,11 +48,7 @@ def guarded():
         iam.put_user_policy(UserName=name, PolicyName="p", PolicyDocument=document)
         users[name] = iam.create_access_key(UserName=name)["AccessKey"]
     iam.close()
-    with mock.patch.object(moto_settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0):
-        yield url, users
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    return users
 
 
 async def opened(url, user, *, create=False, **more):

@@ -44,7 +44,7 @@ def test_a_url_names_a_table_and_settings_follow_as_parameters():
 
 def test_a_table_and_a_place_have_defaults():
     assert DynamoSettings.from_url("dynamodb://?region=eu-west-1").table == "stm_backends"
-    assert open_driver("dynamodb://table").traits.max_entry == 405_504
+    assert open_driver("dynamodb://table").traits.max_entry == 401_408
     assert open_driver(None, table="table", deadline_s=1.0).traits.deadline == 1.0
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import threading
 import time
 
 import boto3
 import pytest
-from moto.server import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
 
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Record
 from stm_backends.errors import OutcomeUnknown, TooLarge, Unavailable
@@ -24,18 +21,6 @@ from tests.support.dynamodb import PRETENDED
 async def fail_next(requests: Requests, status: int, code: str) -> None:
     """Let the request that is being asked fail."""
     requests.script = [(status, code)]
-
-
-@pytest.fixture(scope="module")
-def moto():
-    """A server that answers as DynamoDB does today; it is not atomic unless it does one thing at a time."""
-    server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=False)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 def client_of_boto3(url):
