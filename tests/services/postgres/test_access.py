@@ -1,5 +1,6 @@
 """Which roles may do what, by password and over TLS."""
 
+import asyncio
 import re
 import uuid
 from pathlib import Path
@@ -178,6 +179,18 @@ async def test_a_role_without_the_rights_is_denied(url, schema, driver, role, ri
     with pytest.raises(Denied):
         async with open_backend(as_user(url, name), schema=schema) as backend:
             await backend.driver.append(KEY, b"a", initial_version="initial", ttl=None)
+
+
+@pytest.mark.usefixtures("driver")
+async def test_a_role_with_few_connections_is_refused_no_append(url, schema, role, admin):
+    name = await role("few")
+    await admin.execute(f"ALTER ROLE {name} CONNECTION LIMIT 2")
+    few = await open_at(as_user(url, name), schema=schema, pool_size=10)
+    try:
+        appends = [few.append(KEY, b"a", initial_version="v", ttl=None) for _ in range(20)]
+        assert sorted(await asyncio.gather(*appends)) == list(range(1, 21))
+    finally:
+        await few.close()
 
 
 async def test_a_role_that_may_not_create_is_denied_and_creates_nothing(url, schema, role, admin):
