@@ -2,5 +2,6 @@
 
 `driver` seals what is written and opens what is read. `cipher` is the format, one value at a time. `keys` has
 the protocol of a source of keys and the keys of one process; `data_keys` has keys per tenant or user that are
-stored wrapped, and `wrapping` wraps them. It needs the extra `encryption`.
+stored wrapped, and `wrapping` wraps them. `marks` refuses wrong keys before a write, and `stale` finds keys
+that were erased meanwhile. It needs the extra `encryption`.
 """

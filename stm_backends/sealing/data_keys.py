@@ -43,9 +43,13 @@ _REMEMBERED: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """The data keys of one owner as they were stored under `version`, read at `at` (monotonic seconds)."""
+    """The data keys of one owner as they were stored under `version`, read at `at` (monotonic seconds).
+
+    `asked` is how often this process had asked to read keys again when it read these.
+    """
 
     at: float
+    asked: int
     version: str
     primary: str
     wrapped: dict[str, bytes]
@@ -83,7 +87,7 @@ class EnvelopeKeys:
         self._clock = clock
         self._codec = Codec()
         self._known: Bounded[Owner, _Keys] = Bounded(_REMEMBERED)
-        self._to_reread: set[Owner] = set()
+        self._asked = 0
         # Concurrent calls for an owner ask the store and the key service once.
         self._locks: WeakValueDictionary[Owner, asyncio.Lock] = WeakValueDictionary()
         self._erasures = 0
@@ -134,9 +138,15 @@ class EnvelopeKeys:
             "state of it; give the process the store that has the key"
         )
 
-    def reread(self, owner: Owner) -> None:
-        """Have the next call read the stored keys of an owner, which another process may have erased."""
-        self._to_reread.add(self._holder(owner))
+    async def reread(self, owner: Owner) -> None:
+        """Read the stored keys of an owner, which another process may have erased."""
+        owner = self._holder(owner)
+        self._asked += 1
+        asked = self._asked
+        async with self._alone(owner):
+            keys = self._known.get(owner)
+            if keys is None or keys.asked < asked:
+                await self._load(owner)
 
     async def rotate(self, owner: Owner) -> str:
         """Add a key and make it primary; returns its id. Older values stay readable."""
@@ -240,29 +250,21 @@ class EnvelopeKeys:
 
     def _fresh(self, owner: Owner) -> _Keys | None:
         keys = self._known.get(owner)
-        if keys is None or owner in self._to_reread or self._clock() - keys.at >= self._lifetime_s:
-            return None
-        return keys
+        return keys if keys is not None and self._clock() - keys.at < self._lifetime_s else None
 
     async def _load(self, owner: Owner) -> _Keys | None:
         """Read the keys of an owner, and remember them."""
-        erasures = self._erasures
-        self._to_reread.discard(owner)
-        at = self._clock()
-        try:
-            record = await _stored(self._store.load(data_keys_key(*owner)))
-        except BaseException:
-            self._to_reread.add(owner)
-            raise
+        at, asked, erasures = self._clock(), self._asked, self._erasures
+        record = await _stored(self._store.load(data_keys_key(*owner)))
         before = self._known.pop(owner)
         if record is None or record.body is None:
             return None
-        keys = self._read(record, at)
+        keys = self._read(record, at, asked)
         keys.opened.update({k: v for k, v in before.opened.items() if k in keys.wrapped} if before else {})
         self._remember(owner, keys, erasures)
         return keys
 
-    def _read(self, record: Record, at: float = 0.0) -> _Keys:
+    def _read(self, record: Record, at: float = 0.0, asked: int = 0) -> _Keys:
         content = cast("Any", self._codec.open("keys", record.body or b""))
         try:
             primary = str(content["primary"])
@@ -270,7 +272,7 @@ class EnvelopeKeys:
             _ = wrapped[primary]
         except (KeyError, AttributeError, TypeError, ValueError):
             raise Corrupt("the stored data keys of an owner cannot be read") from None
-        return _Keys(at, record.version, primary, wrapped, {})
+        return _Keys(at, asked, record.version, primary, wrapped, {})
 
     def _remember(self, owner: Owner, keys: _Keys, erasures: int) -> None:
         """Remember keys, unless there were erasures since `erasures` was read."""
@@ -279,14 +281,14 @@ class EnvelopeKeys:
 
     async def _add(self, owner: Owner, before: _Keys | None) -> _Keys | None:
         """Store a new primary key beside those known; `None` if another process has changed them."""
-        at, erasures = self._clock(), self._erasures
+        at, asked, erasures = self._clock(), self._asked, self._erasures
         key = DataKey(secrets.token_hex(8), os.urandom(KEY_BYTES))
         wrapped = await self._wrapping.wrap(key.secret, owner, key.id)
         every = {**(before.wrapped if before else {}), key.id: wrapped}
         version = await self._replace(owner, before, key.id, every)
         if version is None:
             return None
-        keys = _Keys(at, version, key.id, every, {**(before.opened if before else {}), key.id: key})
+        keys = _Keys(at, asked, version, key.id, every, {**(before.opened if before else {}), key.id: key})
         self._remember(owner, keys, erasures)
         return keys
 

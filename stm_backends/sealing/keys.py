@@ -87,8 +87,8 @@ class OpensStore(Protocol):
 class OwnersKeys(Protocol):
     """What a `KeySource` has beside if each owner has keys of its own, which another process may erase."""
 
-    def reread(self, owner: Owner) -> None:
-        """Forget what is remembered: the next `primary` or `key` of `owner` reads the stored keys."""
+    async def reread(self, owner: Owner) -> None:
+        """Read the stored keys of `owner` again; concurrent calls may share a read that began after them."""
         ...
 
 

@@ -104,5 +104,5 @@ class Marks:
             except KeyErased:
                 pass
             # Another process may have erased the user, and with it the key that this one remembers.
-            source.reread(owner)
+            await source.reread(owner)
             return (await source.primary(owner)).id

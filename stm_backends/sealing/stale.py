@@ -94,7 +94,7 @@ class StaleKeys:
         try:
             with located(self._inner.name, operation):
                 owner = Owner(*owner_of(key.scope))
-                self._owners.reread(owner)
+                await self._owners.reread(owner)
                 erased = await self._erased(owner, written)
                 if erased and not await self._sealed_again(key, erased, operation):
                     raise OutcomeUnknown("the record changed each time that it was to be sealed again")

@@ -23,8 +23,10 @@ from stm_backends import (
 )
 from stm_backends.admin.copying import UNOWNED, Copy, Owner
 from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.records.keys import data_keys_key, directory_key, seal_key
 from stm_backends.sealing.wrapping import LocalWrapping
+from stm_backends.testing.workbench.spy import SpyDriver
 
 OLD, NEW = bytes(range(32)), bytes(range(32, 64))
 ADA, NEWCOMER = MemoryKey("acme", "ada", "trip"), MemoryKey("acme", "new", "trip")
@@ -217,6 +219,20 @@ async def test_a_copy_brings_the_mark_and_puts_no_clear_text_beside_it(tmp_path:
     async with open_backend(there, sealing=K1) as backend:
         await add(backend, ADA)
         await add(backend, NEWCOMER)
+
+
+@pytest.mark.parametrize("sealing", [None, K1], ids=["in clear text", "sealed"])
+async def test_a_process_looks_at_the_mark_of_a_tenant_once_a_minute(sealing: Sealing | None) -> None:
+    spy = SpyDriver(MemoryDriver())
+    async with Backend(spy, sealing=sealing) as backend:
+        for user in ("ada", "bob", "eve"):
+            for _ in range(3):
+                await add(backend, MemoryKey("acme", user, "trip"))
+        for number in range(3):
+            await backend.state_store.save_memory_state(f"loose {number}", {})
+        # One for the tenant, and one for what names none.
+        assert spy.count("load", "seal") == 2
+        assert spy.count("replace", "seal") == (0 if sealing is None else 2)
 
 
 # Keys in a store of their own

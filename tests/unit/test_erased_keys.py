@@ -122,7 +122,7 @@ async def test_a_write_whose_answer_was_lost_after_an_erasure_is_readable(operat
 
 async def test_an_append_whose_key_cannot_be_confirmed_is_in_doubt() -> None:
     world = World()
-    (stale, _), (eraser, keys) = await world.process(), await world.process()
+    (stale, stale_keys), (eraser, keys) = await world.process(), await world.process()
     await add(stale, b"old")
     await erase(eraser, keys)
     load = world.spy.load
@@ -133,6 +133,8 @@ async def test_an_append_whose_key_cannot_be_confirmed_is_in_doubt() -> None:
     world.spy.load = down  # type: ignore[method-assign]
     with pytest.raises(OutcomeUnknown, match="data key that was erased"):
         await add(stale, b"new")
+    # What this process remembers still serves conversations that it knows.
+    assert (await stale_keys.primary(ADA)).id
     world.spy.load = load  # type: ignore[method-assign]
     assert await add(stale, b"new") == 2
     assert await world.read() == (None, (b"new", b"new"))
