@@ -13,6 +13,7 @@ import pytest
 from stm_backends.backend import Backend
 from stm_backends.drivers.contract import Key, Record
 from stm_backends.drivers.in_memory import MemoryDriver
+from stm_backends.errors import Unavailable
 from stm_backends.memory.shared import recent
 from stm_backends.memory.shared.queues import FairQueue
 from stm_backends.memory.shared.schedule import MAX_SUMMARIES, STEPS
@@ -184,6 +185,25 @@ async def test_conversations_that_wait_for_a_slow_model_have_no_task() -> None:
                 conversation(number), config(zone=1), summarizer=model
             ).get_llm_context()
             assert view["conversation_memory"]["summary"] == "u1"
+
+
+async def test_closing_drops_what_waits_and_makes_no_further_call() -> None:
+    model = Model()
+    backend = Backend(MemoryDriver(), close_timeout_s=0.1)
+    await backend.open()
+    kept = backend.memory(conversation(50), config(zone=1), summarizer=model)
+    for number in range(51):
+        await added(backend.memory(conversation(number), config(zone=1), summarizer=model), *range(3))
+    await until(lambda: model.calls == MAX_SUMMARIES, "the places are taken")
+    flushing = asyncio.create_task(kept.flush(timeout=60))
+    await asyncio.sleep(0.01)
+    await backend.close()
+    await asyncio.wait({flushing}, timeout=30)
+    gc.collect()
+    assert flushing.done()
+    assert isinstance(flushing.exception(), Unavailable | None)
+    assert (model.calls, len(asyncio.all_tasks())) == (MAX_SUMMARIES, 1)
+    assert len(backend._backgrounds) == 1, "that of the memory object"  # noqa: SLF001
 
 
 async def test_a_conversation_that_waited_is_summarized_in_its_own_context() -> None:
