@@ -7,13 +7,15 @@ import errno
 import random
 import socket
 import ssl
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from stm_backends.drivers.checks import not_open, require_fits
 from stm_backends.drivers.contract import Traits
 from stm_backends.drivers.deadlines import Deadlines
-from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable, located
+from stm_backends.errors import OutcomeUnknown, StmError, StorageError, Unavailable, located
+from stm_backends.handed_in import PASSED
 
 T = TypeVar("T")
 
@@ -89,6 +91,9 @@ _CAUSES: Final = (
 
 _FURTHEST_CAUSE: Final = 10
 
+_UNSENT: Final = frozenset({"connect", "authenticate", "sign"})
+"""Functions of clients that call what their user handed in, such as credentials, before anything is sent."""
+
 
 def with_cause(meaning: Meaning, error: BaseException, *, opening: bool = False) -> Meaning:
     """Return a meaning with the cause of a failed connection in its message, if nothing was done."""
@@ -103,6 +108,24 @@ def with_cause(meaning: Meaning, error: BaseException, *, opening: bool = False)
                 return kind, f"{message} ({one.message})"
         cause = cause and (cause.__cause__ or cause.__context__)
     return meaning
+
+
+def _of_the_client(error: BaseException, work: Callable[..., object]) -> Meaning | None:
+    """Return what an unknown error means; `None` if the package of `work` raised it, which is then a bug.
+
+    Clients call functions that their user handed in, which may raise anything.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    packages = {_package(work.__module__), "stm_backends"}
+    if isinstance(error, StmError) or _package(frames[-1].f_globals.get("__name__", "")) in packages:
+        return None
+    is_unsent = any(frame.f_code.co_name in _UNSENT for frame in frames)
+    kind = Unavailable if is_unsent else OutcomeUnknown
+    return kind, f"the client, or a function that it calls, failed ({type(error).__name__})"
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
 
 
 class ConcurrencyLimit:
@@ -177,11 +200,12 @@ class Edge:
                                 raise
                         await asyncio.sleep(pause)
                     return await work()
-            except StorageError:
+            except (StorageError, asyncio.CancelledError, GeneratorExit, *PASSED):
                 raise
-            except Exception as error:
+            except BaseException as error:
                 late = deadline.expired and isinstance(error, TimeoutError)
-                meaning = _LATE if late else self._meaning(error)
+                known = self._meaning(error) if isinstance(error, Exception) else None
+                meaning = _LATE if late else known or _of_the_client(error, work)
                 if meaning is None:
                     raise
                 kind, message = with_cause(meaning, error, opening=operation == "open")
