@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -40,7 +41,9 @@ from stm_backends.records.limited import LimitedDriver
 from stm_backends.records.limits import Guard, Limits, Whose
 from stm_backends.records.seals import Clear
 from stm_backends.records.state_store import StateStore
-from stm_backends.sealing.keys import Owner, Sealing
+from stm_backends.sealing.data_keys import EnvelopeKeys
+from stm_backends.sealing.guarded import guarded_source
+from stm_backends.sealing.keys import Owner, Sealing, StaticKeys
 from stm_backends.telemetry.denials import ReportingSeals, reporting_denials
 from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
@@ -117,6 +120,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             raise ConfigurationError(f"observer is an Observer, not {type(observer).__name__}")
         observer = guarded(observer)
         observed = observer.driver(driver)
+        sealing = _checked(sealing)
         sealed = _sealed(observed, sealing, observer)
         self._large = inner = LargeEntries(reporting_denials(sealed or observed, observer))
         guard = Guard(limits, backend=driver.name, reached=partial(_limit_reached, observer))
@@ -337,12 +341,20 @@ async def _erase_keys(sealing: Sealing, tenant: str, user: str) -> int:
     return await sealing.keys.erase(Owner(tenant, user))
 
 
-def _sealed(driver: Driver, sealing: Sealing | None, observer: Observer) -> SealedDriver | None:
-    """Return a driver around this one that seals, if asked to. Raises `MissingExtra` without `encryption`."""
+def _checked(sealing: Sealing | None) -> Sealing | None:
+    """Return the sealing with a source of keys that raises errors of this library alone."""
     if sealing is None:
         return None
     if not isinstance(sealing, Sealing):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
         raise ConfigurationError(f"sealing is a Sealing, not {type(sealing).__name__}")
+    ours = isinstance(sealing.keys, (StaticKeys, EnvelopeKeys))
+    return sealing if ours else replace(sealing, keys=guarded_source(sealing.keys))
+
+
+def _sealed(driver: Driver, sealing: Sealing | None, observer: Observer) -> SealedDriver | None:
+    """Return a driver around this one that seals, if asked to. Raises `MissingExtra` without `encryption`."""
+    if sealing is None:
+        return None
     from stm_backends.sealing.driver import SealedDriver  # noqa: PLC0415 -- needs the extra
 
     return SealedDriver(driver, sealing, clear_met=observer.clear_text_met)

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import math
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Protocol, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
-from stm_backends.errors import ConfigurationError
+from stm_backends import handed_in
+from stm_backends.errors import ConfigurationError, Unavailable
 from stm_backends_postgres.settings import PostgresSettings
 
 
@@ -146,12 +147,28 @@ def connect_options(settings: PostgresSettings) -> dict[str, Any]:
     """
     options: dict[str, Any] = {"statement_cache_size": 0} if settings.pgbouncer else {}
     if settings.password is not None:
-        options["password"] = settings.password
+        password = settings.password
+        options["password"] = _guarded(password, settings.deadline_s) if callable(password) else password
     if settings.ssl is not None:
         options["ssl"] = settings.ssl
     elif settings.trusts_system:
         options["ssl"] = ssl.create_default_context()
     return {"dsn": settings.dsn or None, "server_settings": settings.server_settings(), **options}
+
+
+def _guarded(password: Callable[[], object], deadline_s: float) -> Callable[[], Awaitable[str]]:
+    """Return a function for a password that a function supplies, within less time than connecting takes."""
+
+    async def ask() -> str:
+        try:
+            answer = await handed_in.call(password, within=0.4 * deadline_s)
+            if not isinstance(answer, str):
+                raise handed_in.WrongType("it", answer, "a text")
+        except Exception as error:
+            raise Unavailable(f"the function `password` failed ({handed_in.described(error)})") from error
+        return answer
+
+    return ask
 
 
 async def connect(settings: PostgresSettings) -> Connection:

@@ -230,9 +230,13 @@ class _PoolOfNode:
         try:
             await connection.connect()
         except BaseException:
+            await connection.disconnect()
             await self.release(connection)
             raise
         return connection
+
+    async def disconnect(self, inuse_connections: bool = False) -> None:
+        """Do nothing: a connection that fails to log in is not kept."""
 
     async def release(self, connection: AbstractConnection) -> None:
         self._node.release(connection)

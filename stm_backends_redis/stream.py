@@ -20,6 +20,7 @@ from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import InvalidResponse, RedisError
 
 from stm_backends.drivers.bounded import Bounded
+from stm_backends.handed_in import PASSED
 from stm_backends_redis.errors import NotConnected, meaning
 
 Answer: TypeAlias = "asyncio.Future[Any]"
@@ -55,6 +56,10 @@ class Connections(Protocol):
 
     async def release(self, connection: AbstractConnection) -> None:
         """Take a connection back."""
+        ...
+
+    async def disconnect(self, inuse_connections: bool = True) -> None:
+        """Disconnect what is kept; with `inuse_connections=False`, only what is idle."""
         ...
 
 
@@ -174,7 +179,12 @@ class Stream:
                     raise
             self._line = Line(self, connection, transport, self._silence_s)
             self._lines.add(self._line)
-        except Exception as error:  # noqa: BLE001 -- nothing was sent, whatever the error is
+        except (asyncio.CancelledError, *PASSED):
+            raise
+        except BaseException as error:  # noqa: BLE001 -- nothing was sent, whatever the error is
+            if meaning(error) is None:
+                # The client keeps a connection that did not log in because its source of credentials failed.
+                await self._pool.disconnect(inuse_connections=False)
             for _, answer, _ in self._queue:
                 if not answer.done():
                     answer.set_exception(_not_connected(error))
@@ -349,7 +359,7 @@ async def _transport(connection: AbstractConnection) -> asyncio.Transport:
     raise ConnectionLost("the server sent data before the first command")
 
 
-def _not_connected(error: Exception) -> Exception:
+def _not_connected(error: BaseException) -> BaseException:
     """Return the error of a command that was not sent, because there was no connection."""
     if meaning(error) is None:
         return error

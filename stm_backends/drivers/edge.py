@@ -6,6 +6,7 @@ import asyncio
 import errno
 import socket
 import ssl
+import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -13,7 +14,15 @@ from stm_backends.drivers.checks import not_open, require_fits
 from stm_backends.drivers.contract import Traits
 from stm_backends.drivers.deadlines import Deadlines
 from stm_backends.drivers.home import OF_ANOTHER_LOOP, Home
-from stm_backends.errors import ConfigurationError, OutcomeUnknown, StorageError, Unavailable, located
+from stm_backends.errors import (
+    ConfigurationError,
+    OutcomeUnknown,
+    StmError,
+    StorageError,
+    Unavailable,
+    located,
+)
+from stm_backends.handed_in import PASSED
 from stm_backends.races import pause
 
 T = TypeVar("T")
@@ -103,6 +112,8 @@ _FURTHEST_CAUSE: Final = 10
 
 _OTHER_LOOP: Final = ("Event loop is closed", "different loop", "different event loop")
 """Words of the `RuntimeError` that asyncio and clients raise for what belongs to another event loop."""
+_UNSENT: Final = frozenset({"connect", "authenticate", "sign"})
+"""Functions of clients that call what their user handed in, such as credentials, before anything is sent."""
 
 
 def with_cause(meaning: Meaning, error: BaseException, *, opening: bool = False) -> Meaning:
@@ -133,6 +144,22 @@ def _is_of_another_loop(error: BaseException) -> bool:
         isinstance(cause, RuntimeError) and any(words in str(cause) for words in _OTHER_LOOP)
         for cause in _causes(error)
     )
+def _of_the_client(error: BaseException, work: Callable[..., object]) -> Meaning | None:
+    """Return what an unknown error means; `None` if the package of `work` raised it, which is then a bug.
+
+    Clients call functions that their user handed in, which may raise anything.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    packages = {_package(work.__module__), "stm_backends"}
+    if isinstance(error, StmError) or _package(frames[-1].f_globals.get("__name__", "")) in packages:
+        return None
+    is_unsent = any(frame.f_code.co_name in _UNSENT for frame in frames)
+    kind = Unavailable if is_unsent else OutcomeUnknown
+    return kind, f"the client, or a function that it calls, failed ({type(error).__name__})"
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
 
 
 class ConcurrencyLimit:
@@ -216,15 +243,16 @@ class Edge:
                                 raise
                         await asyncio.sleep(seconds)
                     return await work()
-            except StorageError:
+            except (StorageError, asyncio.CancelledError, GeneratorExit, *PASSED):
                 raise
-            except Exception as error:
+            except BaseException as error:
                 late = deadline.expired and isinstance(error, TimeoutError)
-                meaning = _LATE if late else self._meaning(error)
                 if _is_of_another_loop(error):
                     if operation in _READS:
                         raise ConfigurationError(OF_ANOTHER_LOOP) from error
                     raise OutcomeUnknown(OF_ANOTHER_LOOP) from error
+                known = self._meaning(error) if isinstance(error, Exception) else None
+                meaning = _LATE if late else known or _of_the_client(error, work)
                 if meaning is None:
                     raise
                 kind, message = with_cause(meaning, error, opening=operation == "open")

@@ -30,6 +30,7 @@ from stm_backends.races import Lost, contend
 from stm_backends.records import confirming, ledger, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.keys import data_keys_key, data_keys_scope, erased_data_key
+from stm_backends.sealing.guarded import guarded_wrapping
 from stm_backends.sealing.keys import KEY_BYTES, DataKey, Owner
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class EnvelopeKeys:
         if per not in ("user", "tenant"):
             raise ConfigurationError("per is 'user' or 'tenant'")
         self._store = store
-        self._wrapping = wrapping
+        self._wrapping = guarded_wrapping(wrapping)
         self._per_user = per == "user"
         self._lifetime_s = lifetime_s
         self._owns_store = owns_store

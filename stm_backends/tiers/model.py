@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final, cast
 
+from stm_backends import handed_in
 from stm_backends.errors import ConfigurationError
+
+ANSWER_S: Final = 120.0
+"""How many seconds a model may take to answer."""
 
 _SUMMARIZE: Final = """\
 You keep the memory of an agent. Write one short summary of the entries below. Keep every key fact, \
@@ -61,14 +65,14 @@ async def ask(provider: Any, prompt: str) -> str:
 
     The provider has `generate(messages=...)` or is called with the messages. It answers a text, or an object
     with `content` or `text`, at once or awaitable. A list of blocks with `text` is a text, too. Raises what
-    the provider raises, and `ConfigurationError` for any other provider or answer.
+    the provider raises (`Misbehaved` for what is no `Exception`), `TimeoutError` after `ANSWER_S`, and
+    `ConfigurationError` for any other provider or answer.
     """
     require_provider(provider)
     messages = [{"role": "user", "content": prompt}]
     generate = getattr(provider, "generate", None)
-    answer = generate(messages=messages) if callable(generate) else provider(messages)
-    if inspect.isawaitable(answer):
-        answer = await answer
+    asked = partial(generate, messages=messages) if callable(generate) else partial(provider, messages)
+    answer = await handed_in.call(asked, within=ANSWER_S)
     found = _text_in(answer)
     if found is None:
         raise ConfigurationError(f"llm_provider answered {type(answer).__name__}, which has no text")

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -203,6 +204,30 @@ async def test_an_error_of_ours_and_a_mistake_pass_as_they_are(edge: Edge) -> No
     assert caught.value is ours
     with pytest.raises(ZeroDivisionError):
         await edge.run("append", lambda: fail(ZeroDivisionError()))
+
+
+class PanicException(BaseException):
+    """As an extension in Rust raises it."""
+
+
+@pytest.mark.parametrize("error", [LookupError, PanicException])
+@pytest.mark.parametrize(("method", "kind"), [("connect", Unavailable), ("execute", OutcomeUnknown)])
+async def test_what_a_function_within_the_client_raises_is_typed_and_not_quoted(
+    edge: Edge, error: type[BaseException], method: str, kind: type[StorageError]
+) -> None:
+    client: dict[str, Any] = {"__name__": "client_library.connections"}
+    program = f"async def {method}(function):\n    function()"
+    exec(program, client)  # noqa: S102 -- a module of another package
+    with pytest.raises(kind, match=f"a function that it calls, failed .{error.__name__}") as caught:
+        await edge.run("append", lambda: client[method](_raising(error("pin 4711"))))
+    assert "4711" not in str(caught.value)
+
+
+def _raising(error: BaseException) -> Any:
+    """Return a function of another package that raises this."""
+    module: dict[str, Any] = {"__name__": "program", "error": error}
+    exec("def credentials():\n    raise error", module)  # noqa: S102 -- a module of another package
+    return module["credentials"]
 
 
 async def test_an_error_of_ours_without_a_place_gets_it(edge: Edge) -> None:

@@ -1,6 +1,7 @@
 """Which roles may do what, by password and over TLS."""
 
 import asyncio
+import gc
 import re
 import uuid
 from pathlib import Path
@@ -57,6 +58,53 @@ async def test_a_password_lets_in_however_it_is_given(primary, way):
     assert await driver.replace(KEY, b"a", version="v1", expect=ANY, ttl=None) is True
     assert "hunter2" not in repr(driver)
     await driver.close()
+
+
+class PanicException(BaseException):
+    """As an extension in Rust raises it."""
+
+
+def fails(error):
+    def password():
+        raise error(WRONG)
+
+    return password
+
+
+async def never():
+    await asyncio.sleep(3600)
+
+
+PASSWORDS = {
+    "raises": (fails(LookupError), "LookupError"),
+    "panics": (fails(PanicException), "raised PanicException"),
+    "is cancelled": (fails(asyncio.CancelledError), "cancelled from within"),
+    "hangs": (never, "TimeoutError"),
+    "nothing": (lambda: None, "it returned NoneType, not a text"),
+    "bytes": (WRONG.encode, "it returned bytes, not a text"),
+}
+
+
+@pytest.mark.parametrize(("password", "named"), PASSWORDS.values(), ids=PASSWORDS.keys())
+async def test_a_function_for_the_password_that_fails_is_named(primary, password, named, caplog):
+    with pytest.raises(Unavailable, match=rf"the function `password` failed .*{named}") as caught:
+        await open_at(app(primary), password=password, deadline_s=2.0)
+    assert WRONG not in str(caught.value)
+    gc.collect()
+    assert WRONG not in caplog.text
+
+
+async def test_a_pool_whose_function_fails_is_unavailable(primary):
+    answers = [SECRET]
+    pool = await asyncpg.create_pool(app(primary), password=lambda: answers[0], min_size=0)
+    backend = open_backend("postgres", client=pool, create=True)
+    await backend.open()
+    await pool.expire_connections()
+    answers.clear()
+    with pytest.raises(Unavailable, match="IndexError"):
+        await backend.driver.append(KEY, b"a", initial_version="v", ttl=None)
+    await backend.close()
+    await pool.close()
 
 
 @pytest.mark.parametrize("password", [WRONG, None], ids=["wrong", "none"])

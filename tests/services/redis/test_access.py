@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from urllib.parse import urlsplit
 
 import pytest
 from redis.asyncio import Redis
+from redis.credentials import CredentialProvider
 
 from stm_backends import open_backend
 from stm_backends.drivers.contract import Key
 from stm_backends.errors import ConfigurationError, Denied, OutcomeUnknown, Unavailable
 from stm_backends.testing import open_at
 from stm_backends.testing.faults import Proxy
+from stm_backends_redis import RedisDriver
 from tests.services.redis.conftest import PERMISSIONS, README, login
 from tests.services.redis.test_errors import KEY, refused
 from tests.support.redis_server import RedisServer
@@ -192,3 +195,38 @@ async def test_paused_runs_need_the_pattern_that_the_readme_names(server):
         with pytest.raises(Denied, match="this user"):
             await backend.state_store.save_planner_state("of the tenant `default`", {"step": 1})
         assert await backend.state_store.load_planner_state("of the tenant `default`") is None
+
+
+class Broken(CredentialProvider):
+    """A source of credentials that fails for a while."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error: BaseException | None = error
+
+    def get_credentials(self) -> tuple[str]:
+        if self.error is not None:
+            raise self.error
+        return ("right",)
+
+
+class PanicException(BaseException):
+    """As an extension in Rust raises it."""
+
+
+@pytest.mark.parametrize("connections", [None, 2], ids=["shared", "one by one"])
+@pytest.mark.parametrize("error", [LookupError, PanicException])
+async def test_credentials_that_fail_are_unavailable_and_not_quoted(start, caplog, error, connections):
+    server = start()
+    server.ask("CONFIG", "SET", "requirepass", "right")
+    provider = Broken(error("hunter2"))
+    given = {"credential_provider": provider, "max_connections": connections}
+    async with Redis(port=server.port, **given) as client:
+        driver = RedisDriver(client=client)
+        with pytest.raises(Unavailable, match=error.__name__) as caught:
+            await driver.append(KEY, b"a", initial_version="v", ttl=60)
+        assert "hunter2" not in str(caught.value)
+        provider.error = None
+        assert await driver.append(KEY, b"a", initial_version="v", ttl=60) == 1
+        await driver.close()
+    gc.collect()
+    assert "hunter2" not in caplog.text

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from stm_backends.errors import ConfigurationError
+from stm_backends.errors import ConfigurationError, Unavailable
+from stm_backends.handed_in import Misbehaved
 from stm_backends.tiers import MemoryManager, MemoryTier
+from stm_backends.tiers.embedding import embed
+from stm_backends.tiers.model import ask
+from tests.support import clock
 
 
 @pytest.mark.parametrize(
@@ -34,11 +39,50 @@ async def test_an_embedder_that_is_not_asynchronous_is_refused_by_name() -> None
         await memory.remember("k", "a text", tier=MemoryTier.LONG_TERM)
 
 
-async def test_an_error_of_an_embedder_is_raised_unchanged() -> None:
+class PanicException(BaseException):
+    """As an extension in Rust raises it."""
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (ValueError, "ValueError"),
+        (PanicException, "raised PanicException"),
+        (asyncio.CancelledError, "cancelled from within"),
+    ],
+)
+async def test_an_embedder_that_fails_is_unavailable(error: type[BaseException], named: str) -> None:
     async def embedder(texts: list[str]) -> Any:
-        raise ValueError("the endpoint refused the text")
+        raise error("the endpoint refused the text")
 
     memory = MemoryManager(embedder=embedder)
-    with pytest.raises(ValueError, match="the endpoint refused the text") as raised:
+    with pytest.raises(Unavailable, match=f"the embedder failed .*{named}") as raised:
         await memory.remember("k", "a text", tier=MemoryTier.LONG_TERM)
-    assert type(raised.value) is ValueError
+    assert "refused" not in str(raised.value)
+
+
+@clock.virtually
+async def test_an_embedder_or_a_model_that_hangs_is_given_up() -> None:
+    async def hangs(_: object) -> Any:
+        await asyncio.sleep(1e6)
+
+    with pytest.raises(Unavailable, match=r"the embedder failed .TimeoutError"):
+        await embed(hangs, ["a text"])
+    with pytest.raises(TimeoutError):
+        await ask(hangs, "a prompt")
+
+
+async def test_a_panic_of_a_model_is_an_exception() -> None:
+    def panics(_: object) -> Any:
+        raise PanicException
+
+    with pytest.raises(Misbehaved, match="raised PanicException"):
+        await ask(panics, "a prompt")
+
+
+async def test_vectors_of_one_answer_have_one_length() -> None:
+    async def embedder(texts: list[str]) -> Any:
+        return [[1.0] * length for length, _ in enumerate(texts, 1)]
+
+    with pytest.raises(ConfigurationError, match="vectors of one length"):
+        await embed(embedder, ["one", "two"])

@@ -1,0 +1,74 @@
+"""Sources of keys and wrappings that users write: each failure is an outage, and each answer is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+from stm_backends import handed_in
+from stm_backends.errors import StmError, Unavailable
+from stm_backends.sealing.keys import KEY_BYTES, DataKey, KeySource
+
+if TYPE_CHECKING:
+    from stm_backends.sealing.wrapping import Wrapping
+
+ANSWER_S: Final = 60.0
+"""How many seconds a method may take."""
+
+_Check = Callable[[Any], bool]
+
+
+def _is_key(found: object) -> bool:
+    return isinstance(found, DataKey) and len(found.secret) == KEY_BYTES
+
+
+_SOURCE: Final[dict[str, tuple[_Check, str]]] = {
+    "primary": (_is_key, f"a DataKey of {KEY_BYTES} bytes"),
+    "key": (_is_key, f"a DataKey of {KEY_BYTES} bytes"),
+    "rewrap": (lambda found: isinstance(found, int), "a number"),
+    "erase": (lambda found: isinstance(found, int), "a number"),
+}
+_WRAPPING: Final[dict[str, tuple[_Check, str]]] = {
+    "wrap": (lambda found: isinstance(found, bytes) and bool(found), "bytes"),
+    "unwrap": (lambda found: isinstance(found, bytes) and len(found) == KEY_BYTES, f"{KEY_BYTES} bytes"),
+}
+
+
+def guarded_source(keys: KeySource) -> KeySource:
+    """Return a source of keys whose methods raise errors of this library alone.
+
+    A method raises `Unavailable` if the user's raises anything else, takes longer than `ANSWER_S`, or returns
+    what it must not.
+    """
+    return _guarded(keys, _SOURCE)
+
+
+def guarded_wrapping(wrapping: Wrapping) -> Wrapping:
+    """Return a wrapping whose methods raise errors of this library alone; see `guarded_source`."""
+    return _guarded(wrapping, _WRAPPING)
+
+
+def _guarded(given: Any, checks: dict[str, tuple[_Check, str]]) -> Any:
+    # With all that it has beside, such as `open` and `close`.
+    guarded = SimpleNamespace(
+        **{name: getattr(given, name) for name in dir(given) if not name.startswith("_")}
+    )
+    for name, (is_right, expected) in checks.items():
+        setattr(guarded, name, partial(_call, getattr(given, name), name, is_right, expected))
+    return guarded
+
+
+async def _call(
+    method: Callable[..., Awaitable[object]], name: str, is_right: _Check, expected: str, *args: object
+) -> object:
+    try:
+        found = await handed_in.call(method, *args, within=ANSWER_S)
+        if not is_right(found):
+            raise handed_in.WrongType("it", found, expected)
+    except StmError:
+        raise
+    except Exception as error:
+        raise Unavailable(f"`{name}` of the keys failed ({handed_in.described(error)})") from error
+    return found
