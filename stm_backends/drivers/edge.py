@@ -144,6 +144,8 @@ def _is_of_another_loop(error: BaseException) -> bool:
         isinstance(cause, RuntimeError) and any(words in str(cause) for words in _OTHER_LOOP)
         for cause in _causes(error)
     )
+
+
 def _of_the_client(error: BaseException, work: Callable[..., object]) -> Meaning | None:
     """Return what an unknown error means; `None` if the package of `work` raised it, which is then a bug.
 
