@@ -36,7 +36,10 @@ from stm_backends.tiers.graph import (
     VertexNotFound,
     same_properties,
 )
+from stm_backends.tiers.heads import Heads
 from stm_backends.tiers.index import Index
+from stm_backends.tiers.relevance import Head
+from stm_backends.tiers.stored import LABEL, head_of
 from stm_backends.tiers.tails import Tails
 from stm_backends.tiers.vertices import Stored
 
@@ -51,7 +54,9 @@ AT_ONCE: Final = 64
 
 
 class BackendGraph:
-    """The graph of one owner, a tenant and a user, on a backend. Implements `SearchableGraph`.
+    """The graph of one owner, a tenant and a user, on a backend.
+
+    Implements `SearchableGraph` and `RankedGraph`.
 
     Reads and writes nothing when it is made. The backend must be open, and stays open. `clock` returns the
     time of creation of vertices.
@@ -79,6 +84,7 @@ class BackendGraph:
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._index = Index(self._driver, self._codec, self._directory, self._owner)
         self._tails = Tails(self._driver, self._folded)
+        self._heads = Heads(self._driver, self._codec, self._directory, self._owner)
 
     # Vertices
 
@@ -129,6 +135,22 @@ class BackendGraph:
                 where = Key(self._scope, name)
                 await operations.retried(lambda where=where: operations.erase(self._driver, where))
         await self._directory.forget_if_unused(*self._owner)
+
+    async def list_heads(self) -> dict[str, Head]:
+        """Return what ranks the memories; see `RankedGraph`.
+
+        Loads one record and lists the names of the vertices. Only vertices without a head are loaded, and get
+        one.
+        """
+        # In this order: a vertex without a head was stored in between, or by an older version.
+        known = await self._heads.read()
+        names = [one async for one in operations.names_of(self._driver, self._scope, keys.VERTICES)]
+        new = await self._each([Key(self._scope, one) for one in names if one not in known])
+        heads = {stored.id: _head_of(stored) for stored in new if stored.label is not None}
+        gone = known.keys() - {*names}
+        await self._heads.note(heads, gone=[known[one][0] for one in gone])
+        listed = [known[one] for one in names if one in known]
+        return {id_: head for id_, head in (*listed, *heads.items()) if head is not None}
 
     # Searching
 
@@ -341,12 +363,18 @@ class BackendGraph:
     ) -> Properties | None:
         # Calls of this process wait for each other instead of losing races against each other.
         async with self._changing.setdefault(vertex_id, asyncio.Lock()):
-            return await self._change_alone(vertex_id, decide, again=again)
+            left = await self._change_alone(vertex_id, decide, again=again)
+            if left is None:
+                return None
+            head = _head_of(left)
+            if head is not None or self._heads.has(vertex_id):
+                await self._heads.note({vertex_id: head})
+            return left.properties
 
     async def _change_alone(
         self, vertex_id: str, decide: Callable[[Stored], Stored | None], *, again: bool
-    ) -> Properties | None:
-        """Write what `decide` makes of the vertex as it is stored now; returns the properties then stored.
+    ) -> Stored | None:
+        """Write what `decide` makes of the vertex as it is stored now; returns what is then stored.
 
         What was added to the index for an attempt that lost its race is removed again. With `again`, the
         vertex is indexed and written even if nothing changes.
@@ -366,7 +394,7 @@ class BackendGraph:
                         return None
                 else:
                     if not again and vertices.same(stored, wanted):
-                        return stored.properties
+                        return stored
                     vertices.require_properties(wanted.properties)
                     self._require_within_limits(stored, wanted)
                     wanted = replace(wanted, id=vertex_id, properties=copy.deepcopy(wanted.properties))
@@ -375,7 +403,7 @@ class BackendGraph:
                     if await self._replaced(where, stored, new):
                         if stored.stamp not in ("", new.stamp):
                             await self._index.drop({stored.stamp: postings.terms_of(stored.properties)})
-                        return new.properties
+                        return new
                     used = ""
                 await asyncio.sleep(random.uniform(0, 0.001 * 2 ** min(attempt, 7)))
             raise Unavailable("a vertex kept changing", backend=self._driver.name, operation="replace")
@@ -469,6 +497,10 @@ async def _settled(write: Callable[[], Awaitable[bool]], again: Callable[[], Awa
         if await operations.retried(again, after=unknown):
             return True
         raise
+
+
+def _head_of(stored: Stored) -> Head | None:
+    return head_of(stored.properties) if stored.label == LABEL else None
 
 
 def _found(stored: Stored) -> Stored:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from stm_backends.errors import ConfigurationError
@@ -31,7 +31,7 @@ async def embed(embedder: Embedder, contents: Iterable[Any]) -> list[list[float]
     return vectors
 
 
-def vector_in(properties: dict[str, Any]) -> list[float] | None:
+def vector_in(properties: Mapping[str, Any]) -> list[float] | None:
     """Return the vector stored with an entry, unless it belongs to an earlier content."""
     stored = properties.get("vector")
     if not isinstance(stored, dict):
