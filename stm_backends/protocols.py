@@ -14,9 +14,10 @@ from stm_backends.types import ConversationTurn, MemoryHealth
 class Summarizer(Protocol):
     """Fold turns into a summary.
 
-    Called with `{"previous_summary": str, "turns": [{"user", "assistant", "trajectory_digest"?}]}`,
-    oldest turn first. Returns `{"summary": str}`, which replaces the previous summary. An exception, a blank
-    summary or any other result is a failed attempt and changes nothing.
+    Called with `{"previous_summary": str, "turns": [...]}`, oldest turn first; a turn is `{"user",
+    "assistant", "trajectory_digest"?, "artifacts_shown"?}`. Returns `{"summary": str}`, which replaces the
+    previous summary. An exception, a blank summary or any other result is a failed attempt and changes
+    nothing.
     """
 
     def __call__(self, request: Mapping[str, Any], /) -> Awaitable[Mapping[str, Any]]: ...
@@ -75,9 +76,11 @@ class ShortTermMemorySerializable(Protocol):
 
 @runtime_checkable
 class ShortTermMemoryArtifacts(Protocol):
-    """A memory that can produce artifacts hidden from the model."""
+    """A memory that returns the artifacts of its turns."""
 
-    def get_artifact(self, ref: str) -> Any | None: ...
+    def get_artifact(self, ref: str) -> Any | None:
+        """Return what the newest retained turn has under this name in `artifacts_shown`, or `None`."""
+        ...
 
 
 @runtime_checkable

@@ -52,7 +52,7 @@ class ConversationTurn:
     """One exchange: the user's message, the assistant's response, and the tool use in between.
 
     `ts` is the time of completion in seconds since the epoch; if it is 0, a shared memory stores the current
-    time. `artifacts_shown` is JSON.
+    time. `artifacts_shown` is JSON that the model is shown, by name.
     """
 
     user_message: str
@@ -224,7 +224,8 @@ def as_turn(turn: object) -> ConversationTurn:
     """Return a copy of any object with the fields of a `ConversationTurn`.
 
     Raises `InvalidState`, with the field's path, for values that could not be read back: texts and references
-    must be strings and `ts` a number. The content of `artifacts_shown` is checked when it is stored.
+    must be strings and `ts` a number. The content of `artifacts_shown` is checked when it is stored. A `ts`
+    in milliseconds or smaller units is converted to seconds; a negative one and NaN are unknown times (0).
     """
     if type(turn) is ConversationTurn:
         # The same copy in fewer steps, because nearly every turn is one.
@@ -249,7 +250,7 @@ def as_turn(turn: object) -> ConversationTurn:
         raise InvalidState(f"turn.artifacts_shown is {type(copy.artifacts_shown).__name__}, not a dict")
     if type(copy.artifacts_hidden_refs) is not list or copy.artifacts_hidden_refs:
         _require_texts(copy.artifacts_hidden_refs, "turn.artifacts_hidden_refs")
-    if type(copy.ts) is not float or math.isinf(copy.ts):
+    if type(copy.ts) is not float or not 0 <= copy.ts < _MILLISECONDS:
         copy.ts = _as_time(copy.ts)
     return copy
 
@@ -279,16 +280,35 @@ def _as_digest(source: object) -> TrajectoryDigest:
     return digest
 
 
+AHEAD_S: Final = 86_400.0
+"""A time further in the future than this many seconds is no time of a turn."""
+
+_MILLISECONDS: Final = 1e11
+"""From here on a time is not in seconds: that would be after the year 5000."""
+
+
+def seconds_of(time: float) -> float:
+    """Return a time of unknown quality in seconds since the epoch, and 0 for an unknown one.
+
+    Milliseconds, microseconds and nanoseconds are recognized by their size. Unknown are NaN, infinity,
+    negative times and those beyond. So no time keeps a conversation from ever being old.
+    """
+    for scale in (1.0, 1e3, 1e6, 1e9):
+        if 0 <= time / scale < _MILLISECONDS:
+            return time / scale
+    return 0.0
+
+
 def _as_time(ts: object) -> float:
-    """Return a time as a float; infinity is rejected, and NaN means unknown."""
-    if not isinstance(ts, (str, bytes, bytearray)):
+    """Return a time in seconds; infinity and what is beyond nanoseconds are rejected."""
+    if not isinstance(ts, (str, bytes, bytearray, bool)):
         try:
-            seconds = float(cast("Any", ts))
+            time = float(cast("Any", ts))
         except (TypeError, ValueError, OverflowError):
-            seconds = math.inf
-        if not math.isinf(seconds):
-            return seconds
-    raise InvalidState(f"turn.ts is {type(ts).__name__}, not a number of seconds that a float holds")
+            time = math.inf
+        if not time >= _MILLISECONDS or seconds_of(time):
+            return seconds_of(time)
+    raise InvalidState(f"turn.ts is {type(ts).__name__}, not a number of seconds since 1970")
 
 
 def _require_text(value: object, path: str) -> None:

@@ -30,15 +30,13 @@ from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.records.large.driver import ORPHANED_S
 from stm_backends.records.large.pointers import id_in, time_of
+from stm_backends.types import AHEAD_S
 
 STEP: Final = 500
 """How many expired records one call of a driver removes."""
 
 EARLIEST: Final = 946_684_800.0
 """The first second of the year 2000. An earlier time, such as 0, is no time of a turn."""
-
-AHEAD_S: Final = 86_400.0
-"""A time further in the future than this many seconds is no time of a turn."""
 
 EMPTIED: Final = "purged_at"
 """The field of a body that says when a purge emptied its record, in epoch seconds."""

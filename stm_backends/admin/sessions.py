@@ -456,11 +456,15 @@ def _parse(document: Mapping[str, Any]) -> _Session:
         path = f"turns[{index}]"
         require_json(turn, path)
         try:
-            load_turn(turn)
+            ts = load_turn(turn).ts
         except ValueError:
             # The cause may quote the conversation.
             raise InvalidState(f"{path} is not a turn: a field is of another type") from None
         content = cast("Mapping[str, Any]", turn)
+        if (given := content.get("ts")) and not ts:
+            raise InvalidState(f"{path}.ts is not a time in seconds since 1970")
+        if given != ts and ts:
+            content = {**content, "ts": ts}
         turn_id = content.get("turn_id")
         if not isinstance(turn_id, str):
             raise InvalidState(f"{path} has no turn_id")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,6 +42,8 @@ class Exchange:
         tools: Iterable[ToolStep] = (),
         reasoning: str | None = None,
         turn_id: str | None = None,
+        artifacts_shown: Mapping[str, Any] | None = None,
+        artifacts_hidden_refs: Iterable[str] = (),
     ) -> None:
         """Record the turn to store when the block ends without an exception; the last call counts.
 
@@ -49,7 +51,14 @@ class Exchange:
         The other arguments are those of `build_turn`. Raises `InvalidState` for values that are not text.
         """
         self._require_open("the turn would not be stored")
-        turn = build_turn(query, answer, tools, reasoning=reasoning)
+        turn = build_turn(
+            query,
+            answer,
+            tools,
+            reasoning=reasoning,
+            artifacts_shown=artifacts_shown,
+            artifacts_hidden_refs=artifacts_hidden_refs,
+        )
         self.recorded = StoredTurn(as_turn_id(turn_id), as_turn(turn))
 
     def end_session(self) -> None:

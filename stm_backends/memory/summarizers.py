@@ -1,4 +1,4 @@
-"""A summarizer without a model: it keeps requests, facts and tool results, and drops the rest.
+"""A summarizer without a model: it keeps requests, facts, tool results and open questions; it drops the rest.
 
 ```
 <session_summary>
@@ -9,6 +9,9 @@ User: I want a table for 2 on Friday.
 <tools_used>
 - ReserveRestaurant: confirmed
 </tools_used>
+<pending>
+- Assistant asked: Under which name?
+</pending>
 </session_summary>
 ```
 """
@@ -42,7 +45,7 @@ _TOOLS_READ: Final = 1_000
 """How many characters of the tools' results are read, how many lines for each tool, and how many tools of a
 turn; each time the newest."""
 
-_TAG = re.compile(r"<(/?)(session_summary|key_facts|tools_used)>", re.IGNORECASE)
+_TAG = re.compile(r"<(/?)(session_summary|key_facts|tools_used|pending)>", re.IGNORECASE)
 _OTHER_TAG = re.compile(r"<(/?)([A-Za-z_]+)>")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[^a-z\s])|(?<=[\u3002\uff01\uff1f])|[\r\n]+")
 _NUMBER = re.compile(r"\d")
@@ -65,14 +68,20 @@ _PLEASANTRY = re.compile(
 )
 
 
+_OFFER = re.compile(r"\b(?:any|some)thing else\b|\b(?:help|assist) (?:you|with)\b", re.IGNORECASE)
+
+_ASKED: Final = "Assistant asked: "
+"""What begins the lines of `pending` that the user's next message settles."""
+
+
 class ExtractiveSummarizer:
     """Fold turns into a summary without a model: deterministic, well-formed and within `max_tokens`.
 
     The content of the previous summary, which may be any text, is kept. Of each turn it keeps the user's
-    requests, sentences with numbers, names and decisions, and the last use of each tool. Equal facts are kept
-    once. To fit the budget, lines are shortened and then dropped, oldest first. The cost is linear in the
-    text. If not even one short line fits `max_tokens`, that line is the result, because a blank summary would
-    be a failure.
+    requests, sentences with numbers, names and decisions, and the last use of each tool. Questions that the
+    last turn leaves open are pending. Equal facts are kept once. To fit the budget, lines are shortened and
+    then dropped, oldest first. The cost is linear in the text. If not even one short line fits `max_tokens`,
+    that line is the result, because a blank summary would be a failure.
     """
 
     def __init__(self, *, max_tokens: int = 1000, token_estimator: TokenEstimator | None = None) -> None:
@@ -124,6 +133,7 @@ class _Notes:
     prose: list[str] = field(default_factory=list[str])
     facts: dict[str, str] = field(default_factory=dict[str, str])
     tools: dict[str, str] = field(default_factory=dict[str, str])
+    pending: list[str] = field(default_factory=list[str])
 
     def add_prose(self, text: str) -> None:
         if line := _line(text):
@@ -142,20 +152,30 @@ class _Notes:
             older = self.tools.pop(name, "")
             self.tools[name] = _line(text) or older
 
+    def add_pending(self, text: str) -> None:
+        """Add what is open, once."""
+        if (line := _line(text)) and line not in self.pending:
+            self.pending.append(line)
+
+    def settle(self, beginning: str) -> None:
+        """Remove what is open and begins so."""
+        self.pending = [line for line in self.pending if not line.startswith(beginning)]
+
     def sections(self) -> dict[str, list[str]]:
         return {
             "prose": self.prose,
             "key_facts": list(self.facts.values()),
             "tools_used": [f"{name}: {text}" if text else name for name, text in self.tools.items()],
+            "pending": self.pending,
         }
 
     def reductions(self) -> list[_Reduction]:
         """Return the reductions in order: every line shortened, then all but one dropped.
 
         The oldest first. Prose ages twice as fast as facts do, so that there are about twice as many
-        facts in the end; there are few tools, and they age in between.
+        facts in the end; there are few tools, and they age in between. What is open is kept longest.
         """
-        pace = {"prose": 2.0, "tools_used": 1.5, "key_facts": 1.0}
+        pace = {"prose": 2.0, "tools_used": 1.5, "key_facts": 1.0, "pending": 0.5}
         ages = sorted(
             (-pace[section] * (len(lines) - index), section, index)
             for section, lines in self.sections().items()
@@ -172,7 +192,7 @@ class _Notes:
             lines = sections[step.section]
             lines[step.index] = None if step.drop else _cut(lines[step.index] or "", _SHORT)
         summary = ["<session_summary>", *filter(None, sections["prose"])]
-        for tag in ("key_facts", "tools_used"):
+        for tag in ("key_facts", "tools_used", "pending"):
             if kept := [f"- {line}" for line in sections[tag] if line]:
                 summary += [f"<{tag}>", *kept, f"</{tag}>"]
         return "\n".join([*summary, "</session_summary>"])
@@ -197,11 +217,16 @@ def _parse(summary: str) -> _Notes:
 
 
 def _note_line(notes: _Notes, section: str, line: str) -> None:
+    if line == "\u2026":
+        # What a budget left out before.
+        return
     if section == "tools_used":
         tool, _, text = line.removeprefix("- ").partition(":")
         notes.add_tool(tool, text)
     elif section == "key_facts":
         notes.add_fact(line.removeprefix("- "))
+    elif section == "pending":
+        notes.add_pending(line.removeprefix("- "))
     elif _OTHER_TAG.sub("", line).strip():
         notes.add_prose(line)
     else:
@@ -222,6 +247,11 @@ def _note_turn(notes: _Notes, turn: Mapping[str, Any]) -> None:
     digest = turn.get("trajectory_digest")
     if isinstance(digest, Mapping):
         _note_tools(notes, cast("Mapping[str, Any]", digest))
+    if user:
+        notes.settle(_ASKED)
+    questions = [one for one in assistant if one.endswith(("?", "\uff1f"))]
+    for question in [one for one in questions if not (_PLEASANTRY.fullmatch(one) or _OFFER.search(one))][-2:]:
+        notes.add_pending(f"{_ASKED}{question}")
 
 
 def _note_tools(notes: _Notes, digest: Mapping[str, Any]) -> None:

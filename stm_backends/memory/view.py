@@ -6,9 +6,11 @@ shown.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, cast
 
@@ -37,16 +39,19 @@ _FEW: Final = 32
 SHORTEST_CUT: Final = 8
 """A turn is not shown if fewer than this many characters of each text would be left."""
 
-_CLOSING_TAG: Final = "</session_summary>"
-_TAG: Final = re.compile(r"</?[A-Za-z_]+>")
-_BROKEN_TAG: Final = re.compile(r"</?[A-Za-z_]*$")
+_WHOLE: Final = "session_summary"
+_CLOSING_TAG: Final = f"</{_WHOLE}>"
+_TAG: Final = re.compile(r"<(/?)([A-Za-z_]+)>")
+
+_OMITTED: Final = "\n\u2026\n"
+"""What takes the place of the middle of a summary."""
 
 
 class _Shape(NamedTuple):
     """Which turns are shown: the newest `whole` ones as they are, and the one before them cut.
 
     `cut` is how many characters are left of each text of the cut turn; 0 means that there is none. `digest`
-    says whether that turn keeps its trajectory digest, which is cut in the same way.
+    says whether that turn keeps its trajectory digest and its artifacts, which are cut in the same way.
     """
 
     whole: int = 0
@@ -150,12 +155,20 @@ def shown_turn(turn: ConversationTurn, config: ShortTermMemoryConfig) -> dict[st
             "reasoning_summary": digest.reasoning_summary,
             "artifacts_refs": list(digest.artifacts_refs),
         }
+    if turn.artifacts_shown:
+        shown["artifacts_shown"] = copy.deepcopy(turn.artifacts_shown)
     return shown
+
+
+def artifact_in(turns: Sequence[StoredTurn], ref: str) -> Any | None:
+    """Return a copy of the artifact that was stored last under this name, or `None`."""
+    shown = (stored.turn.artifacts_shown for stored in reversed(turns))
+    return next((copy.deepcopy(artifacts[ref]) for artifacts in shown if ref in artifacts), None)
 
 
 def shown_text(turn: ConversationTurn, config: ShortTermMemoryConfig) -> str:
     """Return one turn as the text whose tokens are counted."""
-    if turn.trajectory_digest is None:
+    if turn.trajectory_digest is None and not turn.artifacts_shown:
         user, assistant = _encode_text(turn.user_message), _encode_text(turn.assistant_response)
         return f'{{"assistant": {assistant}, "user": {user}}}'
     return _encode(shown_turn(turn, config))
@@ -172,21 +185,50 @@ def is_blank(summary: str) -> bool:
 
 
 def cut_summary(summary: str, fits: Callable[[str], bool]) -> str:
-    """Return the longest prefix of a summary that fits, with its closing tag if it had one.
+    """Return the summary without as much of its middle as must go to fit, with its closing tag if it had one.
 
-    Returns `""` if that prefix would be blank.
+    The end has the newest facts, and the head says what the conversation is about: each keeps half. No tag is
+    cut, and a section of which only the end is kept is opened again. Returns `""` if nothing would be left.
     """
     if fits(summary):
         return summary
     text = summary.rstrip()
     closing = f"\n{_CLOSING_TAG}" if text.endswith(_CLOSING_TAG) else ""
     text = text.removesuffix(_CLOSING_TAG)
+    cuts = _Cuts(text)
 
     def cut(length: int) -> str:
-        return _BROKEN_TAG.sub("", text[:length]).rstrip() + closing
+        head, before = cuts.at(length - length // 2)
+        tail, after = cuts.at(len(text) - length // 2, following=True)
+        same = before == after
+        left = text[:head].rstrip() + (f"\n</{before}>" if before and not same else "")
+        right = (f"<{after}>\n" if after and not same else "") + text[tail:].strip()
+        return left + _OMITTED + right + closing
 
-    kept = cut(_largest(len(text), lambda length: fits(cut(length))))
-    return "" if is_blank(kept) or not fits(kept) else kept
+    most = max(len(text) - len(_OMITTED), 0)
+    kept = cut(_largest(most, lambda length: fits(cut(length))))
+    return "" if is_blank(kept.replace(_OMITTED, "")) or not fits(kept) else kept
+
+
+class _Cuts:
+    """The tags of a text: where it can be cut, and which section is open there."""
+
+    def __init__(self, text: str) -> None:
+        tags = [*_TAG.finditer(text)]
+        self._starts = [tag.start() for tag in tags]
+        self._ends = [tag.end() for tag in tags]
+        self._open = ["" if tag[1] or tag[2] == _WHOLE else tag[2] for tag in tags]
+
+    def at(self, position: int, *, following: bool = False) -> tuple[int, str]:
+        """Return where to cut, before or after a tag that the cut would break, and which section is open."""
+        tags = bisect_left(self._starts, position)
+        if tags and self._ends[tags - 1] > position:
+            if following:
+                position = self._ends[tags - 1]
+            else:
+                tags -= 1
+                position = self._starts[tags]
+        return position, self._open[tags - 1] if tags else ""
 
 
 def summary_within_budget(summary: str, config: ShortTermMemoryConfig) -> str:
@@ -253,6 +295,8 @@ class _Context:
             most += weigh(turn.user_message) + weigh(turn.assistant_response) + _LABELS
             if turn.trajectory_digest is not None:
                 most += _most_of(turn.trajectory_digest)
+            if turn.artifacts_shown:
+                most += weigh(_encode(turn.artifacts_shown)) + _LABELS
         return (6 * most + (weight or 0) + _SEPARATOR * self.size) / PER_TOKEN + _FRAME
 
     def tokens(self, shape: _Shape, summary: str) -> int:
@@ -286,6 +330,7 @@ class _Context:
         shown = shown_turn(self._turns[self.size - shape.kept].turn, self.config)
         if not shape.digest:
             shown.pop("trajectory_digest", None)
+            shown.pop("artifacts_shown", None)
         return _cut_turn(shown, shape.cut)
 
     def _text(self, index: int) -> str:

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, SealMismatch, TooLarge
 from stm_backends.records.body import Body, Forgotten, Lease, Overdue
 from stm_backends.records.steps import STEP, Steps
-from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
+from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest, seconds_of
 
 FORMAT: Final = 1
 """The major version that this library writes, and the only one that it reads."""
@@ -31,7 +31,18 @@ LARGEST_CONTENT: Final = 256 * 1024 * 1024
 """The most bytes of JSON in a transformed envelope, so that a few stored bytes cannot fill the memory."""
 
 EnvelopeKind: TypeAlias = Literal[
-    "turn", "body", "state", "user", "items", "log", "keys", "seal", "vertex", "edge", "postings"
+    "turn",
+    "body",
+    "state",
+    "user",
+    "items",
+    "log",
+    "keys",
+    "seal",
+    "vertex",
+    "edge",
+    "postings",
+    "heads",
 ]
 
 
@@ -379,13 +390,14 @@ def dump_digest(digest: TrajectoryDigest | None) -> dict[str, Any] | None:
 def load_turn(payload: object) -> ConversationTurn:
     """Return the turn of a state of this library or PenguiFlow. Raises `ValueError` if it is invalid.
 
-    Accepts what PenguiFlow 3.11.2 accepts, with the same result: missing and null fields are empty.
+    Accepts what PenguiFlow 3.11.2 accepts, with the same result: missing and null fields are empty. Only a
+    `ts` that is not a time in seconds is mended; see `seconds_of`.
     """
     if not isinstance(payload, (dict, Mapping)):
         raise ValueError("Invalid turn payload")
     fields = cast("Mapping[str, Any]", payload)
     digest, shown = fields.get("trajectory_digest"), fields.get("artifacts_shown")
-    hidden = fields.get("artifacts_hidden_refs")
+    hidden, ts = fields.get("artifacts_hidden_refs"), fields.get("ts")
     if digest is not None and not isinstance(digest, (dict, Mapping)):
         raise ValueError("Invalid trajectory_digest payload")
     try:
@@ -395,7 +407,7 @@ def load_turn(payload: object) -> ConversationTurn:
             trajectory_digest=None if digest is None else _load_digest(cast("Mapping[str, Any]", digest)),
             artifacts_shown=dict(shown) if shown else {},
             artifacts_hidden_refs=list(hidden) if hidden else [],
-            ts=float(fields.get("ts") or 0.0),
+            ts=0.0 if isinstance(ts, bool) else seconds_of(float(ts or 0.0)),
         )
     except (TypeError, ValueError, OverflowError):
         # The cause may quote the conversation.

@@ -104,6 +104,11 @@ def postings_key(tenant_id: str, user_id: str, bucket: int) -> Key:
     return Key(scope(tenant_id, user_id, "graph"), f"index:{bucket:02x}")
 
 
+def heads_key(tenant_id: str, user_id: str) -> Key:
+    """Return the key of the heads of a user's graph."""
+    return Key(scope(tenant_id, user_id, "graph"), "heads")
+
+
 def parts_of(key: Key) -> Key:
     """Return the scope of a record's parts, and the prefix of their names.
 

@@ -53,6 +53,10 @@ class Memory:
         """Estimate the tokens of `get_llm_context`, from the last load and the turns added here since."""
         return self._run(called(self._memory.estimate_tokens))
 
+    def get_artifact(self, ref: str) -> Any | None:
+        """Return what the newest turn that has `ref` in `artifacts_shown` stored there, or `None`."""
+        return self._run(called(lambda: self._memory.get_artifact(ref)))
+
     def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
         """Store a completed turn in one round trip, without waiting for a summary."""
         self._run(self._memory.add_turn(turn, turn_id=turn_id))

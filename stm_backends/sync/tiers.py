@@ -72,15 +72,38 @@ class MemoryManager:
         self._run(self._manager.run_gc())
 
 
-class FleetingMemory:
+class _Tier:
+    """What each tier tells of the entries that this process knows of."""
+
+    _memory: Any
+    _run: Run
+
+    @property
+    def entries(self) -> list[MemoryEntry]:
+        """Copies of the entries that this process knows of."""
+        return self._run(called(lambda: self._memory.entries))
+
+    @property
+    def size(self) -> int:
+        """The number of entries that this process knows of; other processes may have changed it."""
+        return self._run(called(lambda: self._memory.size))
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __contains__(self, key: object) -> bool:
+        return self._run(called(lambda: key in self._memory))
+
+
+class FleetingMemory(_Tier):
     """The asynchronous `FleetingMemory` with blocking methods."""
 
     def __init__(self, memory: tiers.FleetingMemory, run: Run) -> None:
-        self._memory = memory
+        self._memory: tiers.FleetingMemory = memory
         self._run = run
 
     def remember(self, key: str, value: Any) -> None:
-        """Store a value; it replaces one with the same key."""
+        """Store a value, by reference; it replaces one with the same key."""
         self._run(self._memory.remember(key, value))
 
     def recall(self, query: str) -> list[MemoryEntry]:
@@ -95,22 +118,12 @@ class FleetingMemory:
         """Remove all entries."""
         self._run(self._memory.clear())
 
-    @property
-    def entries(self) -> list[MemoryEntry]:
-        """Copies of all entries."""
-        return self._run(called(lambda: self._memory.entries))
 
-    @property
-    def size(self) -> int:
-        """The number of entries."""
-        return self._run(called(lambda: self._memory.size))
-
-
-class ShortTermMemory:
+class ShortTermMemory(_Tier):
     """The asynchronous `ShortTermMemory` with blocking methods."""
 
     def __init__(self, memory: tiers.ShortTermMemory, run: Run) -> None:
-        self._memory = memory
+        self._memory: tiers.ShortTermMemory = memory
         self._run = run
 
     def remember(self, entry: MemoryEntry) -> None:
@@ -122,7 +135,7 @@ class ShortTermMemory:
         return self._run(self._memory.recall(query))
 
     def get_recent(self, n: int) -> list[MemoryEntry]:
-        """Return the `n` most recently stored entries, oldest first. This does not count as an access."""
+        """Return the `n` most recently stored entries, newest first. This does not count as an access."""
         return self._run(self._memory.get_recent(n))
 
     def forget(self, key: str) -> None:
@@ -133,8 +146,8 @@ class ShortTermMemory:
         """Remove all entries, including those set aside for long-term memory."""
         self._run(self._memory.clear())
 
-    def summarize(self, llm_provider: Any = None) -> str:
-        """Replace all but the 10 most recent entries by one with the key `__summary__`; return its text."""
+    def summarize(self, llm_provider: Any = None) -> MemoryEntry | None:
+        """Replace all but the 10 most recent entries by one with the key `__summary__`; return that entry."""
         provider = None if llm_provider is None else _in_threads(llm_provider)
         return self._run(self._memory.summarize(provider))
 
@@ -142,17 +155,12 @@ class ShortTermMemory:
         """Return copies of all entries."""
         return self._run(self._memory.listed())
 
-    @property
-    def size(self) -> int:
-        """The number of entries."""
-        return self._run(called(lambda: self._memory.size))
 
-
-class LongTermMemory:
+class LongTermMemory(_Tier):
     """The asynchronous `LongTermMemory` with blocking methods."""
 
     def __init__(self, memory: tiers.LongTermMemory, run: Run) -> None:
-        self._memory = memory
+        self._memory: tiers.LongTermMemory = memory
         self._run = run
 
     def remember(self, entry: MemoryEntry) -> None:
@@ -190,11 +198,6 @@ class LongTermMemory:
     def reconcile(self) -> None:
         """Store the held entries. Raises what the graph raises; what could not be stored stays held."""
         self._run(self._memory.reconcile())
-
-    @property
-    def size(self) -> int:
-        """The number of entries that this process knows of; other processes may have changed it."""
-        return self._run(called(lambda: self._memory.size))
 
     @property
     def held(self) -> int:

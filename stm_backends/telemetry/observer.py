@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stm_backends.types import MemoryHealth, MemoryKey
 
 TurnEvent: TypeAlias = Literal["appended", "folded", "dropped"]
-MemoryEvent: TypeAlias = Literal["promoted", "pruned", "merged"]
+MemoryEvent: TypeAlias = Literal["promoted", "pruned", "merged", "truncated", "uncounted"]
 KeyPart: TypeAlias = Literal["tenant", "user", "session"]
 
 
@@ -108,7 +108,9 @@ class Observer:
         """Receive that entries of `short_term` or `long_term` memory were promoted, pruned or merged.
 
         `tier` is the one that received the promoted entries, or lost the others. A merge removes an entry
-        that duplicates another; a prune removes one that is irrelevant, stale or too many.
+        that duplicates another; a prune removes one that is irrelevant, stale or too many. `truncated`: a
+        model failed, and a summary is cut text instead. `uncounted`: entries were read, and these accesses
+        could not be counted.
         """
 
     # For accountability

@@ -106,6 +106,12 @@ class Telemetry(Observer):
             "merged": meter.create_counter(
                 "stm.memories.merged", "{entry}", "Entries that were merged into one that they duplicate."
             ),
+            "truncated": meter.create_counter(
+                "stm.memories.truncated", "{summary}", "Summaries that are cut text because the model failed."
+            ),
+            "uncounted": meter.create_counter(
+                "stm.memories.uncounted", "{entry}", "Entries that were read without counting the access."
+            ),
         }
         self._erased = meter.create_counter("stm.records.erased", "{record}", "Records that were erased.")
         self._purged = meter.create_counter(

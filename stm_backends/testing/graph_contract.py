@@ -19,7 +19,7 @@ from stm_backends.testing.store_contract import STATES
 from stm_backends.testing.workbench.check import Contract, check, not_asked
 from stm_backends.testing.workbench.expectations import must_be, must_raise
 from stm_backends.testing.workbench.history import History, Recorded
-from stm_backends.tiers.graph import SharedGraph
+from stm_backends.tiers.graph import SharedGraph, provides
 
 IDS: Final = (
     *("a", "A", "a ", "a:b", "a/b", "a*", "a.b", "$a", "{a}", "a\nb", "a'; --", "vertex:a", "index:00"),
@@ -70,7 +70,7 @@ class GraphBench:
     async def shared(self) -> tuple[Any, Any]:
         """Return two instances of a graph with atomic changes, or end the check."""
         one, other = await self.graph(), await self.graph()
-        if not isinstance(one.inner, SharedGraph):
+        if not provides(one.inner, SharedGraph):
             not_asked("this graph has no atomic changes and no listing (`change_vertex`, `list_vertices`)")
         return one, other
 

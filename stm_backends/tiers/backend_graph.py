@@ -36,7 +36,10 @@ from stm_backends.tiers.graph import (
     VertexNotFound,
     same_properties,
 )
+from stm_backends.tiers.heads import Heads
 from stm_backends.tiers.index import Index
+from stm_backends.tiers.relevance import Head
+from stm_backends.tiers.stored import LABEL, head_of
 from stm_backends.tiers.vertices import Stored
 
 if TYPE_CHECKING:
@@ -54,7 +57,9 @@ class _Changed(NamedTuple):
 
 
 class BackendGraph:
-    """The graph of one owner, a tenant and a user, on a backend. Implements `SearchableGraph`.
+    """The graph of one owner, a tenant and a user, on a backend.
+
+    Implements `SearchableGraph` and `RankedGraph`.
 
     Reads and writes nothing when it is made. The backend must be open, and stays open. `clock` returns the
     time of creation of vertices.
@@ -81,6 +86,7 @@ class BackendGraph:
         self._clock = clock
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._index = Index(self._driver, self._codec, self._directory, self._owner)
+        self._heads = Heads(self._driver, self._codec, self._directory, self._owner)
 
     # Vertices
 
@@ -131,6 +137,22 @@ class BackendGraph:
                 where = Key(self._scope, name)
                 await races.retried(lambda where=where: ledger.erase(self._driver, where))
         await self._directory.forget_if_unused(*self._owner)
+
+    async def list_heads(self) -> dict[str, Head]:
+        """Return what ranks the memories; see `RankedGraph`.
+
+        Loads one record and lists the names of the vertices. Only vertices without a head are loaded, and get
+        one.
+        """
+        # In this order: a vertex without a head was stored in between, or by an older version.
+        known = await self._heads.read()
+        names = [one async for one in operations.names_of(self._driver, self._scope, keys.VERTICES)]
+        new = await self._each([Key(self._scope, one) for one in names if one not in known])
+        heads = {stored.id: _head_of(stored) for stored in new if stored.label is not None}
+        gone = known.keys() - {*names}
+        await self._heads.note(heads, gone=[known[one][0] for one in gone])
+        listed = [known[one] for one in names if one in known]
+        return {id_: head for id_, head in (*listed, *heads.items()) if head is not None}
 
     # Searching
 
@@ -346,12 +368,18 @@ class BackendGraph:
     ) -> Properties | None:
         # Calls of this process wait for each other instead of losing races against each other.
         async with self._changing.setdefault(vertex_id, asyncio.Lock()):
-            return await self._change_alone(vertex_id, decide, again=again)
+            left = await self._change_alone(vertex_id, decide, again=again)
+            if left is None:
+                return None
+            head = _head_of(left)
+            if head is not None or self._heads.has(vertex_id):
+                await self._heads.note({vertex_id: head})
+            return left.properties
 
     async def _change_alone(
         self, vertex_id: str, decide: Callable[[Stored], Stored | None], *, again: bool
-    ) -> Properties | None:
-        """Write what `decide` makes of the vertex as it is stored now; returns the properties then stored.
+    ) -> Stored | None:
+        """Write what `decide` makes of the vertex as it is stored now; returns what is then stored.
 
         What was added to the index for an attempt that lost its race is removed again. With `again`, the
         vertex is indexed and written even if nothing changes.
@@ -410,7 +438,7 @@ class BackendGraph:
         stored, new = changed
         if stored.stamp and (new is None or stored.stamp != new.stamp):
             await self._index.drop({stored.stamp: postings.terms_of(stored.properties)})
-        return None if new is None else new.properties
+        return new
 
     def _require_within_limits(self, stored: Stored, wanted: Stored) -> None:
         """Raise `LimitReached` for words that are too many, unless they are stored already."""
@@ -441,6 +469,10 @@ class BackendGraph:
 
     def _body_of(self, record: Record) -> bytes:
         return vertices.seal(vertices.read(record, self._codec), self._codec)
+
+
+def _head_of(stored: Stored) -> Head | None:
+    return head_of(stored.properties) if stored.label == LABEL else None
 
 
 def _found(stored: Stored) -> Stored:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
 from stm_backends import handed_in
@@ -50,7 +50,7 @@ async def _awaited(embedder: Embedder, texts: list[str]) -> object:
     return await answer
 
 
-def vector_in(properties: dict[str, Any]) -> list[float] | None:
+def vector_in(properties: Mapping[str, Any]) -> list[float] | None:
     """Return the vector stored with an entry, unless it belongs to an earlier content."""
     stored = properties.get("vector")
     if not isinstance(stored, dict):

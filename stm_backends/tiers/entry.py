@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from enum import Enum
@@ -142,12 +142,36 @@ class MemoryEntry:
 
     def accessed(self, now: datetime) -> MemoryEntry:
         """Return a copy that was read once more."""
-        return self.copied(
-            access_count=self.access_count + 1, last_accessed=max(now, self.last_accessed, self.created_at)
-        )
+        return self.copied(**self.access(now))
+
+    def access(self, now: datetime) -> dict[str, Any]:
+        """Return the fields that change when the entry is read once more."""
+        return {
+            "access_count": self.access_count + 1,
+            "last_accessed": max(now, self.last_accessed, self.created_at),
+        }
 
 
 _NAMES = tuple(one.name for one in fields(MemoryEntry))
+
+
+class Tier:
+    """`size`, `len()` and `in` of a tier, without I/O: they answer for what this process knows of it."""
+
+    def _keys(self) -> Collection[str]:
+        """Return the keys that this process knows of."""
+        raise NotImplementedError
+
+    @property
+    def size(self) -> int:
+        """The number of entries that this process knows of; other processes may have changed it."""
+        return len(self._keys())
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._keys()
 
 
 def require_fraction(name: str, value: object) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from stm_backends.tiers import relevance
-from stm_backends.tiers.entry import MemoryEntry, MemoryTier, copied, utc_now
+from stm_backends.tiers.entry import MemoryEntry, MemoryTier, Tier, utc_now
 
 
-class FleetingMemory:
+class FleetingMemory(Tier):
     """Values of one turn in this process; `gc.on_turn_end()` clears them.
 
-    Values are copied on the way in and out. Entries have the importance 0.
+    A value may be any object and is kept by reference: it is neither copied nor stored elsewhere. Entries
+    have the importance 0.
     """
 
     def __init__(self, *, clock: Callable[[], datetime] = utc_now) -> None:
@@ -21,10 +23,16 @@ class FleetingMemory:
         self._entries: dict[str, MemoryEntry] = {}
 
     async def remember(self, key: str, value: Any) -> None:
-        """Store a value; it replaces one with the same key."""
-        now = self._clock()
+        """Store a value; it replaces one with the same key, whose accesses are added."""
+        now, known = self._clock(), self._entries.get(key)
         self._entries[key] = MemoryEntry(
-            key, copied(value), MemoryTier.FLEETING, created_at=now, last_accessed=now, importance=0.0
+            key,
+            value,
+            MemoryTier.FLEETING,
+            created_at=now,
+            last_accessed=now,
+            access_count=0 if known is None else known.access_count,
+            importance=0.0,
         )
 
     async def recall(self, query: str) -> list[MemoryEntry]:
@@ -32,9 +40,9 @@ class FleetingMemory:
         now = self._clock()
         found = [one for one in self._entries.values() if relevance.matches(query, one.key, (), one.content)]
         for one in found:
-            self._entries[one.key] = one.accessed(now)
+            self._entries[one.key] = replace(one, **one.access(now))
         return sorted(
-            (self._entries[one.key].copied() for one in found),
+            (replace(self._entries[one.key]) for one in found),
             key=lambda one: one.relevance_at(now),
             reverse=True,
         )
@@ -49,10 +57,8 @@ class FleetingMemory:
 
     @property
     def entries(self) -> list[MemoryEntry]:
-        """Copies of all entries."""
-        return [one.copied() for one in self._entries.values()]
+        """Copies of all entries; their contents are the objects that were stored."""
+        return [replace(one) for one in self._entries.values()]
 
-    @property
-    def size(self) -> int:
-        """The number of entries."""
-        return len(self._entries)
+    def _keys(self) -> Collection[str]:
+        return self._entries.keys()

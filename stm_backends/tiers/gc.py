@@ -15,7 +15,7 @@ from stm_backends.tiers import merging, relevance
 from stm_backends.tiers.entry import MemoryEntry, MemoryTier, require_fraction
 from stm_backends.tiers.holding import REFUSALS
 from stm_backends.tiers.merging import WithVector
-from stm_backends.tiers.model import ask, improvement_prompt, require_provider, summary_prompt
+from stm_backends.tiers.model import ask, improvement_prompt, require_provider, summary, summary_prompt
 from stm_backends.tiers.session import Promotion
 
 if TYPE_CHECKING:
@@ -63,15 +63,16 @@ class MemoryGarbageCollector:
     async def summarize_context(self, entries: Sequence[MemoryEntry], max_tokens: int = 2000) -> str:
         """Return a summary of entries.
 
-        Without a model, or if its answer is empty, the texts are joined and cut to `max_tokens` tokens of
-        four characters. Nothing is stored. Raises what the provider raises.
+        Without a model, if it fails, which is logged, or if its answer is empty, the texts are joined and cut
+        to `max_tokens` tokens of four characters. Nothing is stored.
         """
         require_count("max_tokens", max_tokens)
         if not entries:
             return ""
         if self.llm_provider is not None:
             described = [(one.key, one.importance, one.content) for one in entries]
-            answer = await ask(self.llm_provider, summary_prompt(described, max_tokens))
+            prompt = summary_prompt(described, max_tokens)
+            answer = await summary(self.llm_provider, prompt, self._manager.observer, entries[0].tier.value)
             if answer:
                 return answer
         joined = "\n".join(f"[{one.key}] {one.content}" for one in entries)
@@ -149,9 +150,9 @@ class MemoryGarbageCollector:
         Promoted are entries with an importance of at least 0.5 or at least 3 accesses, whether or not they
         were summarized. A content is promoted once, even if several processes end a shared session at the
         same time or the session is ended again: later calls only add to an entry that long-term memory still
-        has. If the model fails, or long-term memory refuses an entry, for instance as too large, everything
-        else is done and the error is raised. If the graph fails, the error is raised and the session can be
-        ended again.
+        has. If the model fails, the summary is cut text; see `ShortTermMemory.summarize`. If long-term memory
+        refuses an entry, for instance as too large, everything else is done and the error is raised. If the
+        graph fails, the error is raised and the session can be ended again.
         """
         # Once before the summary: whatever happens to the summary, the entries are safe.
         await self._promote()
@@ -167,10 +168,11 @@ class MemoryGarbageCollector:
 
     async def on_idle(self) -> None:
         """Maintain long-term memory: forget, prune, deduplicate, consolidate and improve."""
-        await self.auto_forget(MemoryTier.LONG_TERM)
-        await self.prune_by_staleness(MemoryTier.LONG_TERM, max_age_days=30)
-        await self.prune_duplicates(MemoryTier.LONG_TERM)
-        await self._manager.long_term.consolidate()
+        with self._manager.long_term.reading_once():
+            await self.auto_forget(MemoryTier.LONG_TERM)
+            await self.prune_by_staleness(MemoryTier.LONG_TERM, max_age_days=30)
+            await self.prune_duplicates(MemoryTier.LONG_TERM)
+            await self._manager.long_term.consolidate()
         await self.improve_memory(MemoryTier.LONG_TERM)
 
     async def _end_session(self) -> Exception | None:

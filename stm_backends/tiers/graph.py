@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, TypeGuard, TypeVar, cast, runtime_checkable
 
 from stm_backends.errors import StmError
 from stm_backends.records.codec import decode_json, encode_json, require_json
+from stm_backends.tiers.relevance import Head
 
 Properties: TypeAlias = dict[str, Any]
 Vertex: TypeAlias = dict[str, Any]
@@ -122,6 +123,36 @@ class SearchableGraph(SharedGraph, Protocol):
     async def find_vertices(self, label: str, name: str, value: str) -> list[dict[str, Any]]:
         """Return the vertices with this value of `run_id`, `source_agent` or `source_run_id`."""
         ...
+
+
+@runtime_checkable
+class RankedGraph(SharedGraph, Protocol):
+    """A graph that knows what ranks its memories, so that a context window does not read all contents."""
+
+    async def list_heads(self) -> dict[str, Head]:
+        """Return the heads of the vertices with the label `memory`, by id, without the superseded ones.
+
+        A head may be older than its vertex, for instance if an older version of this library changed it.
+        """
+        ...
+
+
+_G = TypeVar("_G", bound=GraphBackend)
+
+
+def lacking(graph: object, protocol: type[object]) -> list[str]:
+    """Return the methods of a protocol that an object lacks.
+
+    `isinstance` does not see those that a proxy or a lazy client finds by `__getattr__`.
+    """
+    kinds = [kind for kind in protocol.__mro__ if issubclass(kind, GraphBackend)]
+    names = dict.fromkeys(name for kind in reversed(kinds) for name in vars(kind) if not name.startswith("_"))
+    return [name for name in names if not callable(getattr(graph, name, None))]
+
+
+def provides(graph: object, protocol: type[_G]) -> TypeGuard[_G]:
+    """Say whether an object has all methods of a protocol."""
+    return not lacking(graph, protocol)
 
 
 class InProcessGraph:

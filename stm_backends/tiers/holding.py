@@ -1,4 +1,4 @@
-"""The entries that long-term memory holds in this process while its graph fails."""
+"""What an outage does not lose: the entries that long-term memory holds, and reads that cannot be counted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Final
 
 from stm_backends.errors import ConfigurationError, Corrupt, Denied, LimitReached, TooLarge
 from stm_backends.memory.tasks import LoopLock
-from stm_backends.tiers.entry import MemoryEntry
+from stm_backends.telemetry.observer import Observer
+from stm_backends.tiers.entry import MemoryEntry, MemoryTier
 
 logger = logging.getLogger("stm_backends")
 
@@ -19,6 +20,14 @@ REFUSALS: Final = (ConfigurationError, Corrupt, LimitReached, TooLarge)
 def is_outage(error: Exception) -> bool:
     """Say whether an entry may be held, because a retry may help."""
     return not isinstance(error, (*REFUSALS, Denied))
+
+
+def report_uncounted(observer: Observer, tier: MemoryTier, count: int, error: Exception) -> None:
+    """Report that accesses were not counted, which is no reason for a read to fail."""
+    logger.warning(
+        "accesses to entries of memory that were not counted (%s): %d", type(error).__name__, count
+    )
+    observer.memories("uncounted", tier.value, count)
 
 
 class HeldEntries:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any, Final
 
@@ -13,18 +14,29 @@ from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, MemoryEvent, Observer
 from stm_backends.tiers import merging, postings, relevance, stored
 from stm_backends.tiers.embedding import Embedder, embed, vector_in
-from stm_backends.tiers.entry import MemoryEntry, MemoryTier, require_fraction, require_is_entry, utc_now
+from stm_backends.tiers.entry import (
+    MemoryEntry,
+    MemoryTier,
+    Tier,
+    require_fraction,
+    require_is_entry,
+    utc_now,
+)
 from stm_backends.tiers.graph import (
     Change,
     GraphBackend,
     InProcessGraph,
+    RankedGraph,
     SearchableGraph,
     SharedGraph,
     Vertex,
+    provides,
 )
-from stm_backends.tiers.holding import HeldEntries, is_outage
+from stm_backends.tiers.holding import HeldEntries, is_outage, report_uncounted
+from stm_backends.tiers.known import KnownEntries, Reading
 from stm_backends.tiers.merging import WithVector
 from stm_backends.tiers.plain import PlainGraph
+from stm_backends.tiers.relevance import Head
 from stm_backends.tiers.stored import LABEL, Stored, vertex_id
 
 logger = logging.getLogger("stm_backends")
@@ -39,7 +51,7 @@ _AT_ONCE: Final = 16
 """How many vertices are changed at the same time."""
 
 
-class LongTermMemory:
+class LongTermMemory(Tier):
     """Entries that survive their session, as vertices of a graph with the label `memory`.
 
     Every process that uses the same graph sees the same entries. With a `SharedGraph`, updates of several
@@ -50,6 +62,9 @@ class LongTermMemory:
     succeed in an outage: the entries are held in this process, with a warning in the log, and are stored by
     the next call that reaches the graph. `held` is their number. While any are held and the graph fails,
     `recall` returns these only, with a warning.
+
+    `entries`, `size`, `len()` and `in` do no I/O: they answer for the entries that this process has stored,
+    recalled or listed, as it saw them last.
 
     With an `embedder`, `recall` also finds entries whose cosine similarity to the query is at least
     `recall_cosine`, and `consolidate` merges those from `duplicate_cosine` on. Models differ: set both for
@@ -73,7 +88,7 @@ class LongTermMemory:
         require_fraction("duplicate_cosine", duplicate_cosine)
         self.relevance_threshold = relevance_threshold
         graph = InProcessGraph(clock=clock) if graph_backend is None else graph_backend
-        self._graph: SharedGraph = graph if isinstance(graph, SharedGraph) else PlainGraph(graph)
+        self._graph: SharedGraph = graph if provides(graph, SharedGraph) else PlainGraph(graph)
         self._embedder = embedder
         self.recall_cosine = recall_cosine
         self.duplicate_cosine = duplicate_cosine
@@ -81,24 +96,34 @@ class LongTermMemory:
         self._observer = guarded(observer)
         self._held = HeldEntries(self._store_held)
         self._clock = clock
-        self._known: set[str] = set()
+        self._known = KnownEntries()
 
     async def remember(self, entry: MemoryEntry) -> None:
-        """Store an entry; it replaces one with the same key. Raises `InvalidState` if it is not JSON."""
+        """Store an entry; it replaces one with the same key. Raises `InvalidState` if it is not JSON.
+
+        Of the two, the higher importance is kept, and the accesses are added up. An entry with
+        `superseded_by` is stored, and found no more.
+        """
         require_is_entry(entry)
-        new = entry.copied(tier=MemoryTier.LONG_TERM, superseded_by=None)
+        new = entry.copied(tier=MemoryTier.LONG_TERM)
         fields = await self._fields_of(new)
-        await self._store(new, lambda known: {**fields, "merges": merging.of(known)})
+
+        def change(properties: Stored | None) -> Stored | None:
+            renewed = relevance.renewed(stored.live(properties), fields)
+            return {**fields, **renewed, "merges": merging.of(properties)}
+
+        await self._store(new, change)
 
     async def promote(self, entry: MemoryEntry, *, again: bool = False) -> bool:
         """Store an entry of short-term memory with its metadata; repeating it changes nothing.
 
         An entry with the same key that was created later keeps its content, and so does one that was promoted
-        before and was improved since. Accesses, importance and tags of both are combined. `again` says that
-        this content was promoted before: then nothing is stored if the entry was removed since. Returns
-        `False` if the entry is only held in this process, because of an outage.
+        before and was improved since. Accesses, importance and tags of both are combined. An entry with
+        `superseded_by` keeps that, so it is found no more. `again` says that this content was promoted
+        before: then nothing is stored if the entry was removed since. Returns `False` if the entry is only
+        held in this process, because of an outage.
         """
-        new = entry.copied(tier=MemoryTier.LONG_TERM, superseded_by=None)
+        new = entry.copied(tier=MemoryTier.LONG_TERM)
         promotion = await self._promotion_of(new, again=again)
         stores_content = False
 
@@ -123,7 +148,7 @@ class LongTermMemory:
         Words are those of keys, tags and contents, compared whole and regardless of case: letters and digits
         make words, so `api key` finds the key `api_key_location`. A query without a word finds entries that
         contain it as text; an empty one finds all. With an embedder, entries of a similar meaning are found
-        too. Each result counts as an access.
+        too. Each result counts as an access; if that cannot be stored, it is logged and not raised.
 
         A `SearchableGraph` returns at most 100 entries, or `limit`, if larger: those whose words were
         written last. With an embedder, and for a query without a word, all entries are read.
@@ -135,7 +160,7 @@ class LongTermMemory:
         if self._embedder is not None and query.strip():
             [wanted] = await embed(self._embedder, [query])
 
-        def found(entry: MemoryEntry, properties: dict[str, Any]) -> bool:
+        def found(entry: MemoryEntry, properties: Stored) -> bool:
             if not words:
                 if relevance.matches(query, entry.key, entry.tags, entry.content):
                     return True
@@ -147,7 +172,7 @@ class LongTermMemory:
             return relevance.cosine(wanted, vector) >= self.recall_cosine
 
         graph = self._graph
-        if self._embedder is None and words and isinstance(graph, SearchableGraph):
+        if self._embedder is None and words and provides(graph, SearchableGraph):
             return await self._recalled(
                 found, limit, lambda: graph.search_vertices(LABEL, query, limit=max(limit or 0, INDEXED))
             )
@@ -162,11 +187,11 @@ class LongTermMemory:
         return await self._recalled_by("source_run_id", run_id)
 
     async def _recalled_by(self, name: str, value: str) -> list[MemoryEntry]:
-        def found(entry: MemoryEntry, _: dict[str, Any]) -> bool:
+        def found(entry: MemoryEntry, _: Stored) -> bool:
             return getattr(entry, name) == value
 
         graph = self._graph
-        if isinstance(graph, SearchableGraph):
+        if provides(graph, SearchableGraph):
             return await self._recalled(found, None, lambda: graph.find_vertices(LABEL, name, value))
         return await self._recalled(found, None)
 
@@ -174,24 +199,25 @@ class LongTermMemory:
         """Remove an entry, if there is one."""
         graph = self._graph
         await self._held.forget(key, lambda: graph.change_vertex(vertex_id(key), LABEL, lambda _: None))
-        self._known.discard(key)
+        self._known.drop(key)
 
     async def consolidate(self) -> int:
         """Merge entries with a similarity of at least 0.6; return how many were removed.
 
         The more relevant one takes over the accesses, the importance and the tags of the other, which is
         marked with `superseded_by` and removed. Its key is remembered for 30 days, so that a session that is
-        ended again does not promote it again. Merges that another process did not finish are finished.
+        ended again does not promote it again. One that was stored with `superseded_by` goes 30 days after its
+        last access. Merges that another process did not finish are finished.
         """
         now, removed = self._clock(), 0
         entries: list[WithVector] = []
         async for entry, properties in self._all(superseded=True):
-            if merging.is_merged(properties):
-                await merging.forget(self._graph, entry.key, properties, now)
-            elif entry.superseded_by is None:
+            if entry.superseded_by is None:
                 entries.append((entry, vector_in(properties)))
+            elif not merging.is_unfinished(properties):
+                await merging.forget(self._graph, entry.key, properties, now)
             elif await merging.finish(self._graph, entry.key, properties, now):
-                self._known.discard(entry.key)
+                self._known.drop(entry.key)
                 removed += 1
         for loser, survivor in await merging.duplicates(entries, SIMILAR, self.duplicate_cosine, now):
             removed += await self.absorb(loser, survivor)
@@ -217,22 +243,72 @@ class LongTermMemory:
 
     async def listed(self) -> list[MemoryEntry]:
         """Return all entries. This does not count as an access."""
-        return [*{entry.key: entry async for entry, _ in self._all()}.values()]
+        found = [entry async for entry, _ in self._all()]
+        self._known.seen.update((entry.key, entry.copied()) for entry in found)
+        return found
 
     async def with_vectors(self) -> list[WithVector]:
         """Return all entries, each with its vector, if it has one. This does not count as an access."""
         return [(entry, vector_in(properties)) async for entry, properties in self._all()]
 
-    async def touch(self, entries: Iterable[MemoryEntry]) -> list[MemoryEntry]:
-        """Count an access to entries; returns those that still exist, the most relevant first."""
+    async def heads(self) -> dict[str, Head]:
+        """Return what ranks each entry, by key. This does not count as an access."""
+        if not provides(self._graph, RankedGraph):
+            heads = {entry.key: stored.head_of(properties) async for entry, properties in self._all()}
+            return {key: head for key, head in heads.items() if head is not None}
+        await self._held.reconcile()
+        before = self._known.keys.copy()
+        found = {
+            id_.removeprefix(vertex_id("")): head for id_, head in (await self._graph.list_heads()).items()
+        }
+        self._known.has_all(found.keys(), before)
+        return found
+
+    async def opened(self, heads: Mapping[str, Head]) -> list[MemoryEntry]:
+        """Return entries by what ranked them, the most relevant first, and count an access to each.
+
+        One that is gone, or has become larger, is left out.
+        """
         now = self._clock()
-        ids, change = [vertex_id(entry.key) for entry in entries], stored.accessed(now)
-        found: list[MemoryEntry] = []
-        for start in range(0, len(ids), _AT_ONCE):
-            changes = [self._graph.change_vertex(one, LABEL, change) for one in ids[start : start + _AT_ONCE]]
-            left = map(stored.live, await all_of(changes))
-            found += [MemoryEntry.from_dict(one) for one in left if one is not None]
-        return sorted(found, key=lambda one: one.relevance_at(now), reverse=True)
+        sizes = {key: head.size for key, head in heads.items()}
+        found = await self._counted({key: stored.accessed(now, size) for key, size in sizes.items()})
+        for key in sizes.keys() - found.keys():
+            vertex = await self._graph.query_vertex(vertex_id(key))
+            found[key] = None if vertex is None else _entry(vertex["properties"])
+        entries = [one for one in found.values() if one is not None]
+        fitting = [one for one in entries if relevance.size_of(one.key, one.content) <= sizes[one.key]]
+        return sorted(fitting, key=lambda one: one.relevance_at(now), reverse=True)
+
+    async def touch(self, entries: Iterable[MemoryEntry]) -> list[MemoryEntry]:
+        """Count an access to entries that were read; returns those that still exist."""
+        now, read = self._clock(), {entry.key: entry for entry in entries}
+        counted = await self._counted(dict.fromkeys(read, stored.accessed(now)))
+        found = (counted.get(key, entry) for key, entry in read.items())
+        return sorted(
+            (one for one in found if one is not None), key=lambda one: one.relevance_at(now), reverse=True
+        )
+
+    async def _counted(self, changes: Mapping[str, Change]) -> dict[str, MemoryEntry | None]:
+        """Count accesses; returns the entries by key, `None` for one that is gone.
+
+        Those that could not be counted are missing: that is reported, and no more are counted.
+        """
+        found, failed, keys = dict[str, MemoryEntry | None](), list[Exception](), [*changes]
+
+        async def count(key: str) -> None:
+            try:
+                left = await self._graph.change_vertex(vertex_id(key), LABEL, changes[key])
+            except Exception as error:  # noqa: BLE001 -- any graph; the read has succeeded
+                failed.append(error)
+            else:
+                found[key] = self._known.see(key, left)
+
+        while keys and not failed:
+            await all_of(map(count, keys[:_AT_ONCE]))
+            del keys[:_AT_ONCE]
+        if failed:
+            report_uncounted(self._observer, MemoryTier.LONG_TERM, len(changes) - len(found), failed[0])
+        return found
 
     async def discard(self, entry: MemoryEntry) -> bool:
         """Remove an entry unless it was changed or accessed since; say whether it was removed."""
@@ -245,7 +321,7 @@ class LongTermMemory:
 
         await self._graph.change_vertex(vertex_id(entry.key), LABEL, change)
         if removed:
-            self._known.discard(entry.key)
+            self._known.drop(entry.key)
         return removed
 
     async def rewrite(self, entry: MemoryEntry, content: Any) -> bool:
@@ -270,13 +346,24 @@ class LongTermMemory:
         """
         merged = await merging.merge(self._graph, loser, survivor, self._clock())
         if merged:
-            self._known.discard(loser.key)
+            self._known.absorb(loser, survivor)
         return merged
 
+    def reading_once(self) -> AbstractContextManager[None]:
+        """Read all entries at most once within the block, whichever of them this task judges there.
+
+        Each change names the state of the entries that it was computed from, so one that others changed since
+        is left alone.
+        """
+        return self._known.reading_once()
+
     @property
-    def size(self) -> int:
-        """The number of entries that this process knows of; other processes may have changed it."""
-        return len(self._known | self._held.entries.keys())
+    def entries(self) -> list[MemoryEntry]:
+        """Copies of the entries that this process has stored, recalled or listed, as it saw them last."""
+        return [one.copied() for one in {**self._known.seen, **self._held.entries}.values()]
+
+    def _keys(self) -> Collection[str]:
+        return self._known.keys | self._held.entries.keys()
 
     @property
     def held(self) -> int:
@@ -296,21 +383,22 @@ class LongTermMemory:
     async def _store_held(self, entry: MemoryEntry) -> None:
         promotion = await self._promotion_of(entry)
         if self._held.entries.get(entry.key) is entry:
-            await self._graph.change_vertex(vertex_id(entry.key), LABEL, promotion)
-            self._known.add(entry.key)
+            self._known.see(
+                entry.key, await self._graph.change_vertex(vertex_id(entry.key), LABEL, promotion)
+            )
 
     async def _store(self, entry: MemoryEntry, change: Change) -> bool:
         """Change the vertex of an entry; `False` if the entry is held instead."""
         try:
             await self._held.reconcile()
-            await self._graph.change_vertex(vertex_id(entry.key), LABEL, change)
+            left = await self._graph.change_vertex(vertex_id(entry.key), LABEL, change)
         except Exception as error:
             if not self._hold_on_outage or not is_outage(error):
                 raise
             self._held.hold(entry, error)
             return False
         self._held.replaced_by(entry)
-        self._known.add(entry.key)
+        self._known.see(entry.key, left)
         return True
 
     async def _fields_of(self, entry: MemoryEntry) -> dict[str, Any]:
@@ -322,30 +410,41 @@ class LongTermMemory:
 
     async def _all(
         self, *, superseded: bool = False, search: Callable[[], Awaitable[list[Vertex]]] | None = None
-    ) -> AsyncIterator[tuple[MemoryEntry, dict[str, Any]]]:
+    ) -> AsyncIterator[tuple[MemoryEntry, Stored]]:
         """Yield each entry, or each that `search` returns, with the properties of its vertex.
 
         After that, this process knows of these entries, and no longer of those that others have removed.
         """
-        await self._held.reconcile()
-        keys: set[str] = set()
-        before = self._known.copy()
-        pages = self._graph.list_vertices(LABEL) if search is None else _page(await search())
-        async for page in pages:
-            for vertex in page:
-                properties: dict[str, Any] = vertex["properties"]
-                entry = MemoryEntry.from_dict(properties)
+        if search is not None:
+            await self._held.reconcile()
+            for vertex in await search():
+                entry = MemoryEntry.from_dict(vertex["properties"])
                 if entry.superseded_by is None:
-                    keys.add(entry.key)
-                if superseded or entry.superseded_by is None:
-                    yield entry, properties
-        # During the search and between two pages, other tasks may have stored entries and removed some.
-        stored, removed = self._known - before, before - self._known
-        self._known = (keys | stored if search is None else self._known | keys) - removed
+                    yield entry, vertex["properties"]
+            return
+        found = self._known.reading
+        if found is None:
+            found = await self._read_all()
+        for entry, properties in [*found.values()]:
+            if superseded or entry.superseded_by is None:
+                yield entry, properties
+
+    async def _read_all(self) -> Reading:
+        await self._held.reconcile()
+        before, found = self._known.keys.copy(), Reading()
+        async for page in self._graph.list_vertices(LABEL):
+            for vertex in page:
+                entry = MemoryEntry.from_dict(vertex["properties"])
+                found[entry.key] = entry, vertex["properties"]
+        live = (key for key, (entry, _) in found.items() if entry.superseded_by is None)
+        # Between two pages, other tasks may have stored entries and removed some.
+        self._known.has_all(live, before)
+        self._known.keep(found)
+        return found
 
     async def _recalled(
         self,
-        found: Callable[[MemoryEntry, dict[str, Any]], bool],
+        found: Callable[[MemoryEntry, Stored], bool],
         limit: int | None,
         search: Callable[[], Awaitable[list[Vertex]]] | None = None,
     ) -> list[MemoryEntry]:
@@ -371,5 +470,6 @@ class LongTermMemory:
         return await self.touch(entries[:limit])
 
 
-async def _page(vertices: list[Vertex]) -> AsyncIterator[list[Vertex]]:
-    yield vertices
+def _entry(properties: Stored) -> MemoryEntry | None:
+    known = stored.live(properties)
+    return None if known is None else MemoryEntry.from_dict(known)

@@ -74,13 +74,15 @@ class MemoryManager:
         self.now = clock
         self.observer = observer = guarded(observer)
         self.fleeting = FleetingMemory(clock=clock)
-        self.short_term = short_term or ShortTermMemory(
-            session_id=session_id,
-            embedder=embedder,
-            recall_cosine=recall_cosine,
-            observer=observer,
-            clock=clock,
-        )
+        if short_term is None:
+            short_term = ShortTermMemory(
+                session_id=session_id,
+                embedder=embedder,
+                recall_cosine=recall_cosine,
+                observer=observer,
+                clock=clock,
+            )
+        self.short_term = short_term
         self.long_term = LongTermMemory(
             graph_backend,
             embedder=embedder,
@@ -105,7 +107,8 @@ class MemoryManager:
     ) -> MemoryEntry:
         """Store a value in a tier and return its entry; it replaces one with the same key in that tier.
 
-        Raises `ConfigurationError` for an importance outside [0, 1].
+        Of the two, the tier keeps the higher importance and adds up the accesses; the entry returned has the
+        importance given. Raises `ConfigurationError` for an importance outside [0, 1].
         """
         now = self.now()
         entry = MemoryEntry(
@@ -118,11 +121,13 @@ class MemoryManager:
             source_agent=source_agent,
             source_run_id=source_run_id,
             tags=[] if tags is None else tags,  # pyright: ignore[reportArgumentType] -- it is checked, and copied to a list
-        ).copied()
+        )
         if entry.tier is MemoryTier.FLEETING:
             entry.importance = 0.0
             await self.fleeting.remember(key, value)
-        elif entry.tier is MemoryTier.SHORT_TERM:
+            return entry
+        entry = entry.copied()
+        if entry.tier is MemoryTier.SHORT_TERM:
             await self.short_term.remember(entry)
         else:
             await self.long_term.remember(entry)
@@ -166,22 +171,26 @@ class MemoryManager:
         """
         if max_tokens != 0:
             require_count("max_tokens", max_tokens)
-        entries = {one.key: one for one in await self.short_term.listed()}
-        for one in await self.long_term.listed():
-            known = entries.get(one.key)
-            newer = known is None or one.created_at > known.created_at
-            if newer and one.key != self.short_term.summary_key:
-                entries[one.key] = one
-        ranked = self._ranked(entries.values())
-        sizes = [len(one.key) + len(str(one.content)) for one in ranked]
-        chosen = [ranked[position] for position in relevance.within_budget(sizes, max_tokens)]
+        entries = {one.key: one for one in await self.short_term.listed() if one.superseded_by is None}
+        heads = await self.long_term.heads()
+        heads.pop(self.short_term.summary_key or "", None)
+        for key in entries.keys() & heads.keys():
+            if heads[key].created_at > entries[key].created_at.timestamp():
+                del entries[key]
+            else:
+                del heads[key]
+        now = self.now()
+        sizes = {key: relevance.size_of(key, one.content) for key, one in entries.items()}
+        sizes |= {key: head.size for key, head in heads.items()}
+        scores = {key: one.relevance_at(now) for key, one in entries.items()}
+        scores |= {key: head.relevance_at(now.timestamp()) for key, head in heads.items()}
+        ranked = sorted(scores, key=lambda key: scores[key], reverse=True)
+        fitting = relevance.within_budget([sizes[key] for key in ranked], max_tokens)
+        chosen = [ranked[position] for position in fitting]
         # What another task or process removed or replaced by now is left out.
-        touched = [
-            *await self.short_term.touch(one for one in chosen if one.tier is MemoryTier.SHORT_TERM),
-            *await self.long_term.touch(one for one in chosen if one.tier is MemoryTier.LONG_TERM),
-        ]
-        contents = {one.key: one.content for one in chosen}
-        return self._ranked([one for one in touched if one.content == contents[one.key]])
+        touched = await self.short_term.touch(entries[key] for key in chosen if key in entries)
+        opened = await self.long_term.opened({key: heads[key] for key in chosen if key in heads})
+        return self._ranked([*(one for one in touched if one.content == entries[one.key].content), *opened])
 
     async def run_gc(self) -> None:
         """Maintain short-term memory, then long-term memory as `gc.on_idle` does.

@@ -104,14 +104,18 @@ async def finish(graph: SharedGraph, key: str, loser: Stored, now: datetime) -> 
     return merged
 
 
-def is_merged(properties: Stored) -> bool:
-    """Say whether this is what is remembered of an entry that was merged."""
-    return properties.get("superseded_by") is not None and properties.get("merged_at") is not None
+def is_unfinished(properties: Stored) -> bool:
+    """Say whether this is an entry whose merge into another was begun and not finished."""
+    return properties.get("superseded_by") is not None and bool(properties.get("merge"))
 
 
 async def forget(graph: SharedGraph, key: str, merged: Stored, now: datetime) -> None:
-    """Remove what is remembered of a merged entry, `KEPT_DAYS` after its merge."""
-    if relevance.days_between(datetime.fromisoformat(merged["merged_at"]), now) > KEPT_DAYS:
+    """Remove what is remembered of an entry, `KEPT_DAYS` after its merge.
+
+    One that was stored as superseded goes as long after its last access.
+    """
+    since = datetime.fromisoformat(merged.get("merged_at") or merged["last_accessed"])
+    if relevance.days_between(since, now) > KEPT_DAYS:
         await graph.change_vertex(
             vertex_id(key), LABEL, lambda properties: None if properties == merged else properties
         )

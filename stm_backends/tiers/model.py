@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final, cast
 
 from stm_backends import handed_in
 from stm_backends.errors import ConfigurationError
+from stm_backends.telemetry.observer import Observer
+
+logger = logging.getLogger("stm_backends")
 
 ANSWER_S: Final = 120.0
 """How many seconds a model may take to answer."""
@@ -77,6 +81,21 @@ async def ask(provider: Any, prompt: str) -> str:
     if found is None:
         raise ConfigurationError(f"llm_provider answered {type(answer).__name__}, which has no text")
     return found.strip()
+
+
+async def summary(provider: Any, prompt: str, observer: Observer, tier: str) -> str | None:
+    """Return a model's answer, or `None` if it fails; then that is logged and counted.
+
+    An answer without a text raises `ConfigurationError`, as `ask` does: a retry would not help.
+    """
+    try:
+        return await ask(provider, prompt)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # noqa: BLE001 -- any provider
+        logger.warning("the model failed (%s): a summary of memories is cut text", type(error).__name__)
+        observer.memories("truncated", tier, 1)
+        return None
 
 
 def require_provider(provider: object) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any, Final, cast
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from stm_backends.errors import ConfigurationError
 from stm_backends.memory.tasks import LoopLock
-from stm_backends.tiers.graph import PAGE, Change, GraphBackend, same_properties
+from stm_backends.tiers.graph import PAGE, Change, GraphBackend, lacking, same_properties
 
 _ROOT: Final = "stm_backends:all"
 _CONTAINS: Final = "CONTAINS"
@@ -27,11 +27,9 @@ class PlainGraph:
     """
 
     def __init__(self, graph: GraphBackend) -> None:
-        if not isinstance(cast("object", graph), GraphBackend):
-            methods = [name for name in vars(GraphBackend) if not name.startswith("_")]
-            lacking = [name for name in methods if not hasattr(graph, name)]
+        if missing := lacking(graph, GraphBackend):
             raise ConfigurationError(
-                f"{type(graph).__name__} is no graph_backend; it lacks: {', '.join(lacking)}"
+                f"{type(graph).__name__} is no graph_backend; it lacks: {', '.join(missing)}"
                 " (give a Backend as backend=..., with owner=...)"
             )
         self._graph = graph

@@ -28,22 +28,56 @@ DUPLICATE_COSINE: Final = 0.9
 _SHORTEST_LINE: Final = 32
 """How many characters `truncated` keeps of each line at least, if lines can be left out instead."""
 
+_BITS: Final = 256
+"""How many bits a signature of words has."""
+
 _DAY_S: Final = 86_400.0
 
 
 def days_between(earlier: datetime, later: datetime) -> float:
     """Return the days from one time to another, at least 0: clocks of other processes may be ahead."""
-    return max((later - earlier).total_seconds() / _DAY_S, 0.0)
+    return _days(earlier.timestamp(), later.timestamp())
+
+
+def _days(earlier: float, later: float) -> float:
+    return max((later - earlier) / _DAY_S, 0.0)
 
 
 def relevance(
     *, importance: float, access_count: int, created_at: datetime, last_accessed: datetime, now: datetime
 ) -> float:
     """Return `recency * 0.3 + frequency * 0.2 + importance * 0.4 + decay * 0.1`, within [0, 1]."""
-    recency = 1.0 / (1.0 + days_between(last_accessed, now))
+    return score(importance, access_count, created_at.timestamp(), last_accessed.timestamp(), now.timestamp())
+
+
+def score(importance: float, access_count: int, created_at: float, last_accessed: float, now: float) -> float:
+    """Return the relevance, with times in seconds since 1970."""
+    recency = 1.0 / (1.0 + _days(last_accessed, now))
     frequency = min(access_count / 10.0, 1.0)
-    decay = 0.95 ** days_between(created_at, now)
+    decay = 0.95 ** _days(created_at, now)
     return min(max(recency * 0.3 + frequency * 0.2 + importance * 0.4 + decay * 0.1, 0.0), 1.0)
+
+
+class Head(NamedTuple):
+    """What ranks an entry of long-term memory, and the characters of its key and content.
+
+    Times are in seconds since 1970.
+    """
+
+    importance: float
+    access_count: int
+    created_at: float
+    last_accessed: float
+    size: int
+
+    def relevance_at(self, now: float) -> float:
+        """Return the relevance at a time in seconds since 1970."""
+        return score(self.importance, self.access_count, self.created_at, self.last_accessed, now)
+
+
+def size_of(key: str, content: object) -> int:
+    """Return how many characters an entry takes in a context window."""
+    return len(key) + len(str(content))
 
 
 def decayed(score: float, last_accessed: datetime, now: datetime) -> float:
@@ -74,6 +108,14 @@ def jaccard(one: object, other: object) -> float:
 
 def _jaccard(one: frozenset[str], other: frozenset[str]) -> float:
     return len(one & other) / len(one | other) if one and other else 0.0
+
+
+def _signature(words: Iterable[str]) -> int:
+    """Return a bit for each word, of `_BITS`; several words may share one."""
+    found = 0
+    for word in words:
+        found |= 1 << hash(word) % _BITS
+    return found
 
 
 def cosine(one: Sequence[float], other: Sequence[float]) -> float:
@@ -122,6 +164,7 @@ def duplicates(
     words = [tokens_of(one.content) for one in ranked]
     often = Counter(word for one in words for word in one)
     by_word: dict[str, list[int]] = {}
+    lacks: dict[int, int] = {}
     with_vector: dict[int, Sequence[float]] = {}
     found: list[tuple[str, str]] = []
     for index, candidate in enumerate(ranked):
@@ -131,7 +174,15 @@ def duplicates(
         rarest = sorted(own, key=lambda word: (often[word], word))
         rarest = rarest[: len(own) - math.ceil(threshold * len(own) - 1e-9) + 1]
         near = {survivor for word in rarest for survivor in by_word.get(word, ())}
-        similar = [one for one in near if _jaccard(own, words[one]) >= threshold]
+        bits, length = _signature(own), len(own)
+        similar = [
+            one
+            for one in near
+            # A word whose bit the other lacks is not in common, which is quicker to find out.
+            if (1 + threshold) * (length - (bits & lacks[one]).bit_count())
+            >= threshold * (length + len(words[one])) - 1e-9
+            and _jaccard(own, words[one]) >= threshold
+        ]
         if candidate.vector is not None:
             for compared, (survivor, vector) in enumerate(with_vector.items(), 1):
                 if cosine(candidate.vector, vector) >= least_cosine:
@@ -142,6 +193,7 @@ def duplicates(
         if similar:
             found.append((candidate.key, ranked[min(similar)].key))
             continue
+        lacks[index] = ~bits
         for word in rarest:
             by_word.setdefault(word, []).append(index)
         if candidate.vector is not None:
@@ -199,6 +251,16 @@ def absorbed(survivor: Mapping[str, Any], loser: Mapping[str, Any]) -> Fields:
     }
 
 
+def renewed(known: Mapping[str, Any] | None, entry: Mapping[str, Any]) -> Fields:
+    """Return the fields of an entry that change when it replaces a known one with its key."""
+    if known is None:
+        return {}
+    return {
+        "access_count": known["access_count"] + entry["access_count"],
+        "importance": max(known["importance"], entry["importance"]),
+    }
+
+
 def promoted(
     known: Mapping[str, Any] | None, entry: Mapping[str, Any], origin: str, *, again: bool = False
 ) -> Fields | None:
@@ -210,10 +272,12 @@ def promoted(
     """
     if known is None:
         return None if again else {**entry, "origin": origin}
-    stays = again or known.get("origin") == origin or known["created_at"] > entry["created_at"]
+    newer = known["created_at"] > entry["created_at"]
+    stays = again or known.get("origin") == origin or newer
     base: Fields = {**known} if stays else {**known, **entry, "origin": origin}
     return {
         **base,
+        "superseded_by": None if newer else entry["superseded_by"],
         "access_count": max(known["access_count"], entry["access_count"]),
         "importance": max(known["importance"], entry["importance"]),
         "last_accessed": max(known["last_accessed"], entry["last_accessed"]),

@@ -120,6 +120,12 @@ class Session:
         if operation.get("of", self.id) == self.id and effect(self, operation):
             self.done = [*self.done, operation["id"]][-_REMEMBERED:]
 
+    def after(self, operation: Operation) -> Session:
+        """Return the session after an operation; this one stays as it is."""
+        session = replace(self, entries={**self.entries}, aside=[*self.aside])
+        session.apply(operation)
+        return session
+
     def promotions(self, name: str) -> list[Promotion]:
         """Return what is due for long-term memory, for the session of this name."""
         return [
@@ -197,6 +203,10 @@ def _remember(session: Session, do: Operation) -> None:
     if session.ended:
         session.number, session.ended = session.number + 1, False
     entry: MemoryEntry = do["entry"]
+    known = session.entries.get(entry.key)
+    # Operations that earlier versions have stored lack `renews`, and had no such effect.
+    if known is not None and do.get("renews"):
+        entry = replace(entry, **relevance.renewed(vars(known.entry), vars(entry)))
     held = session.put(entry)
     # Popped, so that it becomes the most recent. What was set aside of it would be promoted over it.
     session.entries.pop(entry.key, None)

@@ -45,8 +45,8 @@ class SharedShortTermMemory(ShortTermMemory):
     session id has `#short-term` appended. Listing, export and copying of a user include it, and erasing the
     agent's conversation erases it. It expires `session_ttl_s` seconds after the last operation; `None` means
     never. Writing an entry is one round trip, as is reading; a recall is both. Contents are JSON; others
-    raise `InvalidState`. `entries` and `size` are those of the last read. The backend must be open, and stays
-    open.
+    raise `InvalidState`. `entries`, `size`, `len()` and `in` do no I/O: they answer for the last read and
+    what this process has written since. The backend must be open, and stays open.
     """
 
     def __init__(  # noqa: PLR0913 -- those of `ShortTermMemory`, and the place
@@ -70,6 +70,7 @@ class SharedShortTermMemory(ShortTermMemory):
             session_id=key.session_id,
             embedder=embedder,
             recall_cosine=recall_cosine,
+            observer=backend.observer,
             clock=clock,
             journal=ConversationJournal(backend, key, session_ttl_s),
         )
@@ -117,6 +118,8 @@ class ConversationJournal:
 
     async def write(self, operation: Operation) -> None:
         await self.conversation.add_turn(ConversationTurn(operation["op"], _encoded(operation)))
+        # A guess until the next read: other processes may have written before.
+        self.known = self.known.after(operation)
 
     async def fold(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Summarize for the conversation: apply the operations of the turns to the session."""

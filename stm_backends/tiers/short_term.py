@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
 from typing import Any, Final, Protocol, cast
 
 from stm_backends.drivers.checks import require_count
-from stm_backends.errors import ConfigurationError
+from stm_backends.errors import ConfigurationError, StmError
 from stm_backends.memory.tasks import LoopLock
 from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer
 from stm_backends.tiers import relevance
 from stm_backends.tiers.embedding import Embedder, embed
-from stm_backends.tiers.entry import MemoryEntry, MemoryTier, require_fraction, require_is_entry, utc_now
+from stm_backends.tiers.entry import (
+    MemoryEntry,
+    MemoryTier,
+    Tier,
+    require_fraction,
+    require_is_entry,
+    utc_now,
+)
+from stm_backends.tiers.holding import report_uncounted
 from stm_backends.tiers.merging import WithVector
-from stm_backends.tiers.model import ask, require_provider, summary_prompt
+from stm_backends.tiers.model import require_provider, summary, summary_prompt
 from stm_backends.tiers.session import SUMMARY_KEY, Held, Operation, Promotion, Session
 
 SUMMARY_IMPORTANCE: Final = 0.8
@@ -67,7 +75,7 @@ class LocalJournal:
         report_pruned(self._observer, self.known.pruned - before)
 
 
-class ShortTermMemory:
+class ShortTermMemory(Tier):
     """The entries of one session, at most `max_entries`, in this process.
 
     Every `refresh_interval` calls of `remember`, and whenever there are too many entries, those with a
@@ -106,16 +114,21 @@ class ShortTermMemory:
         self._embedder = embedder
         self.recall_cosine = recall_cosine
         self._clock = clock
-        self.journal = journal or LocalJournal(guarded(observer))
+        self._observer = observer = guarded(observer)
+        self.journal = journal or LocalJournal(observer)
         self._vectors: dict[str, tuple[str, list[float]]] = {}
         self._summarizing = LoopLock()
 
     async def remember(self, entry: MemoryEntry) -> None:
-        """Store an entry; it replaces one with the same key and becomes the most recent."""
+        """Store an entry; it replaces one with the same key and becomes the most recent.
+
+        Of the two, the higher importance is kept, and the accesses are added up.
+        """
         require_is_entry(entry)
         await self._write(
             "remember",
             entry=entry.copied(tier=MemoryTier.SHORT_TERM),
+            renews=True,
             at=self._clock(),
             every=self.refresh_interval,
             most=self.max_entries,
@@ -125,7 +138,8 @@ class ShortTermMemory:
     async def recall(self, query: str) -> list[MemoryEntry]:
         """Return the entries whose key, tags or content contain the query, the most relevant first.
 
-        With an embedder, entries of a similar meaning are found too. Each result counts as an access.
+        With an embedder, entries of a similar meaning are found too. An entry with `superseded_by` is not
+        found. Each result counts as an access; if that cannot be stored, it is logged and not raised.
         """
         session = await self.journal.read()
         near = await self._near(query, session)
@@ -134,7 +148,8 @@ class ShortTermMemory:
             [
                 one
                 for key, one in session.entries.items()
-                if key in near or relevance.matches(query, key, one.entry.tags, one.entry.content)
+                if one.entry.superseded_by is None
+                and (key in near or relevance.matches(query, key, one.entry.tags, one.entry.content))
             ],
         )
 
@@ -145,12 +160,11 @@ class ShortTermMemory:
         return await self._accessed(session, [held[one.key] for one in entries if one.key in held])
 
     async def get_recent(self, n: int) -> list[MemoryEntry]:
-        """Return the `n` most recently stored entries, oldest first. This does not count as an access."""
+        """Return the `n` most recently stored entries, newest first. This does not count as an access."""
         given = cast("object", n)
         if isinstance(given, bool) or not isinstance(given, int) or given < 0:
             raise ConfigurationError("n must be an integer of at least 0")
-        entries = await self.listed()
-        return entries[-n or len(entries) :]
+        return (await self.listed())[::-1][:n]
 
     async def forget(self, key: str) -> None:
         """Remove an entry, if there is one; it will not be promoted."""
@@ -163,13 +177,13 @@ class ShortTermMemory:
         if (await self.journal.read()).operations:
             await self._write("clear")
 
-    async def summarize(self, llm_provider: Any = None) -> str:
-        """Replace all but the 10 most recent entries by one with the key `__summary__`; return its text.
+    async def summarize(self, llm_provider: Any = None) -> MemoryEntry | None:
+        """Replace all but the 10 most recent entries by one with the key `__summary__`; return that entry.
 
-        The new summary covers the previous one. Without a model, texts are joined and cut to 2,000
-        characters. An empty answer changes nothing. An entry that is replaced while the model writes keeps
-        its new content; if one is forgotten, or another summary is stored, the answer is discarded and
-        requested again. Raises what the provider raises; then nothing has changed.
+        Returns `None` if there is no summary. The new summary covers the previous one. Without a model, or if
+        it fails, which is logged, texts are joined and cut to 2,000 characters. An empty answer changes
+        nothing. An entry that is replaced while the model writes keeps its new content; if one is forgotten,
+        or another summary is stored, the answer is discarded and requested again.
         """
         require_provider(llm_provider)
         async with self._summarizing.here():
@@ -183,15 +197,19 @@ class ShortTermMemory:
                 if not text or await self._replaced_by_summary(session.id, text, previous, batch):
                     break
                 session = await self.journal.read()
-            summary = (await self.journal.read()).entries.get(SUMMARY_KEY)
-            return "" if summary is None else str(summary.entry.content)
+            stored = (await self.journal.read()).entries.get(SUMMARY_KEY)
+            return None if stored is None else stored.entry.copied()
 
     async def _summary_of(self, previous: Held | None, batch: list[Held], llm_provider: Any) -> str:
+        current = [one.entry for one in batch if one.entry.superseded_by is None]
         if llm_provider is not None:
-            entries = [one.entry for one in ([previous] if previous else []) + batch]
+            entries = [*([previous.entry] if previous else []), *current]
             described = [(one.key, one.importance, one.content) for one in entries]
-            return await ask(llm_provider, summary_prompt(described, SUMMARY_TOKENS))
-        newer = [f"[{one.entry.key}] {one.entry.content}" for one in batch]
+            prompt = summary_prompt(described, SUMMARY_TOKENS)
+            answer = await summary(llm_provider, prompt, self._observer, MemoryTier.SHORT_TERM.value)
+            if answer is not None:
+                return answer
+        newer = [f"[{one.key}] {one.content}" for one in current]
         return relevance.truncated(str(previous.entry.content) if previous else "", newer, MOST_CHARACTERS)
 
     async def _replaced_by_summary(
@@ -255,10 +273,10 @@ class ShortTermMemory:
         return _copies(await self.journal.read())
 
     async def with_vectors(self) -> list[WithVector]:
-        """Return copies of all entries, each with its vector, or `None` without an embedder."""
+        """Return copies of the entries that no other supersedes, each with its vector if it has one."""
         session = await self.journal.read()
         vectors = {} if self._embedder is None else await self._all_vectors(self._embedder, session)
-        return [(one, vectors.get(one.key)) for one in _copies(session)]
+        return [(one, vectors.get(one.key)) for one in _copies(session) if one.superseded_by is None]
 
     async def discard(self, entry: MemoryEntry) -> bool:
         """Remove an entry unless it was changed or accessed since; say whether it was removed."""
@@ -298,10 +316,8 @@ class ShortTermMemory:
         """Copies of all entries that this process knows of, in the order in which they were stored."""
         return _copies(self.journal.known)
 
-    @property
-    def size(self) -> int:
-        """The number of entries that this process knows of."""
-        return len(self.journal.known.entries)
+    def _keys(self) -> Collection[str]:
+        return self.journal.known.entries.keys()
 
     async def _write(self, name: str, **fields: Any) -> str:
         """Carry out an operation; returns its id."""
@@ -315,13 +331,22 @@ class ShortTermMemory:
         return identity in (await self.journal.read()).done
 
     async def _accessed(self, session: Session, found: list[Held]) -> list[MemoryEntry]:
-        now = self._clock()
-        if found:
-            entries = [[one.entry.key, one.content_at] for one in found]
+        now, entries = self._clock(), [one.entry for one in found]
+        if found and await self._counted(session, found, now):
+            entries = [one.accessed(now) for one in entries]
+        else:
+            entries = [one.copied() for one in entries]
+        return sorted(entries, key=lambda one: one.relevance_at(now), reverse=True)
+
+    async def _counted(self, session: Session, found: list[Held], now: datetime) -> bool:
+        """Count an access to entries; only reports a failure, because reading them has succeeded."""
+        entries = [[one.entry.key, one.content_at] for one in found]
+        try:
             await self._write("access", of=session.id, entries=entries, at=now)
-        return sorted(
-            (one.entry.accessed(now) for one in found), key=lambda one: one.relevance_at(now), reverse=True
-        )
+        except StmError as error:
+            report_uncounted(self._observer, MemoryTier.SHORT_TERM, len(found), error)
+            return False
+        return True
 
     async def _near(self, query: str, session: Session) -> set[str]:
         if self._embedder is None or not session.entries or not query.strip():

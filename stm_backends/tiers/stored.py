@@ -18,13 +18,14 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias, cast
 
 from stm_backends.errors import InvalidState
 from stm_backends.tiers import relevance
 from stm_backends.tiers.entry import MemoryEntry
 from stm_backends.tiers.graph import Change
+from stm_backends.tiers.relevance import Head
 
 Stored: TypeAlias = Mapping[str, Any]
 
@@ -41,6 +42,27 @@ def live(properties: Stored | None) -> Stored | None:
     return None if properties is None or properties.get("superseded_by") is not None else properties
 
 
+def head_of(properties: Stored) -> Head | None:
+    """Return what ranks an entry; `None` for one that is superseded, and for any other properties."""
+    if live(properties) is None:
+        return None
+    try:
+        return Head(
+            properties["importance"],
+            properties["access_count"],
+            _seconds(properties["created_at"]),
+            _seconds(properties["last_accessed"]),
+            relevance.size_of(properties["key"], properties["content"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _seconds(text: str) -> float:
+    time = datetime.fromisoformat(text)
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+
+
 def identity(entry: MemoryEntry) -> str:
     """Return what identifies this content of an entry."""
     text = f"{entry.created_at.isoformat()}\n{json.dumps(entry.content, sort_keys=True)}"
@@ -52,12 +74,14 @@ def has_content(properties: Stored, identified: str) -> bool:
     return identity(MemoryEntry.from_dict(properties)) == identified
 
 
-def accessed(now: datetime) -> Change:
-    """Return the change that counts an access."""
+def accessed(now: datetime, largest: int | None = None) -> Change:
+    """Return the change that counts an access, unless the entry has more than `largest` characters."""
 
     def change(properties: Stored | None) -> Stored | None:
         known = live(properties)
         if known is None:
+            return properties
+        if largest is not None and relevance.size_of(known["key"], known["content"]) > largest:
             return properties
         return {**known, **MemoryEntry.from_dict(known).accessed(now).to_dict()}
 
@@ -71,7 +95,7 @@ def promotion(entry: MemoryEntry, fields: Stored, *, again: bool = False) -> Cha
     def change(properties: Stored | None) -> Stored | None:
         known = live(properties)
         if properties is not None and known is None and properties["created_at"] >= fields["created_at"]:
-            # It was promoted before and merged into another, or such a merge is still to be finished.
+            # It was promoted before and is superseded, or a merge of it is still to be finished.
             return properties
         promoted = relevance.promoted(known, fields, origin, again=again)
         return properties if promoted is None else promoted

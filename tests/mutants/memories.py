@@ -219,6 +219,15 @@ class BlanksTheSummary(Broken):
         return answer if self.asked.estimate(answer["summary"]) <= limit else {"summary": "-"}
 
 
+class LosesTheEndOfASummary(Broken):
+    """Cuts a summary at its end, where its newest facts stand."""
+
+    async def summarize(self, request: Mapping[str, Any]) -> Any:
+        answer = await super().summarize(request)
+        most = 4 * self.asked.budget.summary_max_tokens - 20
+        return answer if len(answer["summary"]) <= most else {"summary": answer["summary"][:most]}
+
+
 class DropsWhatIsLarge(Broken):
     """Shows nothing of a turn that is not within the budget as a whole."""
 

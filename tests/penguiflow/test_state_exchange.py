@@ -48,6 +48,10 @@ TURNS = st.builds(
 )
 
 
+# PenguiFlow stores `artifacts_shown` and does not show them.
+PLAIN_TURNS = TURNS.map(lambda turn: dataclasses.replace(turn, artifacts_shown={}))
+
+
 def pf_config(strategy: Any = "rolling_summary", zone: int = 2, **given: Any) -> Any:
     budget = {
         name: given.pop(name)
@@ -104,7 +108,11 @@ async def views(memory: Any) -> tuple[Any, int, str]:
 # The same turns give the same states and views
 
 
-@given(turns=st.lists(TURNS, max_size=8), zone=st.integers(0, 4), digests=st.booleans())
+@given(
+    turns=st.lists(TURNS, max_size=8) | st.lists(PLAIN_TURNS, max_size=8),
+    zone=st.integers(0, 4),
+    digests=st.booleans(),
+)
 @settings(deadline=None, max_examples=60)
 @pytest.mark.parametrize("strategy", ["none", "truncation", "rolling_summary"])
 def test_the_same_turns_make_the_same_state_and_view(
@@ -117,12 +125,13 @@ def test_the_same_turns_make_the_same_state_and_view(
                 await memory.add_turn(turn)
                 await memory.flush()
             assert without_ours(mine.to_dict()) == theirs.to_dict()
-            assert await views(mine) == await views(theirs)
+            if not any(turn.artifacts_shown for turn in turns):
+                assert await views(mine) == await views(theirs)
 
     clock.run(main())
 
 
-@given(turns=st.lists(TURNS, max_size=8), zone=st.integers(0, 5), total=st.integers(10, 120))
+@given(turns=st.lists(PLAIN_TURNS, max_size=8), zone=st.integers(0, 5), total=st.integers(10, 120))
 @settings(deadline=None, max_examples=80)
 def test_truncation_within_a_budget_makes_the_same_state_and_view(
     turns: list[Any], zone: int, total: int
@@ -242,8 +251,10 @@ def test_a_state_survives_the_way_there_and_back(strategy: str, turns: list[Any]
             for writer in (theirs, mine):
                 reader.from_dict(sent(writer.to_dict()))
                 assert without_ours(reader.to_dict()) == theirs.to_dict()
-                assert reader.estimate_tokens() == writer.estimate_tokens()
-            assert await reader.get_llm_context() == await theirs.get_llm_context()
+                if not any(turn.artifacts_shown for turn in turns):
+                    assert reader.estimate_tokens() == writer.estimate_tokens()
+            if not any(turn.artifacts_shown for turn in turns):
+                assert await reader.get_llm_context() == await theirs.get_llm_context()
         for memory in (theirs, mine, their_reader, my_reader):
             await memory.flush()
 

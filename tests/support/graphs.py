@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
+
+from stm_backends.telemetry.observer import Observer
 
 
 class GraphAround:
@@ -22,3 +25,13 @@ class GraphAround:
         for name in dir(inner):
             if not name.startswith("_") and not hasattr(type(self), name):
                 setattr(self, name, getattr(inner, name))
+
+
+class Counting(Observer):
+    """Adds up the events of the tiers."""
+
+    def __init__(self) -> None:
+        self.counts = Counter[tuple[str, str]]()
+
+    def memories(self, event: str, tier: str, count: int) -> None:
+        self.counts[event, tier] += count

@@ -63,7 +63,7 @@ def use_every_instrument(telemetry: Telemetry) -> None:
         raise LookupError
     for event in ("appended", "folded", "dropped"):
         telemetry.turns(event, 1)
-    for event in ("promoted", "pruned", "merged"):
+    for event in ("promoted", "pruned", "merged", "truncated", "uncounted"):
         telemetry.memories(event, "long_term", 1)
     telemetry.race_lost()
     telemetry.clear_text_met()

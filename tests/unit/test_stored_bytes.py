@@ -75,7 +75,7 @@ VALUES = st.recursive(
 
 OBJECTS = st.dictionaries(FIELDS, VALUES, max_size=8)
 
-KINDS = ("turn", "body", "state", "user", "items", "log", "keys", "vertex", "edge", "postings")
+KINDS = ("turn", "body", "state", "user", "items", "log", "keys", "vertex", "edge", "postings", "heads")
 
 
 def nested(depth: int) -> bytes:

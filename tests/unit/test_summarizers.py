@@ -15,7 +15,7 @@ from stm_backends.memory.summarizers import ExtractiveSummarizer
 from stm_backends.memory.view import is_blank
 from stm_backends.types import default_token_estimator
 
-TAGS = ("session_summary", "key_facts", "tools_used")
+TAGS = ("session_summary", "key_facts", "tools_used", "pending")
 
 ROOM_FOR_A_LINE = 200
 """Characters that the shortest summary in tags may take."""
@@ -149,9 +149,24 @@ def test_sections_that_a_model_wrote_on_one_line_are_understood():
 
 
 def test_a_section_that_only_a_model_knows_becomes_prose_with_a_label():
-    summary = summarize("<pending>\n- payment method\n</pending>", [turn("I want tea.")])
+    summary = summarize("<mood>\n- in a hurry\n</mood>", [turn("I want tea.")])
 
-    assert summary.split("\n")[1:3] == ["pending:", "- payment method"]
+    assert summary.split("\n")[1:3] == ["mood:", "- in a hurry"]
+
+
+def test_questions_of_the_last_turn_are_pending_until_the_next():
+    open_ = summarize("", [turn("I want a table.", "Gladly. For which day? Anything else I can do?")])
+    assert section(open_, "pending") == ["Assistant asked: For which day?"]
+    assert section(summarize(open_, []), "pending") == section(open_, "pending")
+    settled = summarize(open_, [turn("Friday, at 8.", "Booked at Sino. Is there anything else?")])
+    assert "<pending>" not in settled
+
+
+def test_what_a_model_noted_as_pending_stays_pending():
+    previous = "<session_summary>\nHi.\n<pending>\n- payment method\n</pending>\n</session_summary>"
+    summary = summarize(previous, [turn("I want tea.", "Green or black?")])
+    assert section(summary, "pending") == ["payment method", "Assistant asked: Green or black?"]
+    assert section(summarize(summary, [], max_tokens=40), "pending") == section(summary, "pending")
 
 
 def test_tags_in_what_people_say_do_not_open_sections():

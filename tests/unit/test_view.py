@@ -320,8 +320,45 @@ def test_a_cut_summary_fits_says_something_and_keeps_its_closing_tag(
 
 
 def test_a_summary_is_cut_no_more_than_it_must_be() -> None:
-    assert summary_within_budget("x" * 100, config(summary_max_tokens=10)) == "x" * 39
+    assert summary_within_budget("x" * 100, config(summary_max_tokens=10)) == f"{'x' * 18}\n…\n{'x' * 18}"
     assert summary_within_budget("x" * 39, config(summary_max_tokens=10)) == "x" * 39
+
+
+NEWEST = (
+    "<tools_used>\n- Reserve: confirmed\n</tools_used>\n<pending>\n- Under which name?\n</pending>\n"
+    "</session_summary>"
+)
+
+
+def test_a_cut_summary_keeps_its_head_and_its_newest_end() -> None:
+    facts = "\n".join(f"- fact {number}" for number in range(500))
+    summary = f"<session_summary>\nA trip to Rome.\n<key_facts>\n{facts}\n</key_facts>\n{NEWEST}"
+    cut = cut_summary(summary, lambda text: len(text) <= 400)
+    assert 395 <= len(cut) <= 400
+    assert cut.startswith("<session_summary>\nA trip to Rome.\n<key_facts>\n- fact 0\n")
+    assert cut.endswith(f"- fact 499\n</key_facts>\n{NEWEST}")
+    assert cut.count("<key_facts>") == cut.count("</key_facts>") == 1
+
+
+def test_a_section_of_which_only_the_end_is_kept_is_opened_again() -> None:
+    facts = "\n".join(f"- fact {number}" for number in range(100))
+    summary = f"<session_summary>\n{'word ' * 500}\n<key_facts>\n{facts}\n</key_facts>\n</session_summary>"
+    cut = cut_summary(summary, lambda text: len(text) <= 300)
+    head, _, end = cut.partition("\n…\n")
+    assert head.endswith("word word w")
+    assert end.startswith("<key_facts>\n")
+    assert end.endswith("- fact 99\n</key_facts>\n\n</session_summary>".replace("\n\n", "\n"))
+
+
+@pytest.mark.parametrize("size", range(150, 420))
+def test_a_cut_at_any_place_breaks_no_tag(size: int) -> None:
+    lines = "\n".join(f"- {number}" for number in range(20))
+    inner = "".join(f"<{tag}>\n{lines}\n</{tag}>\n" for tag in ("key_facts", "tools_used", "pending"))
+    cut = cut_summary(f"<session_summary>\n{inner}</session_summary>", lambda text: len(text) <= size)
+    assert len(cut) <= size
+    opened = re.findall(r"<(\w+)>", cut)
+    assert sorted(opened) == sorted(re.findall(r"</(\w+)>", cut))
+    assert not re.search(r"<[^>]*$|^[^<]*>", re.sub(r"</?\w+>", "", cut))
 
 
 def test_an_odd_estimator_never_doubles_the_closing_tag() -> None:

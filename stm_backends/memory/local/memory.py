@@ -31,6 +31,7 @@ from stm_backends.memory.local.state import (
 from stm_backends.memory.local.stores import StateSlot, warn_unwritable
 from stm_backends.memory.policy import Fold, Recover, Step, Trim, Wait
 from stm_backends.memory.tasks import Background, LoopLock
+from stm_backends.memory.view import artifact_in
 from stm_backends.protocols import Summarizer
 from stm_backends.races import Lost, contend
 from stm_backends.records.body import Body
@@ -165,8 +166,11 @@ class DefaultShortTermMemory:
         return [own_turn(stored).turn for stored in self._conversation.state.turns]
 
     def get_artifact(self, ref: str) -> Any | None:
-        """Return `None`: this memory keeps references to hidden artifacts, not the artifacts."""
-        del ref
+        """Return what the newest retained turn that has `ref` in `artifacts_shown` stored there, or `None`.
+
+        Of hidden artifacts a turn has only the references.
+        """
+        return artifact_in(self._conversation.state.turns, ref)
 
     @observed
     async def flush(self, timeout: float | None = None) -> None:

@@ -21,6 +21,7 @@ from stm_backends.memory.policy import Fold, Recover, Wait
 from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.due import Held
 from stm_backends.memory.shared.folds import Stats, attempt_of
+from stm_backends.memory.view import artifact_in
 from stm_backends.protocols import Summarizer
 from stm_backends.races import Lost, contend
 from stm_backends.records.codec import Codec
@@ -30,6 +31,7 @@ from stm_backends.records.limits import UNLIMITED, Guard, Whose, characters_of
 from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer, observed
 from stm_backends.types import (
+    AHEAD_S,
     ConversationTurn,
     MemoryHealth,
     MemoryKey,
@@ -96,6 +98,14 @@ class DistributedShortTermMemory:
         """
         return self._shared.view(self._shared.known(), self._config).tokens
 
+    def get_artifact(self, ref: str) -> Any | None:
+        """Return what the newest turn that has `ref` in `artifacts_shown` stored there, or `None`.
+
+        Answers from the last load and this process's turns since, for turns that are retained in full. Of
+        hidden artifacts a turn has only the references.
+        """
+        return artifact_in(self._shared.known().turns, ref)
+
     @observed
     async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
         """Store a completed turn in one round trip, regardless of what other processes do.
@@ -104,8 +114,8 @@ class DistributedShortTermMemory:
         the last 256 turns that left the record, and for at least ten operation deadlines). If the first was
         acknowledged to this process, it loads instead of writing; any other repeat is acknowledged once it is
         as durable as the datastore promises. A full record is summarized at once; while summarizing fails, it
-        loses its oldest pending turns, so that this turn is stored. A turn without a time (`ts=0`) gets the
-        current one.
+        loses its oldest pending turns, so that this turn is stored. A turn without a time (`ts=0`), or with
+        one more than a day ahead, gets the current one.
 
         Raises `InvalidState` for a turn that is not JSON, `MemoryBudgetExceeded` if `overflow_policy="error"`
         rejects the turn, `LimitReached`, `TooLarge`, and `OutcomeUnknown` if the turn was perhaps stored.
@@ -185,8 +195,9 @@ class DistributedShortTermMemory:
         Raises `InvalidState`, and `LimitReached` for a turn of too many characters.
         """
         stored = StoredTurn(as_turn_id(turn_id), as_turn(turn))
-        if not stored.turn.ts:
-            stored.turn.ts = self._shared.clock()
+        now = self._shared.clock()
+        if not 0 < stored.turn.ts <= now + AHEAD_S:
+            stored.turn.ts = now
         with self._guard.reporting(self._whose, "add_turn"):
             self._guard.require("turn_characters", lambda: characters_of(stored.turn))
         return stored

@@ -196,6 +196,11 @@ class MemoryRouter:
         _, memory = self._bound("estimate_tokens")
         return self._config.estimate("{}") if memory is None else memory.estimate_tokens()
 
+    def get_artifact(self, ref: str) -> Any | None:
+        """Return an artifact of the bound conversation, or `None`."""
+        _, memory = self._bound("get_artifact", shows=True)
+        return None if memory is None else memory.get_artifact(ref)
+
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until nothing of the bound conversation is pending."""
         _, memory = self._bound("flush")

@@ -119,7 +119,8 @@ class Summarizing(Contract):
         self, bench: MemoryBench
     ) -> None:
         summarizer = LedgerSummarizer()
-        summarizer.answers = [{"summary": f"<session_summary>{'word ' * 2000}</session_summary>"}]
+        text = f"the subject {'word ' * 2000} the newest fact"
+        summarizer.answers = [{"summary": f"<session_summary>{text}</session_summary>"}]
         memory = await bench.memory(config(summary_max_tokens=50, overflow_policy="error"), summarizer)
         for number in range(3):
             await memory.add_turn(turn(number))
@@ -128,6 +129,8 @@ class Summarizing(Contract):
         assert len(summary) // 4 + 1 <= 50, "the summary must be within `summary_max_tokens`"
         assert summary.endswith("</session_summary>"), "a summary that is cut must keep its closing tag"
         assert len(summary) > 150, "a summary must not be cut to less than its budget allows"
+        assert "the newest fact" in summary, "a summary that is cut must keep its end"
+        assert "the subject" in summary, "a summary that is cut must keep its head"
 
     @pytest.mark.parametrize(
         "nonsense",

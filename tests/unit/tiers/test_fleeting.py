@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from stm_backends.tiers import FleetingMemory, MemoryTier
+import threading
+from typing import Any
+
+from stm_backends.tiers import FleetingMemory, MemoryManager, MemoryTier
 
 
 async def test_the_api_example_of_fleeting_memory() -> None:
@@ -30,11 +33,15 @@ async def test_recall_searches_keys_and_values_for_a_substring() -> None:
     assert await mem.recall("none") == []
 
 
-async def test_what_the_caller_changes_in_fleeting_memory_is_not_stored() -> None:
-    mem = FleetingMemory()
-    value = {"list": [1]}
-    await mem.remember("k", value)
-    value["list"].append(2)
-    [found] = await mem.recall("k")
-    found.content["list"].append(3)
-    assert (await mem.recall("k"))[0].content == {"list": [1]}
+async def test_fleeting_memory_keeps_any_object_by_reference(manager: Any) -> None:
+    memory: MemoryManager = manager()
+    scratch, lock = {"list": [1]}, threading.Lock()
+    for key, value in [("scratch", scratch), ("lock", lock)]:
+        entry = await memory.remember(key, value, MemoryTier.FLEETING)
+        assert entry.content is value
+    scratch["list"].append(2)
+    [found] = await memory.recall("scratch", tiers=[MemoryTier.FLEETING])
+    assert found.content is scratch
+    assert [one.content for one in memory.fleeting.entries] == [scratch, lock]
+    found.importance = 1.0
+    assert [one.importance for one in memory.fleeting.entries] == [0.0, 0.0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -22,7 +21,7 @@ from stm_backends.tiers import (
     SharedShortTermMemory,
     ShortTermMemory,
 )
-from tests.support.graphs import GraphAround
+from tests.support.graphs import Counting, GraphAround
 
 LONG = MemoryTier.LONG_TERM
 
@@ -392,16 +391,6 @@ def test_a_graph_and_a_backend_together_are_refused(manager: Any, new_graph: Any
         manager(backend=backend)
     with pytest.raises(ConfigurationError):
         manager(owner=("acme", "u1"))
-
-
-class Counting(Observer):
-    """Adds up the events of the tiers."""
-
-    def __init__(self) -> None:
-        self.counts = Counter[tuple[str, str]]()
-
-    def memories(self, event: str, tier: str, count: int) -> None:
-        self.counts[event, tier] += count
 
 
 async def test_promotions_prunes_and_merges_are_reported(clock: Any) -> None:

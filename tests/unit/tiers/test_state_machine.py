@@ -116,7 +116,10 @@ class Tiers(RuleBasedStateMachine):
     def remember(self, key: str, content: Any, importance: float, tier: MemoryTier) -> None:
         self.run(self.memory.remember(key, content, tier=tier, importance=importance))
         weight = 0.0 if tier is MemoryTier.FLEETING else importance
-        self.expected[tier][key] = Expected(content, weight, self.now, self.now)
+        known = self.expected[tier].get(key) or Expected(content, weight, self.now, self.now)
+        self.expected[tier][key] = Expected(
+            content, max(weight, known.importance), self.now, self.now, known.accesses
+        )
         if tier is MemoryTier.SHORT_TERM:
             self.aside.pop(key, None)
 

@@ -18,7 +18,7 @@ from stm_backends.tiers import (
     MemoryTier,
 )
 from stm_backends.tiers.graph import Change
-from tests.support.graphs import GraphAround
+from tests.support.graphs import Counting, GraphAround
 
 LONG = MemoryTier.LONG_TERM
 
@@ -159,7 +159,7 @@ async def test_an_entry_forgotten_while_the_model_summarizes_is_gone(model: Any,
         await memory.forget("k0")
 
     model.during = forget
-    assert await memory.short_term.summarize(model) == "without it"
+    assert (await memory.short_term.summarize(model)).content == "without it"
     assert len(model.prompts) == 2
     assert "fact 0" not in model.prompts[1]
 
@@ -176,7 +176,7 @@ async def test_a_summary_forgotten_while_the_next_is_written_is_gone(model: Any,
         await memory.forget("__summary__")
 
     model.answer, model.during = "with the secret", forget
-    assert await memory.short_term.summarize(model) == "without it"
+    assert (await memory.short_term.summarize(model)).content == "without it"
     assert "the secret" in model.prompts[1]
     assert "the secret" not in model.prompts[2]
 
@@ -231,24 +231,30 @@ async def test_an_empty_answer_of_the_model_changes_nothing(model: Any, answer: 
     await memory.remember("k", "v", tier=LONG)
     model.answer = answer
     before = await memory.short_term.listed()
-    assert await memory.short_term.summarize(model) == ""
+    assert await memory.short_term.summarize(model) is None
     assert await memory.short_term.listed() == before
     assert await memory.gc.improve_memory(LONG) == 0
     assert await stored(memory) == {"k": "v"}
 
 
-async def test_a_failing_model_changes_nothing_and_is_an_error(model: Any, manager: Any) -> None:
-    memory = manager(llm_provider=model)
+async def test_a_model_that_fails_leaves_a_summary_of_cut_text(
+    model: Any, manager: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    counted = Counting()
+    memory = manager(llm_provider=model, observer=counted)
     await memory.remember("important", "the key fact", importance=0.9)
-    await memory.remember("scratch", 1, tier=MemoryTier.FLEETING)
     await fill(memory)
-    model.answer = RuntimeError("no model")
-    before = await memory.short_term.listed()
-    with pytest.raises(RuntimeError, match="no model"):
-        await memory.gc.on_session_end()
-    assert await memory.short_term.listed() == before
-    assert await stored(memory) == {"important": "the key fact"}
+    model.answer = RuntimeError("no model: the secret of a user")
+    await memory.gc.on_session_end()
+    summary = next(one for one in await memory.short_term.listed() if one.key == "__summary__")
+    assert "[k0] fact 0" in summary.content
+    assert await memory.gc.summarize_context([summary]) == f"[__summary__] {summary.content}"
+    assert (await stored(memory))["important"] == "the key fact"
     assert memory.fleeting.size == 0
+    # A session in a conversation reports to the observer of its backend.
+    assert counted.counts["truncated", "short_term"] in (1, 2)
+    assert "RuntimeError" in caplog.text
+    assert "secret" not in caplog.text
 
 
 async def test_a_second_truncated_summary_keeps_some_of_the_newer_batch(manager: Any) -> None:
@@ -258,10 +264,10 @@ async def test_a_second_truncated_summary_keeps_some_of_the_newer_batch(manager:
     await memory.short_term.summarize()
     for number in range(11):
         await memory.remember(f"b{number}", "second " * 1000)
-    text = await memory.short_term.summarize()
+    text = (await memory.short_term.summarize()).content
     for number in range(11):
         await memory.remember(f"c{number}", "third " * 1000)
-    again = await memory.short_term.summarize()
+    again = (await memory.short_term.summarize()).content
     assert max(len(text), len(again)) <= 2000
     assert "first" in again
     assert "second" in text
@@ -530,7 +536,7 @@ async def test_a_held_entry_does_not_replace_a_newer_one(clock: Any, manager: An
 
 async def test_what_the_caller_changes_afterwards_is_not_stored(manager: Any) -> None:
     memory = manager()
-    for tier in MemoryTier:
+    for tier in (MemoryTier.SHORT_TERM, LONG):
         value, tags = {"list": [1]}, ["a"]
         entry = await memory.remember("k", value, tier=tier, tags=tags)
         value["list"].append(2)
@@ -541,7 +547,7 @@ async def test_what_the_caller_changes_afterwards_is_not_stored(manager: Any) ->
         found.content["list"].append(4)
         [again] = await memory.recall("k", tiers=[tier])
         assert again.content == {"list": [1]}
-        assert again.tags == ([] if tier is MemoryTier.FLEETING else ["a"])
+        assert again.tags == ["a"]
 
 
 async def test_ending_a_session_twice_promotes_once(model: Any, manager: Any) -> None:

@@ -1,0 +1,122 @@
+"""The heads of a user's memories: what ranks them, in one record and without their contents.
+
+```
+body   {"heads": {vertex id: head, ...}}
+entry  {"heads": {vertex id: head, ...}, "gone": [vertex id, ...]}
+```
+
+A head is `[importance, access_count, created_at, last_accessed, size]`, with times in seconds since 1970 and
+the size in characters, or `null` for a vertex that is not a memory or is superseded. Heads are hints: the
+listing of the vertices says which exist, and each vertex says what it is. So nothing fails without them, and
+they may be written after the vertex, and by some processes only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any, Final, TypeAlias
+
+from stm_backends.drivers.contract import Driver, Record
+from stm_backends.errors import Corrupt, StorageError
+from stm_backends.memory.tasks import LoopLock
+from stm_backends.records import keys, ledger
+from stm_backends.records.codec import Codec
+from stm_backends.records.directory import Directory
+from stm_backends.tiers.relevance import Head
+
+logger = logging.getLogger("stm_backends")
+
+AT_ONCE: Final = 1000
+"""How many heads one entry has at most."""
+
+
+Known: TypeAlias = dict[str, tuple[str, Head | None]]
+"""Vertex ids and heads, by the name of the vertex's record."""
+
+
+class Heads:
+    """The heads of one owner's graph, kept between reads while their record has the same version."""
+
+    def __init__(self, driver: Driver, codec: Codec, directory: Directory, owner: tuple[str, str]) -> None:
+        self._driver = driver
+        self._codec = codec
+        self._directory = directory
+        self._owner = owner
+        self._at = keys.heads_key(*owner)
+        self._known: Known = {}
+        self._version, self._length = "", 0
+        self._waiting: dict[str, Head | None] = {}
+        self._gone: set[str] = set()
+        self._writing = LoopLock()
+
+    async def read(self) -> Known:
+        """Return the heads that are stored, in one load; none if they cannot be read, which is logged."""
+        record = await self._driver.load(self._at)
+        version, tail = ("", ()) if record is None else (record.version, record.tail)
+        try:
+            if version != self._version or len(tail) < self._length:
+                self._known, self._length = self._bodied(record), 0
+            for entry in tail[self._length :]:
+                self._apply(self._known, self._codec.open("heads", entry))
+        except Corrupt as error:
+            logger.warning("could not read what ranks memories; each of them is loaded instead: %s", error)
+            self._known, version, tail = {}, "", ()
+        self._version, self._length = version, len(tail)
+        return {**self._known}
+
+    def has(self, vertex_id: str) -> bool:
+        """Say whether a vertex had a head when they were last read."""
+        return self._known.get(self._name(vertex_id), ("", None))[1] is not None
+
+    async def note(self, heads: Mapping[str, Head | None], gone: Iterable[str] = ()) -> None:
+        """Store heads by vertex id; only logs a failure. Concurrent calls share one append."""
+        for vertex_id, head in heads.items():
+            if self._known.get(self._name(vertex_id)) != (vertex_id, head):
+                self._waiting[vertex_id] = head
+        self._gone.update(gone)
+        async with self._writing.here():
+            waiting, self._waiting = iter(self._waiting.items()), {}
+            removed, self._gone = sorted(self._gone), set()
+            try:
+                while (some := dict(islice(waiting, AT_ONCE))) or removed:
+                    await self._append(self._codec.seal("heads", {"heads": some, "gone": removed}))
+                    removed = []
+            except StorageError as error:
+                logger.warning("could not store what ranks memories; a context window will: %s", error)
+
+    async def _append(self, entry: bytes) -> None:
+        async with self._directory.listed(self._owner) as listing:
+            appended = await ledger.append_and_fold(self._driver, self._at, entry, self._folded)
+            listing.created = appended.created
+
+    def _name(self, vertex_id: str) -> str:
+        return keys.vertex_key(*self._owner, vertex_id).name
+
+    def _bodied(self, record: Record | None) -> Known:
+        known: Known = {}
+        if record is not None and record.body is not None:
+            self._apply(known, self._codec.open("heads", record.body))
+        return known
+
+    def _apply(self, known: Known, content: Mapping[str, Any]) -> None:
+        try:
+            for vertex_id in content.get("gone", ()):
+                known.pop(self._name(vertex_id), None)
+            for vertex_id, head in content.get("heads", {}).items():
+                known[self._name(vertex_id)] = vertex_id, None if head is None else _head(head)
+        except (AttributeError, TypeError, ValueError, OverflowError):
+            raise Corrupt("the stored heads of a graph have a field of another type") from None
+
+    def _folded(self, record: Record) -> bytes:
+        known = self._bodied(record)
+        for entry in record.tail:
+            self._apply(known, self._codec.open("heads", entry))
+        return self._codec.seal("heads", {"heads": dict(known.values())})
+
+
+def _head(numbers: list[Any]) -> Head:
+    """Return a stored head; a later version of this library may add numbers at the end."""
+    importance, access_count, created_at, last_accessed, size, *_ = numbers
+    return Head(float(importance), int(access_count), float(created_at), float(last_accessed), int(size))
