@@ -139,14 +139,6 @@ class PostgresDriver:
                 if self._given is None:
                     self._settings.require_files()
                 await self._make_ready()
-            except exceptions.ClientConfigurationError as error:
-                await self.close()
-                # Its message quotes hosts, files and modes.
-                raise ConfigurationError(
-                    "asyncpg cannot connect with these settings; check the URL, the environment (PGHOST, "
-                    "PGUSER, ...) and the files that they name; sslmode=verify-full needs sslrootcert=FILE "
-                    f"or sslrootcert=system ({type(error).__name__})"
-                ) from None
             except BaseException:
                 await self.close()
                 raise
@@ -431,6 +423,13 @@ class PostgresDriver:
     async def _use(self, lender: Lender, operation: str, send: Callable[[Connection], Awaitable[T]]) -> T:
         try:
             connection = await lender.take()
+        except exceptions.ClientConfigurationError as error:
+            # Its message quotes hosts, files and modes.
+            raise ConfigurationError(
+                "asyncpg cannot connect with these settings; check the URL, the environment (PGHOST, "
+                "PGUSER, ...) and the files that they name; sslmode=verify-full needs sslrootcert=FILE "
+                f"or sslrootcert=system ({type(error).__name__})"
+            ) from None
         except Exception as error:
             ours = unsent(error, operation)
             if ours is None:
