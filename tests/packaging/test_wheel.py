@@ -230,13 +230,13 @@ client = boto3.client(
     endpoint_url="http://127.0.0.1:1", config=Config(retries={"total_max_attempts": 1}),
 )
 async def main():
-    async with stm_backends.open_backend("dynamo", client=client):
-        pass
+    async with stm_backends.open_backend("dynamo", client=client) as backend:
+        await backend.ping()
 asyncio.run(main())
 """
     done = run(executable, "-I", "-W", "error", "-c", program, cwd=tmp_path, check=False)
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("stm_backends.errors.Unavailable: dynamo.open: no connection could be made")
+    assert last.startswith("stm_backends.errors.Unavailable: dynamo.load: no connection could be made")
 
 
 @pytest.mark.parametrize("extra", FRAMEWORKS)
@@ -267,5 +267,5 @@ asyncio.run(main())
 def test_the_command_without_its_extra_says_how_to_install_it(python: Path, tmp_path: Path) -> None:
     done = run(python.with_name("stm-backends"), "drivers", cwd=tmp_path, check=False)
     assert done.returncode != 0
-    assert 'pip install "typer>=' in done.stderr
+    assert 'pip install "rich>=' in done.stderr
     assert "Traceback" not in done.stderr
