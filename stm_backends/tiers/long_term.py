@@ -244,7 +244,8 @@ class LongTermMemory(Tier):
     async def listed(self) -> list[MemoryEntry]:
         """Return all entries. This does not count as an access."""
         found = [entry async for entry, _ in self._all()]
-        self._known.seen.update((entry.key, entry.copied()) for entry in found)
+        if self._known.reading is None:
+            self._known.seen.update((entry.key, entry.copied()) for entry in found)
         return found
 
     async def with_vectors(self) -> list[WithVector]:
