@@ -223,7 +223,8 @@ async def test_resealing_repeats_a_write_whose_answer_was_lost(world: World) -> 
 
 
 @clock.virtually
-async def test_resealing_gives_up_a_record_that_changes_each_time(world: World) -> None:
+async def test_resealing_gives_up_a_record_that_changes_each_time() -> None:
+    world = await new_world()
     await fill(world.process(BEFORE), b"one")
     older, driver = world.process(BEFORE), world.process(ROTATED)
 

@@ -320,7 +320,7 @@ def test_a_cut_summary_fits_says_something_and_keeps_its_closing_tag(
 
 
 def test_a_summary_is_cut_no_more_than_it_must_be() -> None:
-    assert summary_within_budget("x" * 100, config(summary_max_tokens=10)) == f"{'x' * 18}\n…\n{'x' * 18}"
+    assert summary_within_budget("x" * 100, config(summary_max_tokens=10)) == f"{'x' * 17}\n…\n{'x' * 16}"
     assert summary_within_budget("x" * 39, config(summary_max_tokens=10)) == "x" * 39
 
 
