@@ -130,9 +130,10 @@ class Connections:
         await asyncio.gather(*self._growing, *self._checks, return_exceptions=True)
 
     def _grow(self) -> None:
-        """Start to open a connection if one is waited for, unless that failed a moment ago."""
+        """Start to open a connection if more are waited for, unless that failed a moment ago."""
+        opening = self._size - self._unopened - len(self._opened)
         may_grow = not self._opened or self.loop.time() >= self._grow_at
-        if self._waiting and self._unopened and may_grow and not self._is_closed:
+        if opening < len(self._waiting) and self._unopened and may_grow and not self._is_closed:
             self._unopened -= 1
             # Not in the context of one caller, whose timeouts and traces are not those of the others.
             task = self.loop.create_task(

@@ -17,7 +17,9 @@ from stm_backends.errors import Corrupt, Unavailable
 from tests.support.command_line import cli
 from tests.support.servers import free_port
 
-FROZEN: Final = "no answer: the server is frozen or overloaded, or a firewall blocks the connection"
+FROZEN: Final = (
+    "no answer: the server is frozen or overloaded, a firewall blocks the connection, or only one side"
+)
 NO_TLS: Final = "TLS failed: the server does not use TLS at this port"
 REFUSED: Final = "connection refused: nothing listens there"
 HUNG_UP: Final = "the server closed the connection: it may expect TLS, or not be this kind of server"

@@ -181,7 +181,7 @@ def test_installed_alone_every_module_imports(python: Path, tmp_path: Path) -> N
     """All but what extras are for: command line, telemetry, the suite, frameworks, encryption."""
     program = """
 import importlib, pkgutil, stm_backends
-sealing = tuple(f"sealing.{part}" for part in ("cipher", "driver", "wrapping"))
+sealing = tuple(f"sealing.{part}" for part in ("cipher", "driver", "marks", "stale", "wrapping"))
 extras = tuple(f"stm_backends.{part}" for part in ("cli", "testing", "telemetry", "integrations.", *sealing))
 for module in pkgutil.walk_packages(stm_backends.__path__, "stm_backends."):
     if not module.name.startswith(extras):

@@ -49,7 +49,6 @@ from stm_backends.drivers.sqlite.errors import LOCKED, translate
 from stm_backends.drivers.sqlite.jobs import Kind, NotBegun, NotEnded, is_busy, pause
 from stm_backends.drivers.sqlite.settings import SqliteSettings
 from stm_backends.drivers.sqlite.thread import ConnectionThread
-from stm_backends.drivers.tasks import all_of
 from stm_backends.errors import Corrupt, StorageError, Unavailable, located
 
 T = TypeVar("T")
@@ -143,17 +142,23 @@ class SqliteDriver:
     async def close(self) -> None:
         """Wait for operations in progress, close the connection and end the thread. Twice is harmless.
 
-        Waits at most one deadline and a second. If SQLite hangs, as on a network file system that does not
+        Waits at most one deadline and two seconds. If SQLite hangs, as on a network file system that does not
         answer, the thread closes the connection and ends when it can.
         """
         if not self._home.may_close():
             return
-        threads = [thread for thread in (self._large_thread, self._thread) if thread is not None]
-        self._large_thread = self._thread = None
-        try:
-            await all_of(thread.close(timeout=self._settings.deadline_s) for thread in threads)
-        finally:
-            self._home.leave()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._settings.deadline_s
+        threads, self._large_thread, self._thread = (self._thread, self._large_thread), None, None
+
+        async def end(thread: ConnectionThread) -> None:
+            await thread.close(timeout=max(until - loop.time(), 0.0))
+
+        async with contextlib.AsyncExitStack() as ending:
+            ending.callback(self._home.leave)
+            # One after the other: of two that are closed at once, neither removes the log.
+            for thread in filter(None, threads):
+                ending.push_async_callback(end, thread)
 
     def _start_over(self) -> None:
         """Make what belongs to one event loop; the threads with the connections serve one after the other."""

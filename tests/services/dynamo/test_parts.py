@@ -24,8 +24,8 @@ from tests.services.dynamo.support import assert_erased, items_of
 Work = Callable[[Driver, Key], Awaitable[object]]
 
 
-class Killed(BaseException):
-    """The process ends here."""
+class Killed(asyncio.CancelledError):
+    """The process ends here. Like a cancellation, no driver takes it for an error of the client."""
 
 
 @dataclass

@@ -15,7 +15,7 @@ from stm_backends.testing import open_at
 from stm_backends.testing.faults import Proxy
 from stm_backends_postgres import PostgresDriver, PostgresSettings
 from stm_backends_postgres.client import connect
-from tests.services.postgres.support import waiting
+from tests.services.postgres.support import until, waiting
 
 KEY = Key("scope", "name")
 
@@ -57,8 +57,15 @@ async def test_a_full_pool_that_was_handed_in_is_unavailable(url, schema, driver
 
 
 async def test_connections_that_an_administrator_ends_are_made_again(url, schema, driver, admin):
-    await asyncio.gather(*(driver.load(KEY) for _ in range(5)))
-    assert await admin.fetchval(TERMINATE, f"%{schema}%") > 1
+    async with admin.transaction():
+        await admin.execute(f"LOCK TABLE {schema}.stm_record")
+        tasks = [
+            asyncio.ensure_future(driver.append(key, b"a", initial_version="initial", ttl=None))
+            for key in (Key("scope", f"name {number}") for number in range(3))
+        ]
+        await until(lambda: _are_waiting(admin, schema, len(tasks)))
+    await asyncio.gather(*tasks)
+    assert await admin.fetchval(TERMINATE, f"%{schema}%") == len(tasks)
     assert await _until_answered(lambda: driver.append(KEY, b"a", initial_version="initial", ttl=None)) == 1
 
 
@@ -102,6 +109,10 @@ async def test_of_a_pool_handed_in_durability_is_the_owners_affair(url):
     pool = await asyncpg.create_pool(url, min_size=0)
     assert "as `synchronous_commit` has it" in open_backend("postgres", client=pool).traits.durability
     await pool.close()
+
+
+async def _are_waiting(admin, schema, count):
+    return await waiting(admin, schema) == count
 
 
 async def _until_answered(work):
