@@ -18,7 +18,8 @@ from tests.support.command_line import cli
 from tests.support.servers import free_port
 
 FROZEN: Final = (
-    "no answer: the server is frozen or overloaded, a firewall blocks the connection, or only one side"
+    "no answer: the server is frozen or overloaded, a firewall blocks the connection, "
+    "or only one side uses TLS"
 )
 NO_TLS: Final = "TLS failed: the server does not use TLS at this port"
 REFUSED: Final = "connection refused: nothing listens there"
