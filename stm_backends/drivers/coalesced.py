@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
+from stm_backends.drivers.bounded import Bounded
 from stm_backends.drivers.contract import Key
 from stm_backends.errors import Unavailable
 
@@ -27,19 +28,18 @@ class LargeKeys:
     """Keys of records that were found to be large, at most `REMEMBERED`; those seen last are kept."""
 
     def __init__(self) -> None:
-        self._hashes: dict[int, None] = {}
+        self._hashes: Bounded[int, bool] = Bounded(REMEMBERED)
 
     def __contains__(self, key: Key) -> bool:
         return hash(key) in self._hashes
 
     def note(self, key: Key, size: int) -> bool:
         """Remember or forget a key by the size of its record; returns whether the record is large."""
-        self._hashes.pop(mark := hash(key), None)
         if size > LARGE_BYTES:
-            self._hashes[mark] = None
-            if len(self._hashes) > REMEMBERED:
-                del self._hashes[next(iter(self._hashes))]
-        return size > LARGE_BYTES
+            self._hashes[hash(key)] = True
+            return True
+        self._hashes.pop(hash(key))
+        return False
 
 
 class _Batch(Generic[A]):
