@@ -306,7 +306,7 @@ def _as_time(ts: object) -> float:
             time = float(cast("Any", ts))
         except (TypeError, ValueError, OverflowError):
             time = math.inf
-        if not time >= _MILLISECONDS or seconds_of(time):
+        if not math.isinf(time) and (not time >= _MILLISECONDS or seconds_of(time)):
             return seconds_of(time)
     raise InvalidState(f"turn.ts is {type(ts).__name__}, not a number of seconds since 1970")
 

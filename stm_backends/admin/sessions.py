@@ -135,7 +135,8 @@ class Sessions:
         with located(self._driver.name, "export"):
             snapshot = Snapshot.of(record, self._codec)
             turns = [
-                {**dump_turn(stored), **self._codec.open("turn", record.tail[start])}
+                # The time as it is read: an import refuses what is none, and NaN is not JSON.
+                {**dump_turn(stored), **self._codec.open("turn", record.tail[start]), "ts": stored.turn.ts}
                 for stored, start in zip(snapshot.turns, snapshot.starts, strict=True)
             ]
         self._observer.exported(Subject.of(key))

@@ -23,11 +23,8 @@ def iso(when: float | None) -> str | None:
 
 
 def when(ts: float) -> str:
-    """Return the time of a turn for people, or why it is none."""
-    moment = iso(ts)
-    if moment is None:
-        return f"unknown (ts is {ts!r}, not a time in seconds)"
-    return moment.replace("T", " ").replace("Z", " UTC")
+    """Return a time for people."""
+    return (iso(ts) or "unknown").replace("T", " ").replace("Z", " UTC")
 
 
 def head(what: str) -> str:

@@ -111,6 +111,12 @@ def damage(url: str, session: str, entry: bytes = b"damaged") -> None:
     asyncio.run(work())
 
 
+def entry_with(ts: float) -> bytes:
+    """A stored turn with a time that this version does not store."""
+    turn = {"turn_id": "1", "user_message": "Hello", "assistant_response": "Hi", "ts": ts}
+    return f"stm/1 turn\n{json.dumps(turn)}".encode()
+
+
 def blank(url: str, session: str) -> None:
     """Move a conversation to where an earlier version kept one without a session id."""
 
@@ -223,16 +229,32 @@ def test_show_says_what_the_first_line_of_a_replayed_summary_is(tmp_path: Path):
     ("ts", "said"),
     [
         (1_700_000_000.0, "2023-11-14 22:13:20 UTC"),
-        *((ts, f"unknown (ts is {ts!r}") for ts in (1.7e12, 1e20, math.nan, -1e15)),
+        (1.7e12, "2023-11-14 22:13:20 UTC"),
+        *((ts, None) for ts in (0.0, 1e20, math.nan, math.inf, -1e15, True)),
     ],
 )
-def test_show_labels_the_time_of_a_turn_even_if_it_is_invalid(tmp_path: Path, ts: float, said: str):
-    url = stored(tmp_path, exported(ts=ts))
+def test_show_has_the_time_of_a_stored_turn_unless_it_is_unknown(tmp_path: Path, ts: float, said: str | None):
+    url = stored(tmp_path, exported())
+    damage(url, "made", entry_with(ts))
 
     shown = "\n".join(lines(cli("show", "acme:u1:made", "--url", url)))
 
-    assert re.search(rf"time +{re.escape(said)}", shown)
+    found = re.search(r"time +(.*? UTC)", shown)
+    assert (found and found[1]) == said
     assert "Hello" in shown
+
+
+@pytest.mark.parametrize("ts", [1.7e12, 1e20, math.nan, math.inf, -1e15, True])
+def test_what_was_stored_with_an_odd_time_is_exported_and_imported(tmp_path: Path, ts: float):
+    url = stored(tmp_path, exported())
+    damage(url, "made", entry_with(ts))
+
+    (line,) = lines(cli("export", "acme:u1:made", "--url", url))
+
+    (turn,) = json.loads(line, parse_constant=pytest.fail)["turns"]
+    assert turn["ts"] == (1.7e9 if ts == 1.7e12 else 0.0)
+    file = written(tmp_path, json.loads(line))
+    assert cli("import", str(file), "--url", url, "--replace").exit_code == 0
 
 
 def test_the_error_for_an_unreadable_conversation_names_show(url: str):

@@ -44,9 +44,10 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
             await memory.add_turn(
                 ConversationTurn(CANARY, UNSEEN, digest, {CANARY: [UNSEEN, CANARY]}, ts=1_760_000_000.0)
             )
-            await memory.add_turn(ConversationTurn("Hello", "```\n# Not a heading\n````", ts=1e300))
+            await memory.add_turn(ConversationTurn("Hello", "```\n# Not a heading\n````"))
             document = await backend.sessions.export(KEY)
             document["body"]["summary"] = CANARY + UNSEEN
+            document["turns"][1]["ts"] = 0.0
             await backend.sessions.import_(document, on_conflict="replace")
 
     asyncio.run(fill())
@@ -129,7 +130,7 @@ def test_markdown_keeps_stored_text_within_its_fences(hostile: str) -> None:
     assert not any("<" in line or "Not a heading" in line for line in outside)
     assert [line for line in outside if line.startswith("#")] == [
         *("# Conversation", "## Summary", "## Recent", "### Turn 1, 2025-10-09 08:53:20 UTC"),
-        "### Turn 2, unknown (ts is 1e+300, not a time in seconds)",
+        "### Turn 2",
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from decimal import Decimal
@@ -59,7 +60,7 @@ BAD: list[tuple[str, Callable[[], Any]]] = [
     ("dict is not a ConversationTurn", lambda: {"user_message": "u", "assistant_response": "a"}),
     *[
         ("turn.ts", lambda ts=ts: turn(ts=ts))
-        for ts in ("now", "12.5", b"1", None, 10**400, math.inf, -math.inf, [], 1j, object())
+        for ts in ("now", "12.5", b"1", None, True, 1e30, 10**400, math.inf, -math.inf, [], 1j, object())
     ],
     *[
         ("turn.artifacts_shown", lambda shown=shown: turn(artifacts_shown=shown))
@@ -121,19 +122,28 @@ async def test_an_invalid_turn_id_is_refused_and_the_conversation_stays_readable
 
 @pytest.mark.parametrize(
     ("given", "kept"),
-    [(True, 1.0), (7, 7.0), (2**60, float(2**60)), (1.5, 1.5), (Decimal("1.5"), 1.5), (-1.0, -1.0)],
+    [(7, 7.0), (1.5, 1.5), (Decimal("1.5"), 1.5), (1_700_000_000_000, 1.7e9), (2**60, 2**60 / 1e9)],
 )
-async def test_any_number_that_a_float_holds_is_a_time(memory: Any, given: Any, kept: float) -> None:
+async def test_a_number_of_any_type_is_kept_as_a_time_in_seconds(
+    memory: Any, given: Any, kept: float
+) -> None:
     await memory.add_turn(turn(ts=given))
     (found,) = await memory.turns()
     assert type(found.ts) is float
     assert found.ts == kept
 
 
-async def test_an_unknown_time_is_kept_as_such(memory: Any) -> None:
-    await memory.add_turn(turn(ts=math.nan))
+@pytest.mark.parametrize("ts", [0.0, math.nan, -1.0, Decimal("-1e15")])
+async def test_an_unknown_time_is_zero_or_where_turns_are_purged_the_current_one(
+    memory: Any, ts: Any
+) -> None:
+    before = time.time()
+    await memory.add_turn(turn(ts=ts))
     (found,) = await memory.turns()
-    assert math.isnan(found.ts)
+    if isinstance(memory, DefaultShortTermMemory):
+        assert found.ts == 0.0
+    else:
+        assert before <= found.ts <= time.time()
 
 
 async def test_tuples_of_texts_come_back_as_lists(memory: Any) -> None:

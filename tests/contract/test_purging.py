@@ -124,9 +124,12 @@ async def test_an_old_conversation_is_emptied_and_its_record_expires(
         ([float("nan")], "undated"),
         ([NOW - 91 * DAY, 0.0], "undated"),
         ([-5.0], "undated"),
-        # Seconds since the host was started, and milliseconds.
+        # Seconds since the host was started.
         ([86_400.0], "undated"),
-        ([NOW * 1000], "undated"),
+        ([NOW * 2], "undated"),
+        # Milliseconds.
+        ([NOW * 1000], "kept"),
+        ([(NOW - 91 * DAY) * 1000], "conversations"),
         ([0.0, NOW - 91 * DAY], "conversations"),
     ],
 )

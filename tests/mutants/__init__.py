@@ -122,6 +122,7 @@ from tests.mutants.memories import (
     FoldsWithoutBound,
     ForgetsWhileItSummarizes,
     GivesUp,
+    HidesArtifacts,
     IgnoresTheBudget,
     IgnoresTurnIds,
     KeepsTheCallersTurn,
@@ -528,6 +529,7 @@ MEMORIES: Final[dict[type[Broken], Caught]] = {
     FlushSitsOutItsTime: Caught("test_flush_returns_when_the_memory_becomes_degraded"),
     BlanksTheSummary: Caught("test_a_summary_cut_to_nothing_by_the_budget_erases_nothing"),
     LosesTheEndOfASummary: Caught("test_a_summary_over_its_budget_is_cut_and_keeps_its_closing_tag"),
+    HidesArtifacts: Caught("test_the_patch_has_the_specified_shape"),
     DropsWhatIsLarge: Caught(
         "test_a_turn_larger_than_the_budget_is_shown_in_part",
         {"policy": "truncate_oldest", "strategy": "rolling_summary"},

@@ -248,6 +248,16 @@ class SummaryBeforeAll(Broken):
         return context
 
 
+class HidesArtifacts(Broken):
+    """Stores what is meant for the model, and does not show it."""
+
+    async def get_llm_context(self) -> dict[str, Any]:
+        context = await super().get_llm_context()
+        for turn in context.get("conversation_memory", {}).get("recent_turns", []):
+            turn.pop("artifacts_shown", None)
+        return context
+
+
 class ShowsOneTooMany(Broken):
     """Counts the turns of the full zone from zero."""
 

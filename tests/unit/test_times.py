@@ -30,20 +30,20 @@ def test_a_time_in_a_smaller_unit_is_converted(scale: int) -> None:
     assert load_turn({"ts": NOW * scale}).ts == pytest.approx(NOW)
 
 
-@pytest.mark.parametrize("ts", [math.nan, -1.0, -math.inf, -NOW * 1000])
+@pytest.mark.parametrize("ts", [math.nan, -1.0, -NOW * 1000])
 def test_a_time_that_is_none_is_unknown(ts: float) -> None:
     assert as_turn(ConversationTurn("u", "a", ts=ts)).ts == 0.0
     assert load_turn({"ts": ts}).ts == 0.0
 
 
-@pytest.mark.parametrize("ts", [True, False, math.inf, 1e30, "1", None])
+@pytest.mark.parametrize("ts", [True, False, math.inf, -math.inf, 1e30, "1", None])
 def test_what_is_no_time_is_refused(ts: Any) -> None:
     with pytest.raises(InvalidState, match=r"turn\.ts"):
         as_turn(ConversationTurn("u", "a", ts=ts))
 
 
 def test_a_stored_time_that_is_none_can_be_read() -> None:
-    assert [load_turn({"ts": ts}).ts for ts in (True, math.inf, 1e30, None)] == [0.0] * 4
+    assert [load_turn({"ts": ts}).ts for ts in (True, math.inf, -math.inf, 1e30, None)] == [0.0] * 5
 
 
 @pytest.mark.parametrize("ts", [NOW * 1000, math.nan, -5.0, NOW * 2, 0.0])

@@ -63,6 +63,7 @@ class Strategies(Contract):
                             "reasoning_summary": "looked it up",
                             "artifacts_refs": ["a1"],
                         },
+                        "artifacts_shown": {"shown": 1},
                     }
                 ]
             }
