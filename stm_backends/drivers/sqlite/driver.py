@@ -124,6 +124,7 @@ class SqliteDriver:
         """Open the file; create it and the tables if they are missing. Opening twice is harmless."""
         self._home.enter()
         async with self._opening:
+            self._home.enter()  # again, because a concurrent `open` that failed has left
             if self._thread is not None:
                 return
             self._files = files.OpenFiles(self._path)
@@ -436,7 +437,7 @@ class SqliteDriver:
     def _thread_for_large(self) -> ConnectionThread | None:
         if self._large_thread is None and self._thread is not None:
             self._large_thread = ConnectionThread(
-                lambda: sqlite3.connect(f"{self._path.as_uri()}?mode=rw", timeout=0, uri=True),
+                self._connect_for_large,
                 functools.partial(self._disconnect, self._files),
                 check=self._require_own_files,
                 purge=lambda _: False,
@@ -465,6 +466,16 @@ class SqliteDriver:
         self._files.note()
         if self._settings.private:
             self._files.warn_if_shared()
+        return connection
+
+    def _connect_for_large(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(f"{self._path.as_uri()}?mode=rw", timeout=0, uri=True)
+        try:
+            self._require_own_files()
+        except BaseException:
+            # It may have opened the file that replaced ours, to which `_disconnect` would then write.
+            connection.close()
+            raise
         return connection
 
     def _disconnect(self, opened: files.OpenFiles, connection: sqlite3.Connection) -> None:
