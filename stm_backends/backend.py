@@ -284,6 +284,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
                 logger.warning("could not close the driver after opening failed: %s", type(error).__name__)
             self._home.leave()
             raise
+        self._home.enter()  # again, because a concurrent `open` that failed has left
         self._open = True
 
     async def close(self) -> None:

@@ -160,6 +160,7 @@ class DynamoDriver:
         """Make the client, and with `create=True` the table. Opening twice is harmless."""
         self._home.enter()
         async with self._opening:
+            self._home.enter()  # again, because a concurrent `open` that failed has left
             try:
                 if self._client is None:
                     self._use(self._given or await self._edge.run("open", self._open_client))

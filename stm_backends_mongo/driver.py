@@ -128,6 +128,7 @@ class MongoDriver:
         """
         self._home.enter()
         async with self._opening:
+            self._home.enter()  # again, because a concurrent `open` that failed has left
             if self._given is None and self._records is not None:
                 return
             if self._client is None:

@@ -128,6 +128,7 @@ class PostgresDriver:
         """
         self._home.enter()
         async with self._opening:
+            self._home.enter()  # again, because a concurrent `open` that failed has left
             if self._is_ready:
                 return
             self._lender = self._given or Connections(

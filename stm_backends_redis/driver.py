@@ -78,6 +78,7 @@ class RedisDriver:
         """Connect, log in, and check that the server supports the durability settings. Twice is harmless."""
         self._home.enter()
         async with self._opening:
+            self._home.enter()  # again, because a concurrent `open` that failed has left
             if self._client is not None and self._client is not self._given:
                 return
             client = self._given or make_client(self._settings)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Final
@@ -93,13 +94,15 @@ class Home:
         Raises `ConfigurationError` while the other event loop exists, and in a forked process.
         """
         here = asyncio.get_running_loop()
-        if self._loop is not here:
-            self._give_up()
-            if self._client is not None:
-                self._client.enter()
-            self._loop = here
-            _HOMES.add(self)
-        self._is_left = False
+        # Of two threads that enter at once, one is refused.
+        with _ENTERING:
+            if self._loop is not here:
+                self._give_up()
+                if self._client is not None:
+                    self._client.enter()
+                self._loop = here
+                _HOMES.add(self)
+            self._is_left = False
 
     def may_close(self) -> bool:
         """Return whether to close what is open; in a forked process, the parent does that.
@@ -157,6 +160,9 @@ class _HomeOfClient(Home):
         super()._give_up()
 
 
+_ENTERING: Final = threading.RLock()
+"""Held while a home is entered, and while the process forks; reentrant for the home of a client."""
+
 _HOMES: Final[weakref.WeakSet[Home]] = weakref.WeakSet()
 
 _OF_CLIENTS: Final[dict[int, _HomeOfClient]] = {}
@@ -183,4 +189,7 @@ def _inherit() -> None:
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(
+        before=_ENTERING.acquire, after_in_parent=_ENTERING.release, after_in_child=_ENTERING.release
+    )
     os.register_at_fork(after_in_child=_inherit)

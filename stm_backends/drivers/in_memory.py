@@ -324,13 +324,15 @@ class MemoryDriver:
 
     def _scope(self, name: str, operation: str) -> AbstractContextManager[tuple[_Scope, float]]:
         """Give a scope to one operation at a time, with the time at which expiry is judged."""
+        if self._is_open:
+            # Before the lock is taken, which another thread may have held when this process was forked.
+            self._home.require()
         return _Operation(self._store.lock, self._begin, self.name, name, operation)
 
     def _begin(self, name: str, operation: str) -> tuple[_Scope, float]:
         """Return a scope and the time; called with the lock of the store held."""
         if not self._is_open:
             raise not_open()
-        self._home.require()
         now = self._clock()
         if self._store.mortal and operation not in _READS:
             self._store.sweep(now, self._swept)

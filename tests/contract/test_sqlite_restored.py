@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from stm_backends.drivers.contract import Key
+from stm_backends.drivers.contract import NO_LIMIT, Key
 from stm_backends.drivers.sqlite import SqliteDriver, SqliteSettings, files
 from stm_backends.errors import Unavailable
 from tests.contract.test_sqlite_faults import run_script
@@ -78,6 +78,23 @@ def moved(backup, path):
         file.unlink()
     shutil.copy(backup, moving := path.with_name("moving.db"))
     moving.replace(path.resolve())
+
+
+async def test_a_first_large_load_changes_nothing_in_a_file_that_was_restored(path):
+    other = path.with_name("other.db")
+    with contextlib.closing(sqlite3.connect(other)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA user_version = 42")
+    driver = await opened(path)
+    await append(driver, 100)
+    moved(other, path)
+    with contextlib.closing(sqlite3.connect(path)) as connection:  # of a process that has it open
+        assert connection.execute("PRAGMA user_version").fetchone() == (42,)
+        driver._large.note(KEY, NO_LIMIT)  # noqa: SLF001 -- as after an earlier load
+        with pytest.raises(Unavailable, match="was removed or replaced"):
+            await driver.load(KEY)
+        await driver.close()
+        assert connection.execute("PRAGMA user_version").fetchone() == (42,)
 
 
 @pytest.mark.parametrize("restore", [copied, moved])

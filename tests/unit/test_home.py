@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -130,6 +132,32 @@ def test_closing_after_the_event_loop_has_ended_starts_over(loops: Any) -> None:
     assert owner.starts == 1
 
 
+def test_of_two_threads_that_enter_at_once_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, both, refused = Owner(), threading.Barrier(2), list[Exception]()
+    give_up = Home._give_up  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 -- where both may pass
+
+    def give_up_together(home: Home) -> None:
+        give_up(home)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2)
+
+    async def enter_and_stay() -> None:
+        try:
+            owner.home.enter()
+        except ConfigurationError as error:
+            refused.append(error)
+        await asyncio.to_thread(have_tried.wait, 30)
+
+    monkeypatch.setattr(Home, "_give_up", give_up_together)
+    have_tried = threading.Barrier(2)
+    threads = [threading.Thread(target=asyncio.run, args=(enter_and_stay(),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == 1
+
+
 # Forks
 
 
@@ -178,6 +206,47 @@ async def test_a_forked_process_never_collects_what_its_parent_has_open(
     gc.collect()
     assert alive() is not None
     assert gone() is None
+
+
+async def test_what_opened_after_a_concurrent_opening_failed_is_guarded() -> None:
+    class RefusingOnce(MemoryDriver):
+        opened = 0
+
+        async def open(self) -> None:
+            self.opened += 1
+            number = self.opened
+            await super().open()
+            await asyncio.sleep(0.01 * number)
+            if number == 1:
+                raise OSError("refused")
+            await super().open()
+
+    backend = Backend(RefusingOnce())
+    failed, succeeded = await asyncio.gather(backend.open(), backend.open(), return_exceptions=True)
+    assert isinstance(failed, OSError)
+    assert succeeded is None
+    backend._home.inherit()  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 -- as after a fork
+    with pytest.raises(ConfigurationError, match="belongs to another process"):
+        await backend.open()
+
+
+async def test_a_forked_process_does_not_wait_for_the_lock_of_a_store() -> None:
+    store = MemoryStore()
+    driver, done = MemoryDriver(store), list[Exception]()
+    await driver.open()
+
+    def load() -> None:
+        try:
+            asyncio.run(driver.load(KEY))
+        except ConfigurationError as error:
+            done.append(error)
+
+    with store.lock:  # as a thread of the parent holds it at the fork
+        thread = threading.Thread(target=load, daemon=True)
+        thread.start()
+        await asyncio.to_thread(thread.join, 5)
+        assert done
+    await driver.close()
 
 
 # Clients that were handed in

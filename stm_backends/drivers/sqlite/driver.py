@@ -123,6 +123,7 @@ class SqliteDriver:
         """Open the file; create it and the tables if they are missing. Opening twice is harmless."""
         self._home.enter()
         async with self._opening:
+            self._home.enter()  # again, because a concurrent `open` that failed has left
             if self._thread is not None:
                 return
             self._files = files.OpenFiles(self._path)
@@ -440,16 +441,18 @@ class SqliteDriver:
 
     def _thread_for_large(self) -> ConnectionThread | None:
         if self._large_thread is None and self._thread is not None:
+            opened = files.OpenFiles(self._path)
             self._large_thread = ConnectionThread(
-                lambda: sqlite3.connect(f"{self._path.as_uri()}?mode=rw", timeout=0, uri=True),
-                functools.partial(self._disconnect, self._files),
-                check=self._require_own_files,
+                functools.partial(self._connect_for_large, opened),
+                functools.partial(self._disconnect, opened),
+                check=functools.partial(self._require_own_files, opened),
                 purge=lambda _: False,
                 name="stm-sqlite-large",
             )
         return self._large_thread
 
     def _connect(self) -> sqlite3.Connection:
+        self._require_own_files()  # if they were replaced before a fork closed the connection
         private = self._settings.private and not self._settings.must_exist
         if private:
             files.create_private(self._path)
@@ -472,19 +475,34 @@ class SqliteDriver:
             self._files.warn_if_shared()
         return connection
 
+    def _connect_for_large(self, opened: files.OpenFiles) -> sqlite3.Connection:
+        connection = sqlite3.connect(f"{self._path.as_uri()}?mode=rw", timeout=0, uri=True)
+        try:
+            self._require_own_files()
+            connection.execute("SELECT 1 FROM sqlite_master").close()  # opens the files beside it
+        except BaseException:
+            # It may have opened the file that replaced ours, to which `_disconnect` would then write.
+            connection.close()
+            raise
+        opened.note()
+        return connection
+
     def _disconnect(self, opened: files.OpenFiles, connection: sqlite3.Connection) -> None:
         """Close the connection; its log is not copied into a file that is no longer the one it belongs to."""
-        if not opened.are_in_place():
+        is_ours = opened.are_in_place()
+        if not is_ours:
             statements.leave_log(connection, is_lost=opened.is_log_lost())
         connection.close()
+        if is_ours:
+            opened.forget()
 
-    def _require_own_files(self) -> None:
+    def _require_own_files(self, beside: files.OpenFiles | None = None) -> None:
         """Raise `Unavailable` if the file was removed or replaced since it was opened.
 
         SQLite itself does not notice. It would write to a file that disappears with the last process that has
         it open. The same holds for the two files beside it, by which processes coordinate.
         """
-        if not self._files.are_in_place():
+        if not self._files.are_in_place() or not (beside is None or beside.are_in_place()):
             raise Unavailable(
                 "the database file, or the -wal or -shm file beside it, was removed or replaced "
                 "while it was open; nothing was done. Close the backend and open it again"

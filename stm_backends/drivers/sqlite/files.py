@@ -54,6 +54,10 @@ class OpenFiles:
         paths = (str(self._path), self._log, f"{real}-shm")
         self._opened = {path: identity for path in paths if (identity := _identity(path))}
 
+    def forget(self) -> None:
+        """Forget the files, which are no longer open."""
+        self._opened = {}
+
     def are_in_place(self) -> bool:
         """Return whether the paths lead to the files that were opened."""
         return all(_identity(path) == opened for path, opened in self._opened.items())

@@ -7,6 +7,9 @@ job that is still queued and does not affect one that has begun.
 
 Reads are run while the writes wait for the write lock of another process. Jobs that run alone do not wait for
 it: they raise SQLite's error, and the caller decides when to retry.
+
+While the process forks, no connection is open. SQLite counts the locks of a process in its memory, which a
+forked process inherits, and the locks themselves it does not: it would use the file without any.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import logging
 import math
+import os
 import queue
 import sqlite3
 import threading
@@ -40,6 +45,8 @@ from stm_backends.drivers.sqlite.jobs import (
 
 T = TypeVar("T")
 
+logger = logging.getLogger("stm_backends")
+
 MAX_BYTES: Final = 1024 * 1024
 MAX_SECONDS: Final = 0.005
 """The limits of one transaction, with `MAX_JOBS`. A single larger write is a transaction of its own.
@@ -50,6 +57,9 @@ MAX_SECONDS: Final = 0.005
 _INTERRUPT_AGAIN_S: Final = 0.01
 _GRACE_S: Final = 1.0
 """How long an interrupted transaction may take to roll back before its outcome counts as unknown."""
+
+_ASIDE_S: Final = 5.0
+"""How long a fork waits for jobs in progress to end."""
 
 
 class ConnectionThread:
@@ -83,6 +93,7 @@ class ConnectionThread:
         # How often `purge` is still to be called.
         self._purges = 0
         self._last = False
+        self._fork: _Fork | None = None
         self._running: Job[Any] | None = None
         # Held while a job begins, ends or is interrupted, so that an interruption never hits the next job.
         self._turn = threading.Lock()
@@ -135,6 +146,11 @@ class ConnectionThread:
         if ended.done():
             self._thread.join()
 
+    def stand_aside(self, fork: _Fork) -> None:
+        """Close the connection after the job in progress, and open it again for the first after the fork."""
+        self._fork = fork
+        self._jobs.put([])
+
     def _expire(self, job: Job[Any], now: float) -> float:
         """End a job at its deadline; returns when to try again. Runs in the event loop."""
         if job.answer.done():
@@ -157,13 +173,25 @@ class ConnectionThread:
     # In the thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        _RUNNING.add(self)
         try:
             while not self._last or self._writes or self._purges:
                 self._serve(self._take())
+                if (fork := self._fork) is not None:
+                    self._fork = None
+                    self._leave()
+                    fork.went_aside(self)
         finally:
-            if self._connection is not None:
-                self._disconnect(self._connection)
+            self._leave()
+            _RUNNING.discard(self)
             self._ended.set_result(None)
+
+    def _leave(self) -> None:
+        """Close the connection, if there is one."""
+        with self._turn:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            self._disconnect(connection)
 
     def _take(self) -> list[Job[Any]]:
         """Return all that is queued; waits for a job, or until the next attempt to take the write lock."""
@@ -320,3 +348,61 @@ class ConnectionThread:
             job.failure = error
         with self._turn:
             self._running = None
+
+
+class _Fork:
+    """A fork of the process, for which all threads close their connections."""
+
+    def __init__(self) -> None:
+        self._aside: set[ConnectionThread] = set()
+        self._over = threading.Event()
+
+    def wait(self, threads: Sequence[ConnectionThread]) -> bool:
+        """Wait until these threads have no connection; `False` if a job takes too long."""
+        for thread in threads:
+            thread.stand_aside(self)
+        until = time.monotonic() + _ASIDE_S
+        while _RUNNING.intersection(threads) - self._aside:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.0005)
+        return True
+
+    def went_aside(self, thread: ConnectionThread) -> None:
+        """Say that a thread has no connection, and wait for the end of the fork."""
+        self._aside.add(thread)
+        self._over.wait()
+
+    def end(self) -> None:
+        self._over.set()
+
+
+_RUNNING: Final[set[ConnectionThread]] = set()
+_FORKING: Final = threading.RLock()
+_forks: Final[list[_Fork]] = []
+
+
+def _before_fork() -> None:
+    _FORKING.acquire()
+    _forks.append(fork := _Fork())
+    if not fork.wait([*_RUNNING]):
+        logger.warning(
+            "sqlite: the process was forked during an operation; the forked one must not use the same file"
+        )
+
+
+def _after_fork_in_parent() -> None:
+    _forks.pop().end()
+    _FORKING.release()
+
+
+def _after_fork_in_child() -> None:
+    _forks.clear()
+    _RUNNING.clear()
+    _FORKING.release()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+    )

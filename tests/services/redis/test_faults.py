@@ -9,8 +9,9 @@ import pytest
 from redis.asyncio import Redis
 
 from stm_backends.drivers.contract import KEEP, Key, Record
-from stm_backends.errors import Unavailable
+from stm_backends.errors import ConfigurationError, Unavailable
 from stm_backends_redis import RedisDriver
+from stm_backends_redis.settings import RedisSettings
 from stm_backends_redis.stream import LARGE
 from tests.support.contract import opened
 
@@ -29,6 +30,25 @@ async def test_a_write_that_found_no_connection_was_certainly_not_done(proxied):
                     with pytest.raises(Unavailable, match="no connection"):
                         await driver.append(KEY, b"a", initial_version="initial", ttl=None)
         assert await driver.load(KEY) is None
+
+
+async def test_a_driver_is_guarded_though_a_concurrent_opening_failed(server, monkeypatch):
+    driver, greeted = RedisDriver(RedisSettings.from_url(server.url)), []
+    greet = RedisDriver._greet  # noqa: SLF001 -- the first request of an opening
+
+    async def greet_second(self, client):
+        greeted.append(client)
+        await greet(self, client)
+        if len(greeted) == 1:
+            raise Unavailable("refused")
+
+    monkeypatch.setattr(RedisDriver, "_greet", greet_second)
+    failed, succeeded = await asyncio.gather(driver.open(), driver.open(), return_exceptions=True)
+    assert isinstance(failed, Unavailable)
+    assert succeeded is None
+    with pytest.raises(ConfigurationError, match="belongs to another event loop"):
+        await asyncio.to_thread(asyncio.run, driver.load(KEY))
+    await driver.close()
 
 
 async def test_a_pool_makes_no_more_connections_than_it_may(server):
