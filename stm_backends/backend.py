@@ -134,6 +134,8 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             seals=Clear(driver) if sealed is None else ReportingSeals(sealed.marks, observer),
         )
         inner.before_parts = self._directory.note_parts
+        if sealed is not None:
+            sealed.before_replace = self._directory.meet
         self.state_store = StateStore(driver, self._codec, self._directory, guard, isolation=isolation)
         self.sessions = Sessions(
             driver,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from stm_backends.admin.copying import Owner
 from stm_backends.drivers.contract import Key
 from stm_backends.drivers.erasing import finish_erasure
-from stm_backends.errors import Corrupt, StorageError, TooLarge
+from stm_backends.errors import Corrupt, KeyMismatch, StorageError, TooLarge
 from stm_backends.records import keys, operations
 from stm_backends.records.large.parts import run_concurrently
 
@@ -137,7 +137,7 @@ class Reseal:
                 if not (resealed.left and await self._fold_log(key)):
                     break
         except (Corrupt, TooLarge) as error:
-            if await self._is_clear_entry(key):
+            if not isinstance(error, KeyMismatch) and await self._is_clear_entry(key):
                 await self._relist(keys.owner_of(key.scope)[0], keys.unname(key.name))
                 report.records += 1
                 report.values += 1

@@ -7,9 +7,9 @@ import base64
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 from weakref import WeakValueDictionary
 
@@ -57,6 +57,14 @@ class _Keys:
     opened: dict[str, DataKey]
 
 
+@dataclass(slots=True, weakref_slot=True)
+class _Turns:
+    """Who reads, creates or unwraps the keys of an owner now, and the last outage that one of them met."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    outage: Unavailable | None = None
+
+
 class EnvelopeKeys:
     """Random data keys per user, or per tenant, which are stored wrapped in a datastore of their own.
 
@@ -90,7 +98,7 @@ class EnvelopeKeys:
         self._known: Bounded[Owner, _Keys] = Bounded(_REMEMBERED)
         self._asked = 0
         # Concurrent calls for an owner ask the store and the key service once.
-        self._locks: WeakValueDictionary[Owner, asyncio.Lock] = WeakValueDictionary()
+        self._turns: WeakValueDictionary[Owner, _Turns] = WeakValueDictionary()
         self._erasures = 0
 
     async def open(self) -> None:
@@ -242,9 +250,23 @@ class EnvelopeKeys:
             raise Unavailable("the data keys changed each time that they were to be erased")
         return erased
 
-    def _alone(self, owner: Owner) -> asyncio.Lock:
-        """Return the lock under which the keys of an owner are read, created and unwrapped."""
-        return self._locks.setdefault(owner, asyncio.Lock())
+    @asynccontextmanager
+    async def _alone(self, owner: Owner) -> AsyncGenerator[None, None]:
+        """Read, create and unwrap the keys of an owner one at a time.
+
+        An outage that one call meets is that of all that waited for it: else each would wait for a time-out
+        of its own, after all before it.
+        """
+        turns = self._turns.setdefault(owner, _Turns())
+        before = turns.outage
+        async with turns.lock:
+            if turns.outage is not None and turns.outage is not before:
+                raise Unavailable("a concurrent call for the same data keys failed") from turns.outage
+            try:
+                yield
+            except Unavailable as error:
+                turns.outage = error
+                raise
 
     def _holder(self, owner: Owner) -> Owner:
         return owner if self._per_user else Owner(owner.tenant, "")

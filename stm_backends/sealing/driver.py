@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -71,6 +71,8 @@ class SealedDriver(WrapperDriver):
         self._stale_keys = StaleKeys(inner, sealing.keys, self._seal, self._open_body)
         self._traits_within: Traits | None = None
         self._traits: Traits
+        self.before_replace: Callable[[str], Awaitable[None]] | None = None
+        """Called with the tenant of a record before a version of it is replaced; raises `KeyMismatch`."""
 
     @property
     def traits(self) -> Traits:
@@ -149,6 +151,8 @@ class SealedDriver(WrapperDriver):
 
         Without a version to expect, it reads the owner's data keys again, as an append to a new record does.
         """
+        if isinstance(expect, str):
+            await self._require_keys(key)
         sealed = await self._seal(key, body_slot(version), body, "replace")
         entries = [await self._seal(key, ENTRY, entry, "replace") for entry in rewrite]
         creates = not isinstance(expect, str)
@@ -187,6 +191,7 @@ class SealedDriver(WrapperDriver):
                 reached, left = [index for index in stale if index < self.traits.max_drop], len(stale)
                 if not reached:
                     return None, Resealed(left=left, lost_races=lost_races)
+                await self._require_keys(key)
                 version = new_version()
                 body = await self._body_sealed_again(key, record, version)
                 rewrite = await self._entries_sealed_again(key, record, reached)
@@ -203,6 +208,14 @@ class SealedDriver(WrapperDriver):
         """Read the data keys of an owner again, and wrap those that an older key wraps; see `KeySource`."""
         with located(self.name, "reseal"):
             return await self._sealing.keys.rewrap(Owner(tenant, user))
+
+    async def _require_keys(self, key: Key) -> None:
+        """Look at the mark of a tenant whose record is about to be sealed again.
+
+        A process that only folds what others write lists no user, and neither does `reseal`.
+        """
+        if self.before_replace is not None:
+            await self.before_replace(_owner(key).tenant)
 
     async def _stale(self, key: Key, record: Record) -> list[int]:
         """Return the positions of values that are not sealed with the primary key; the body is at -1."""

@@ -30,6 +30,11 @@ _SOURCE: Final[dict[str, tuple[_Check, str]]] = {
     "rewrap": (lambda found: isinstance(found, int), "a number"),
     "erase": (lambda found: isinstance(found, int), "a number"),
 }
+_BESIDE: Final[dict[str, tuple[_Check, str]]] = dict.fromkeys(
+    ("open", "reread"), (lambda _: True, "anything")
+)
+"""What a source may have beside; see `OpensStore` and `OwnersKeys`."""
+
 _WRAPPING: Final[dict[str, tuple[_Check, str]]] = {
     "wrap": (lambda found: isinstance(found, bytes) and bool(found), "bytes"),
     "unwrap": (lambda found: isinstance(found, bytes) and len(found) == KEY_BYTES, f"{KEY_BYTES} bytes"),
@@ -42,7 +47,8 @@ def guarded_source(keys: KeySource) -> KeySource:
     A method raises `Unavailable` if the user's raises anything else, takes longer than `ANSWER_S`, or returns
     what it must not.
     """
-    return _guarded(keys, _SOURCE)
+    beside = {name: check for name, check in _BESIDE.items() if hasattr(keys, name)}
+    return _guarded(keys, {**_SOURCE, **beside})
 
 
 def guarded_wrapping(wrapping: Wrapping) -> Wrapping:

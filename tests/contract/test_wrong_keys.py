@@ -12,7 +12,9 @@ from stm_backends import (
     Backend,
     ConversationTurn,
     EnvelopeKeys,
+    ExtractiveSummarizer,
     KeyMismatch,
+    MemoryBudget,
     MemoryKey,
     Sealing,
     SealMismatch,
@@ -22,7 +24,7 @@ from stm_backends import (
     open_backend,
 )
 from stm_backends.admin.copying import UNOWNED, Copy, Owner
-from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.records.keys import data_keys_key, directory_key, seal_key
 from stm_backends.sealing.wrapping import LocalWrapping
@@ -36,7 +38,9 @@ K1_AND_K2 = Sealing(StaticKeys({"k1": OLD, "k2": NEW}, primary="k2"))
 K2 = Sealing(StaticKeys({"k2": NEW}, primary="k2"))
 OTHER_BYTES = Sealing(StaticKeys({"k1": NEW}, primary="k1"))
 TOO = Sealing(StaticKeys({"k1": NEW, "k2": OLD}, primary="k2"))
+OTHER_PRIMARY = Sealing(StaticKeys({"k1": OLD, "k2": OLD}, primary="k2"))
 MIGRATING = Sealing(K1.keys, accept_clear=True)
+SUMMARIES = ShortTermMemoryConfig("rolling_summary", budget=MemoryBudget(full_zone_turns=1))
 
 
 async def add(backend: Backend, key: MemoryKey, text: str = "To Zanzibar!") -> None:
@@ -127,6 +131,39 @@ async def test_a_process_with_other_keys_writes_nothing(
         assert await everything(backend) == before
         await add(backend, ADA, "And back.")
         assert await shown(backend, ADA) == ["To Zanzibar!", "And back."]
+
+
+async def fold(backend: Backend) -> None:
+    memory = backend.memory(ADA, SUMMARIES, summarizer=ExtractiveSummarizer())
+    assert len(await memory.turns()) == 3
+    await memory.flush()
+
+
+async def reseal(backend: Backend) -> None:
+    problems: list[str] = []
+
+    def note(key: Key, problem: str, error: StmError | None) -> None:
+        problems.append(str(error))
+
+    await backend.sessions.resealing([Owner("acme")], on_problem=note).run()
+    assert problems
+    assert all("other bytes of the key 'k2'; nothing was written" in one for one in problems)
+
+
+@pytest.mark.parametrize("rewrites", [fold, reseal])
+async def test_what_was_read_is_not_sealed_again_with_other_bytes_of_the_new_key(
+    url: str, rewrites: Callable[[Backend], Awaitable[None]]
+) -> None:
+    """The older key opens everything, so nothing but the mark shows that the new one is wrong."""
+    async with open_backend(url, sealing=K1) as backend:
+        for text in ("one", "two", "three"):
+            await add(backend, ADA, text)
+    async with open_backend(url, sealing=K1_AND_K2) as backend:
+        await add(backend, NEWCOMER)
+    async with open_backend(url, sealing=OTHER_PRIMARY) as backend:
+        await rewrites(backend)
+    async with open_backend(url, sealing=K1_AND_K2) as backend:
+        assert await shown(backend, ADA) == ["one", "two", "three"]
 
 
 async def test_a_tenant_sealed_before_there_were_marks_is_marked_when_it_is_met(url: str) -> None:

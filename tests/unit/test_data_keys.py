@@ -287,3 +287,24 @@ async def test_a_user_whose_keys_are_erased_cannot_be_read_from_a_restored_backu
     record = await driver.load(bob)
     assert record is not None
     assert record.tail == (b"secret",)
+
+
+async def test_an_outage_of_the_key_service_is_met_once_by_all_who_wait() -> None:
+    class Hanging(LocalWrapping):
+        calls, up = 0, False
+
+        async def wrap(self, secret: bytes, owner: Owner, key_id: str) -> bytes:
+            if not self.up:
+                self.calls += 1
+                await asyncio.sleep(0)
+                raise Unavailable("no answer in time")
+            return await super().wrap(secret, owner, key_id)
+
+    service = Hanging({"w1": W1}, primary="w1")
+    keys = await World().process(wrapping=service, per="tenant")
+    users = [keys.primary(Owner("acme", f"user{number}")) for number in range(20)]
+    failed = await asyncio.gather(*users, return_exceptions=True)
+    assert {type(one) for one in failed} == {Unavailable}
+    assert service.calls == 1
+    service.up = True
+    assert len((await keys.primary(ADA)).secret) == 32

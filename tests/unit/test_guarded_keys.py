@@ -11,7 +11,7 @@ from stm_backends import ConversationTurn, Corrupt, EnvelopeKeys, Sealing, Unava
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import StorageError
 from stm_backends.sealing.guarded import guarded_source, guarded_wrapping
-from stm_backends.sealing.keys import DataKey, OpensStore, Owner, StaticKeys
+from stm_backends.sealing.keys import DataKey, OpensStore, Owner, OwnersKeys, StaticKeys
 from stm_backends.types import MemoryKey, ShortTermMemoryConfig
 from tests.support import clock
 
@@ -110,6 +110,15 @@ async def test_errors_of_the_library_pass_and_so_does_what_else_a_source_has() -
     await guarded.open()
     assert given.opened == 1
     assert guarded_wrapping(Wrapping(hangs)).is_current(b"")
+
+
+@pytest.mark.parametrize("name", ["reread", "open"])
+async def test_what_a_source_has_beside_fails_as_an_outage(name: str) -> None:
+    given = Source(returns(DataKey("k", bytes(32))))
+    setattr(given, name, raises(LookupError))
+    with pytest.raises(Unavailable, match=f"`{name}` of the keys failed .LookupError"):
+        await getattr(guarded_source(given), name)()
+    assert not isinstance(guarded_source(StaticKeys({"k": bytes(32)}, primary="k")), OwnersKeys)
 
 
 async def test_a_backend_guards_the_keys_that_it_is_given() -> None:
