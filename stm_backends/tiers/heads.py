@@ -53,9 +53,11 @@ class Heads:
 
     async def read(self) -> Known:
         """Return the heads that are stored, in one load; none if they cannot be read, which is logged."""
-        record = await self._driver.load(self._at)
-        version, tail = ("", ()) if record is None else (record.version, record.tail)
+        version, tail = "", ()
         try:
+            record = await self._driver.load(self._at)
+            if record is not None:
+                version, tail = record.version, record.tail
             if version != self._version or len(tail) < self._length:
                 self._known, self._length = self._bodied(record), 0
             for entry in tail[self._length :]:

@@ -14,7 +14,7 @@ from stm_backends.backend import Backend
 from stm_backends.drivers.contract import Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
-from stm_backends.errors import Denied, OutcomeUnknown, StorageError, Unavailable
+from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, StorageError, Unavailable
 from stm_backends.records import keys
 from stm_backends.tiers import BackendGraph, MemoryEntry, MemoryManager, MemoryTier, SharedShortTermMemory
 from stm_backends.types import MemoryKey
@@ -235,6 +235,22 @@ async def test_a_vertex_with_other_properties_spoils_no_head_of_another(
     for _ in range(2):
         assert [*await graph.list_heads()] == ["memory:k"]
     assert "could not read what ranks memories" not in caplog.text
+
+
+async def test_a_window_does_without_heads_whose_record_is_damaged(
+    backend: Backend, driver: Troubled, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory, call = managed(backend), driver.call
+    await memory.remember("k", "the fact", tier=LONG)
+
+    async def without_parts(operation: Operation, key: Any, send: Callable[[], Awaitable[Any]]) -> Any:
+        if key == HEADS and operation == "load":
+            raise Corrupt("a part is missing", backend="test", operation=operation)
+        return await call(operation, key, send)
+
+    driver.call = without_parts  # pyright: ignore[reportAttributeAccessIssue] -- for this instance
+    assert await shown(memory) == {"k": 1}
+    assert "could not read what ranks memories" in caplog.text
 
 
 async def test_many_heads_are_folded_and_read_by_another_process(backend: Backend, driver: Troubled) -> None:
