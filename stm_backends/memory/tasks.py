@@ -98,15 +98,13 @@ class Background:
 
 
 class LoopLock:
-    """A lock for the tasks of one event loop after another: `async with lock.here():`."""
+    """A lock for the tasks of each event loop: `async with lock.here():`."""
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._lock = asyncio.Lock()
+        self._locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def here(self) -> asyncio.Lock:
         """Return the lock of the running event loop; one that an ended loop left locked would stay locked."""
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            self._loop, self._lock = loop, asyncio.Lock()
-        return self._lock
+        return self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())

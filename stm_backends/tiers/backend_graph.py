@@ -105,7 +105,8 @@ class BackendGraph:
     async def change_vertex(self, vertex_id: str, label: str, change: Change) -> dict[str, Any] | None:
         """Replace the properties by `change(properties)`, atomically; see `SharedGraph`.
 
-        Takes two round trips if the words of the vertex do not change.
+        Takes two round trips if the words of the vertex do not change, and for a memory one more, which
+        concurrent calls share.
         """
 
         def changed(stored: Stored) -> Stored | None:
@@ -368,18 +369,19 @@ class BackendGraph:
     ) -> Properties | None:
         # Calls of this process wait for each other instead of losing races against each other.
         async with self._changing.setdefault(vertex_id, asyncio.Lock()):
-            left = await self._change_alone(vertex_id, decide, again=again)
+            before, left = await self._change_alone(vertex_id, decide, again=again)
             if left is None:
                 return None
             head = _head_of(left)
-            if head is not None or self._heads.has(vertex_id):
+            # What this process has read may be older than what it has noted since.
+            if head != _head_of(before) or head != self._heads.had(vertex_id):
                 await self._heads.note({vertex_id: head})
             return left.properties
 
     async def _change_alone(
         self, vertex_id: str, decide: Callable[[Stored], Stored | None], *, again: bool
-    ) -> Stored | None:
-        """Write what `decide` makes of the vertex as it is stored now; returns what is then stored.
+    ) -> _Changed:
+        """Write what `decide` makes of the vertex as it is stored now.
 
         What was added to the index for an attempt that lost its race is removed again. With `again`, the
         vertex is indexed and written even if nothing changes.
@@ -438,7 +440,7 @@ class BackendGraph:
         stored, new = changed
         if stored.stamp and (new is None or stored.stamp != new.stamp):
             await self._index.drop({stored.stamp: postings.terms_of(stored.properties)})
-        return new
+        return changed
 
     def _require_within_limits(self, stored: Stored, wanted: Stored) -> None:
         """Raise `LimitReached` for words that are too many, unless they are stored already."""

@@ -53,9 +53,11 @@ class Heads:
 
     async def read(self) -> Known:
         """Return the heads that are stored, in one load; none if they cannot be read, which is logged."""
-        record = await self._driver.load(self._at)
-        version, tail = ("", ()) if record is None else (record.version, record.tail)
+        version, tail = "", ()
         try:
+            record = await self._driver.load(self._at)
+            if record is not None:
+                version, tail = record.version, record.tail
             if version != self._version or len(tail) < self._length:
                 self._known, self._length = self._bodied(record), 0
             for entry in tail[self._length :]:
@@ -66,25 +68,32 @@ class Heads:
         self._version, self._length = version, len(tail)
         return {**self._known}
 
-    def has(self, vertex_id: str) -> bool:
-        """Say whether a vertex had a head when they were last read."""
-        return self._known.get(self._name(vertex_id), ("", None))[1] is not None
+    def had(self, vertex_id: str) -> Head | None:
+        """Return the head that a vertex had when they were last read."""
+        return self._known.get(self._name(vertex_id), ("", None))[1]
 
     async def note(self, heads: Mapping[str, Head | None], gone: Iterable[str] = ()) -> None:
-        """Store heads by vertex id; only logs a failure. Concurrent calls share one append."""
-        for vertex_id, head in heads.items():
-            if self._known.get(self._name(vertex_id)) != (vertex_id, head):
-                self._waiting[vertex_id] = head
+        """Store heads by vertex id; only logs a failure, after which the next call stores them.
+
+        Concurrent calls share one append.
+        """
+        self._waiting.update(heads)
         self._gone.update(gone)
         async with self._writing.here():
-            waiting, self._waiting = iter(self._waiting.items()), {}
+            noted, self._waiting = self._waiting, {}
             removed, self._gone = sorted(self._gone), set()
+            waiting = iter(noted.items())
             try:
                 while (some := dict(islice(waiting, AT_ONCE))) or removed:
                     await self._append(self._codec.seal("heads", {"heads": some, "gone": removed}))
                     removed = []
-            except StorageError as error:
-                logger.warning("could not store what ranks memories; a context window will: %s", error)
+            except BaseException as error:
+                # Some are of other callers. Late, a `null` would hide a vertex; without it, that is read.
+                kept = {one: head for one, head in noted.items() if head is not None}
+                self._waiting = {**kept, **self._waiting}
+                if not isinstance(error, StorageError):
+                    raise
+                logger.warning("could not store what ranks memories; a later call will: %s", error)
 
     async def _append(self, entry: bytes) -> None:
         async with self._directory.listed(self._owner) as listing:

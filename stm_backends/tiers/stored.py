@@ -47,14 +47,17 @@ def head_of(properties: Stored) -> Head | None:
     if live(properties) is None:
         return None
     try:
+        importance = float(properties["importance"])
+        if not 0 <= importance <= 1:
+            return None
         return Head(
-            properties["importance"],
-            properties["access_count"],
+            importance,
+            int(properties["access_count"]),
             _seconds(properties["created_at"]),
             _seconds(properties["last_accessed"]),
             relevance.size_of(properties["key"], properties["content"]),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 

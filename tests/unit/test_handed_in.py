@@ -315,3 +315,20 @@ async def test_both_memories_count_callbacks_that_fail() -> None:
         for one in (None, backend):
             await added(_memory(one, settings, None, observer), 1)
         await until(lambda: observer.failed == [("callback", "PanicException")] * 2)
+
+
+def test_a_callback_that_fails_on_a_later_event_loop_is_counted() -> None:
+    observer = Counting()
+    backend = open_backend("memory://", observer=observer)
+    memories = list[Any]()
+
+    async def use() -> None:
+        async with backend:
+            if not memories:
+                settings = config("truncation", on_turn_added=raises(ValueError))
+                memories.append(backend.memory(MemoryKey("acme", "u", "s"), settings))
+            await added(memories[0], 1)
+
+    for _ in range(2):
+        asyncio.run(use())
+    assert observer.failed == [("callback", "ValueError")] * 2

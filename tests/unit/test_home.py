@@ -16,7 +16,7 @@ import pytest
 from stm_backends import ConfigurationError, MemoryKey, OutcomeUnknown, ShortTermMemoryConfig
 from stm_backends.backend import Backend
 from stm_backends.drivers import home as homes
-from stm_backends.drivers.contract import Key, Traits
+from stm_backends.drivers.contract import Key, Record, Traits
 from stm_backends.drivers.edge import Edge
 from stm_backends.drivers.home import Home
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
@@ -405,3 +405,44 @@ def test_the_background_begins_again_in_the_next_event_loop() -> None:
     assert "so far" in str(asyncio.run(go_on()))
     assert calls[0] == "hangs"
     assert "answers" in calls
+
+
+async def summary(_: Any) -> dict[str, str]:
+    return {"summary": "so far"}
+
+
+def test_a_flush_that_an_ended_event_loop_left_changes_no_later_one(loops: Any) -> None:
+    class Hanging(MemoryDriver):
+        hangs = False
+
+        async def load(self, key: Key) -> Record | None:
+            if self.hangs:
+                await asyncio.Event().wait()
+            return await super().load(key)
+
+    config = ShortTermMemoryConfig(
+        strategy="rolling_summary", budget=MemoryBudget(full_zone_turns=1), fold_batch_turns=10
+    )
+    backend = Backend(driver := Hanging(MemoryStore()))
+    memory = backend.memory(MemoryKey("acme", "u", "s"), config, summarizer=summary)
+
+    async def leave() -> None:
+        await backend.open()
+        for number in range(2):
+            await memory.add_turn(ConversationTurn(f"u{number}", "a"))
+        driver.hangs = True
+        flushing = asyncio.create_task(memory.flush())
+        await asyncio.sleep(0.01)
+        # It cannot be cancelled on a loop that is closed, and need not be reported as lost.
+        flushing._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]  # noqa: SLF001 -- no setting
+
+    async def go_on() -> object:
+        driver.hangs = False
+        async with backend:
+            gc.collect()
+            await memory.flush()
+            return await memory.get_llm_context()
+
+    loops[0].run_until_complete(leave())
+    loops[0].close()
+    assert "so far" in str(loops[1].run_until_complete(go_on()))

@@ -255,3 +255,18 @@ def test_a_lock_that_an_ended_event_loop_left_locked_is_free_in_the_next() -> No
 
     for work in (leave_locked, take):
         asyncio.run(work())
+
+
+def test_a_lock_stays_locked_in_its_event_loop_while_another_loop_uses_it() -> None:
+    lock, loop = LoopLock(), asyncio.new_event_loop()
+
+    async def take() -> None:
+        await lock.here().acquire()
+
+    async def is_locked() -> bool:
+        return lock.here().locked()
+
+    loop.run_until_complete(take())
+    asyncio.run(take())
+    assert loop.run_until_complete(is_locked())
+    loop.close()

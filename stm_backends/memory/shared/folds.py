@@ -63,13 +63,12 @@ class Writes(PlannedWork):
     def __init__(
         self, shared: SharedConversation, tenant: str, schedule: Schedule, observer: Observer
     ) -> None:
-        super().__init__(tenant, schedule)
+        super().__init__(tenant, schedule, observer.function_failed)
         self.shared = shared
         self.config = ShortTermMemoryConfig()
         self.stats = Stats()
         self.room = Room()
         self.hopeless = False
-        self.background.failed = observer.function_failed
         self._observer = observer
         self._summarizer = policy.summarizer_for(self.config, None)
         self._keep_ids_for = 10 * shared.driver.traits.deadline

@@ -61,7 +61,7 @@ class _FirstSeen:
 class Maintenance(Writes):
     """The background of one conversation in one process, shared by its memory objects there.
 
-    `flush_waiters` counts the callers that wait in `flush`: while there are any, fewer turns than
+    `flush_waiters` has the callers that wait in `flush`: while there are any, fewer turns than
     `fold_batch_turns` are folded, too. `schedule` limits the work of all conversations that share it.
     """
 
@@ -78,7 +78,7 @@ class Maintenance(Writes):
         super().start_over()
         self._held = False
         self._polls = self._faults = self._lost = 0
-        self.flush_waiters = 0
+        self.flush_waiters: set[object] = set()
 
     async def close(self, *, timeout: float) -> None:
         """Stop the work, which may finish within `timeout` seconds, and release the lease."""

@@ -234,7 +234,9 @@ class DistributedShortTermMemory:
         loop, maintenance = asyncio.get_running_loop(), self._maintenance
         until = loop.time() + (policy.patience(self._config) if timeout is None else timeout)
         failures, first = maintenance.failures, None
-        maintenance.flush_waiters += 1
+        # A call that an ended event loop left is not one of those that wait in this one.
+        waiters, this = maintenance.flush_waiters, object()
+        waiters.add(this)
         try:
             while True:
                 # Created before the load, so that no step after the load is missed.
@@ -254,7 +256,7 @@ class DistributedShortTermMemory:
                     maintenance.schedule(step)
                     await asyncio.wait({change}, timeout=remaining)
         finally:
-            maintenance.flush_waiters -= 1
+            waiters.discard(this)
 
     async def close(self, *, timeout: float = 0.0) -> None:
         """Stop the background; running work may finish within `timeout` seconds. Releases the lease.

@@ -13,6 +13,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from stm_backends.handed_in import Report, ignore
 from stm_backends.memory.shared.queues import MAX_WAITING, FairQueue
 from stm_backends.memory.tasks import Background
 
@@ -82,14 +83,15 @@ class Schedule:
 class PlannedWork:
     """Carries out one plan after another, each in a task once it is due and has a place."""
 
-    def __init__(self, tenant: str, schedule: Schedule) -> None:
+    def __init__(self, tenant: str, schedule: Schedule, failed: Report = ignore) -> None:
         self.tenant = tenant
         self._schedule = schedule
+        self._failed = failed
         self.start_over()
 
     def start_over(self) -> None:
         """Plan and do nothing; what was done on an event loop that has ended is forgotten."""
-        self.background = Background(self)
+        self.background = Background(self, failed=self._failed)
         self.closing = False
         self.cancel_plan()
         self._worker: asyncio.Task[None] | None = None

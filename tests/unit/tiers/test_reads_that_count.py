@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -12,7 +14,7 @@ from stm_backends.backend import Backend
 from stm_backends.drivers.contract import Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
-from stm_backends.errors import Denied, OutcomeUnknown, StorageError, Unavailable
+from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, StorageError, Unavailable
 from stm_backends.records import keys
 from stm_backends.tiers import BackendGraph, MemoryEntry, MemoryManager, MemoryTier, SharedShortTermMemory
 from stm_backends.types import MemoryKey
@@ -175,6 +177,80 @@ async def test_heads_that_cannot_be_stored_fail_no_write(
     await memory.remember("other", "the fact", tier=LONG)
     assert {*await shown(memory)} == {"k", "other"}
     assert "could not store what ranks memories" in caplog.text
+
+
+async def test_an_entry_that_is_superseded_no_more_is_in_the_window_again(backend: Backend) -> None:
+    memory, graph = managed(backend), BackendGraph(backend, OWNER)
+    await memory.remember("k", "the fact", tier=LONG)
+    assert len(await graph.list_heads()) == 1
+    # As a merge does that cannot be finished.
+    for by in ("other", None):
+        await graph.update_vertex("memory:k", {"superseded_by": by})
+    assert await shown(memory) == {"k": 1}
+
+
+async def test_a_head_is_stored_although_the_caller_that_stores_it_is_cancelled(
+    backend: Backend, driver: Troubled
+) -> None:
+    graph, call, sent = BackendGraph(backend, OWNER), driver.call, asyncio.Event()
+    entries = [MemoryEntry(key, "the fact", LONG, importance=0.5) for key in "abc"]
+    await asyncio.gather(*(graph.add_vertex(f"memory:{one.key}", "memory", one.to_dict()) for one in entries))
+    await graph.list_heads()
+    let_go = asyncio.Event()
+
+    async def slow_heads(operation: Operation, key: Any, send: Callable[[], Awaitable[Any]]) -> Any:
+        if key == HEADS and operation == "append":
+            sent.set()
+            await let_go.wait()
+        return await call(operation, key, send)
+
+    driver.call = slow_heads  # pyright: ignore[reportAttributeAccessIssue] -- for this instance
+    changes = [
+        asyncio.create_task(graph.update_vertex(f"memory:{one.key}", {"importance": 0.9})) for one in entries
+    ]
+    await sent.wait()
+    await asyncio.sleep(0.01)
+    first, second, third = changes
+    sent.clear()
+    let_go.set()
+    await first
+    let_go.clear()
+    await sent.wait()
+    second.cancel()
+    await asyncio.wait({second})
+    let_go.set()
+    await third
+    heads = await BackendGraph(backend, OWNER).list_heads()
+    assert heads["memory:c"].importance == 0.9
+
+
+async def test_a_vertex_with_other_properties_spoils_no_head_of_another(
+    backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory, graph = managed(backend), BackendGraph(backend, OWNER)
+    await memory.remember("k", "the fact", tier=LONG)
+    entry = MemoryEntry("odd", "the fact", LONG).to_dict()
+    for number, odd in enumerate([{"importance": "high"}, {"access_count": "few"}, {"importance": math.nan}]):
+        await graph.add_vertex(f"memory:odd{number}", "memory", {**entry, **odd})
+    for _ in range(2):
+        assert [*await graph.list_heads()] == ["memory:k"]
+    assert "could not read what ranks memories" not in caplog.text
+
+
+async def test_a_window_does_without_heads_whose_record_is_damaged(
+    backend: Backend, driver: Troubled, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory, call = managed(backend), driver.call
+    await memory.remember("k", "the fact", tier=LONG)
+
+    async def without_parts(operation: Operation, key: Any, send: Callable[[], Awaitable[Any]]) -> Any:
+        if key == HEADS and operation == "load":
+            raise Corrupt("a part is missing", backend="test", operation=operation)
+        return await call(operation, key, send)
+
+    driver.call = without_parts  # pyright: ignore[reportAttributeAccessIssue] -- for this instance
+    assert await shown(memory) == {"k": 1}
+    assert "could not read what ranks memories" in caplog.text
 
 
 async def test_many_heads_are_folded_and_read_by_another_process(backend: Backend, driver: Troubled) -> None:
