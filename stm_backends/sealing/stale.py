@@ -2,9 +2,9 @@
 
 A process keeps data keys for a while, so it may seal with one that is gone. An append does not read the
 record, so its answer has to tell. A record that this append created may be the first one after an erasure. So
-may one of which this process does not know that it had fewer entries before. In these cases the owner's keys
-are read again, after the write: an erasure that comes later finds what was written. A `replace` of a version
-cannot follow an erasure, because no version outlives its record.
+may one of which this process does not know that it had exactly one entry less before. In these cases the
+owner's keys are read again, after the write: an erasure that comes later finds what was written. A `replace`
+of a version cannot follow an erasure, because no version outlives its record.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class StaleKeys:
         self, key: Key, sealed: bytes, value: bytes, *, length: int, known: int | None
     ) -> None:
         """Settle an append that gave a record this length; `known` is what was known when it was sent."""
-        follows = known is not None and length > max(known, 1)
+        follows = known is not None and length == known + 1
         self.note(key, max(length, self._lengths.get(key) or 0) if follows else length)
         if not follows:
             await self.settle(key, sealed, value, "append")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stm_backends.drivers.contract import ABSENT, ANY, Key, new_version
+from stm_backends.drivers.contract import ABSENT, ANY, Key, Record, new_version
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import Corrupt, OutcomeUnknown, Unavailable
 from stm_backends.records.codec import Codec
@@ -308,3 +308,21 @@ async def test_an_outage_of_the_key_service_is_met_once_by_all_who_wait() -> Non
     assert service.calls == 1
     service.up = True
     assert len((await keys.primary(ADA)).secret) == 32
+
+
+async def test_a_first_key_that_is_made_during_an_erasure_is_not_deleted_without_a_note() -> None:
+    world = World()
+    other, made = await world.process(), list[str]()
+
+    class Slow(MemoryDriver):
+        async def load(self, key: Key) -> Record | None:
+            record = await super().load(key)
+            if key == data_keys_key(*ADA) and not made:
+                made.append((await other.primary(ADA)).id)
+            return record
+
+    driver = Slow(world.store)
+    await driver.open()
+    assert await EnvelopeKeys(driver, LocalWrapping({"w1": W1}, primary="w1")).erase(ADA) == 0
+    await other.reread(ADA)
+    assert (await other.primary(ADA)).id == made[0]

@@ -74,6 +74,17 @@ async def test_an_append_to_a_record_made_after_an_erasure_is_readable() -> None
     assert await stale_keys.primary(ADA) == await keys.primary(ADA)
 
 
+async def test_an_append_after_more_turns_than_before_the_erasure_is_readable() -> None:
+    world = World()
+    (stale, _), (eraser, keys) = await world.process(), await world.process()
+    await add(stale, b"old")
+    await erase(eraser, keys)
+    await add(eraser, b"one")
+    await add(eraser, b"two")
+    assert await add(stale, b"three") == 3
+    assert await world.read() == (None, (b"one", b"two", b"three"))
+
+
 @pytest.mark.parametrize("expect", [ANY, ABSENT])
 async def test_a_body_stored_after_an_erasure_is_readable(expect: Any) -> None:
     world = World()
