@@ -79,6 +79,10 @@ class Requests:
                 pause = random.uniform(0, longest)
                 if not is_passing(error) or pause >= self.left_s:
                     raise
+            except Exception as error:
+                # The client asks its user's source of credentials before each attempt.
+                self.is_in_doubt |= statement.writes and repeats(self._client) and meaning(error) is None
+                raise
             await asyncio.sleep(pause)
             longest = min(2 * longest, _LONGEST_PAUSE_S)
 

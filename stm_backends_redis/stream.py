@@ -182,13 +182,15 @@ class Stream:
         except (asyncio.CancelledError, *PASSED):
             raise
         except BaseException as error:  # noqa: BLE001 -- nothing was sent, whatever the error is
-            if meaning(error) is None:
-                # The client keeps a connection that did not log in because its source of credentials failed.
-                await self._pool.disconnect(inuse_connections=False)
             for _, answer, _ in self._queue:
                 if not answer.done():
                     answer.set_exception(_not_connected(error))
             self._clear()
+            if meaning(error) is None:
+                # The client keeps a connection that did not log in because its source of credentials failed.
+                with contextlib.suppress(Exception):
+                    async with asyncio.timeout(self._silence_s):
+                        await self._pool.disconnect(inuse_connections=False)
         finally:
             self._connecting = None
         self._write()

@@ -150,7 +150,7 @@ class _Requests(Generic[A]):
             finally:
                 self._free += 1
                 self._send()
-        batch = self._open_batch()
+        batch = self._batch_for(key)
         caller: asyncio.Future[tuple[A | None, bool]] = asyncio.get_running_loop().create_future()
         batch.callers[caller] = key
         try:
@@ -173,9 +173,10 @@ class _Requests(Generic[A]):
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    def _open_batch(self) -> _Batch[A]:
-        """Return the batch that a new load joins: the last one that waits, if it has room."""
-        if not self._waiting or len(self._waiting[-1].callers) >= self._limit():
+    def _batch_for(self, key: Key) -> _Batch[A]:
+        """Return the batch that a new load joins: the last one that waits, if it has room or the same key."""
+        last = self._waiting[-1] if self._waiting else None
+        if last is None or (len(last.callers) >= self._limit() and key not in last.callers.values()):
             self._waiting.append(_Batch())
             # In the next iteration of the loop, so that all loads of this one share the request.
             asyncio.get_running_loop().call_soon(self._send)

@@ -259,6 +259,19 @@ async def test_small_loads_wait_for_none_that_is_known_to_be_large() -> None:
     assert store.requests[4:] == [(A,)]
 
 
+async def test_loads_of_a_large_record_that_wait_at_once_share_a_request() -> None:
+    store = Cutting()
+    store.records[A] = store.records[B] = LARGE
+    assert [await store.load(key) for key in (A, A, B, B)] == [LARGE] * 4
+    sent = len(store.requests)
+    loads = store.start(A, A, A, B, B, B)
+    for number, key in enumerate((A, A, B)):
+        await store.sent(sent + number + 1)
+        assert store.requests[-1] == (key,)
+        store.answer(-1)
+    assert await asyncio.gather(*loads) == [LARGE] * 6
+
+
 async def test_a_large_record_that_was_not_known_delays_no_other() -> None:
     store = Cutting(in_flight=1)
     store.records[A] = LARGE
@@ -320,7 +333,7 @@ class JoinsWhatWasSent(Coalesced[bytes]):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         requests = self._shared
-        requests._open_batch = functools.cache(requests._open_batch)  # noqa: SLF001 -- a fault in there
+        requests._batch_for = functools.cache(requests._batch_for)  # noqa: SLF001 -- a fault in there
 
 
 class SharesWhatIsLarge(Coalesced[bytes]):

@@ -147,6 +147,28 @@ class Failing(Refusing):
     get_item = put_item = update_item = delete_item = _fail
 
 
+class FailingToSign(Failing):
+    async def _fail(self, **_):
+        def sign():
+            raise self.error
+
+        sign()
+
+    get_item = put_item = update_item = delete_item = _fail
+
+
+@pytest.mark.parametrize(("attempts", "kind"), [(None, OutcomeUnknown), (1, Unavailable)])
+async def test_credentials_that_fail_before_an_attempt_may_follow_a_sent_one(key, attempts, kind):
+    client = FailingToSign(LookupError("pin 4711"), attempts=attempts)
+    driver = DynamoDriver(DynamoSettings(deadline_s=1), client=client)
+    with pytest.raises(StorageError, match=r"that it calls, failed \(LookupError") as caught:
+        await driver.append(key, b"a", initial_version="v", ttl=None)
+    assert type(caught.value) is kind
+    with pytest.raises(Unavailable):
+        await driver.load(key)
+    await driver.close()
+
+
 def throttled(repeats):
     response = {"Error": {"Code": "ThrottlingException"}, "ResponseMetadata": {"RetryAttempts": repeats}}
     return ClientError(response, "a request")

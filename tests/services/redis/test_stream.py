@@ -586,6 +586,30 @@ async def test_no_connection_is_kept_from_a_client_that_cannot_spare_one(real, m
         await driver.close()
 
 
+class Hanging:
+    """A pool without credentials, whose idle connections do not end when they are closed."""
+
+    attempts = 0
+
+    async def get_connection(self):
+        self.attempts += 1
+        raise LookupError("no credentials")
+
+    async def disconnect(self, inuse_connections=True):
+        assert not inuse_connections
+        await asyncio.Event().wait()
+
+
+async def test_commands_without_credentials_do_not_wait_for_idle_connections():
+    pool = Hanging()
+    stream = Stream(pool, silence_s=0.1)
+    for attempt in (1, 2):
+        with pytest.raises(LookupError):
+            await asyncio.wait_for(stream.send(b"k", ("GET", "k")), 20)
+        assert pool.attempts == attempt
+    await stream.close()
+
+
 class Rotating(CredentialProvider):
     """A password that changes."""
 
