@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 from stm_backends.drivers.contract import Driver, Record
 from stm_backends.errors import Corrupt, StorageError
 from stm_backends.memory.tasks import LoopLock
-from stm_backends.records import keys, ledger
+from stm_backends.records import keys, ledger, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.tiers.relevance import Head
@@ -99,6 +99,15 @@ class Heads:
         async with self._directory.listed(self._owner) as listing:
             appended = await ledger.append_and_fold(self._driver, self._at, entry, self._folded)
             listing.created = appended.created
+        if appended.created and not await self._has_vertices():
+            # The user was erased since the vertices were written or read, so none of their ids may stay.
+            await ledger.erase(self._driver, self._at)
+            await self._directory.forget_if_unused(*self._owner)
+
+    async def _has_vertices(self) -> bool:
+        async for _ in operations.names_of(self._driver, self._at.scope, keys.VERTICES):
+            return True
+        return False
 
     def _name(self, vertex_id: str) -> str:
         return keys.vertex_key(*self._owner, vertex_id).name

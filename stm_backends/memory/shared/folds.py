@@ -78,6 +78,7 @@ class Writes(PlannedWork):
     def use(self, config: ShortTermMemoryConfig, summarizer: Callable[..., object]) -> None:
         """Use these settings from now on, unless they store nothing; the newest memory object wins."""
         if config.strategy != "none":
+            self.hopeless = self.hopeless and summarizer is self._summarizer
             self.config, self._summarizer = config, summarizer
 
     @property

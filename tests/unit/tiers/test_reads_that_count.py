@@ -253,6 +253,22 @@ async def test_a_window_does_without_heads_whose_record_is_damaged(
     assert "could not read what ranks memories" in caplog.text
 
 
+async def test_no_head_of_a_user_who_was_erased_meanwhile_stays(backend: Backend, driver: Troubled) -> None:
+    memory, call = managed(backend), driver.call
+    await memory.remember("k", "the fact", tier=LONG)
+
+    async def after_an_erasure(operation: Operation, key: Any, send: Callable[[], Awaitable[Any]]) -> Any:
+        if key == HEADS and operation == "append":
+            driver.call = call  # pyright: ignore[reportAttributeAccessIssue] -- for this instance
+            await backend.sessions.erase_user(*OWNER)
+        return await call(operation, key, send)
+
+    driver.call = after_an_erasure  # pyright: ignore[reportAttributeAccessIssue] -- for this instance
+    await memory.recall("fact")
+    assert await driver.load(HEADS) is None
+    assert not await backend.directory.has(*OWNER)
+
+
 async def test_many_heads_are_folded_and_read_by_another_process(backend: Backend, driver: Troubled) -> None:
     memory = managed(backend)
     for number in range(150):
