@@ -308,7 +308,8 @@ def _as_time(ts: object) -> float:
             time = math.inf
         if not math.isinf(time) and (not time >= _MILLISECONDS or seconds_of(time)):
             return seconds_of(time)
-    raise InvalidState(f"turn.ts is {type(ts).__name__}, not a number of seconds since 1970")
+    what = "out of range" if isinstance(ts, (int, float)) and not isinstance(ts, bool) else type(ts).__name__
+    raise InvalidState(f"turn.ts is {what}, not a number of seconds since 1970")
 
 
 def _require_text(value: object, path: str) -> None:

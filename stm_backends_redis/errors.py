@@ -48,7 +48,10 @@ _FORBIDDEN: Final[Meaning] = (
     "this user lacks permission for a command or a key that the driver uses",
 )
 
-_NO_DATABASE: Final[Meaning] = (Unavailable, "the server has no database with this number; see `db`")
+_NO_DATABASE: Final[Meaning] = (
+    Unavailable,
+    "the server has no database with this number (the path of the URL, or `db`)",
+)
 
 _UNEXPECTED: Final[Meaning] = (
     OutcomeUnknown,

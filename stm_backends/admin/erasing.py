@@ -36,8 +36,14 @@ class Erasure:
         self._keys_left = False
 
     async def erase(self, tenant: str, user: str | None = None, session: str | None = None) -> Receipt:
-        """Erase a conversation, a user or a tenant, and return the receipt."""
+        """Erase a conversation, a user or a tenant, and return the receipt.
+
+        Raises `KeyMismatch` for a user or a tenant if the keys are not those of the data: then they would
+        stay, and the receipt would not say so.
+        """
         began = datetime.now(UTC)
+        if session is None:
+            await self._directory.require_keys(tenant)
         if user is None:
             await self._tenant(tenant)
         elif session is None:

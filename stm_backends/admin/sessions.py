@@ -276,6 +276,10 @@ class Sessions:
 
         Then reads everything again. What another process writes during the erasure may be erased or not; what
         the second reading finds of it is in the receipt. A later write starts a new conversation.
+
+        Raises `KeyMismatch`, before anything is erased, for a user or a tenant whose data was sealed with
+        keys that this backend lacks. A backend without `sealing` erases the records alone; see
+        `Receipt.keys_left`.
         """
         erasure = Erasure(self._driver, self._directory, self._erase_keys, self._observer)
         return await erasure.erase(tenant, user, session)

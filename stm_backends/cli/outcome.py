@@ -18,6 +18,7 @@ from stm_backends.errors import (
     ConfigurationError,
     Corrupt,
     Denied,
+    KeyMismatch,
     OutcomeUnknown,
     SessionExists,
     SessionNotFound,
@@ -41,12 +42,18 @@ _KEPT: Final = "Nothing was overwritten."
 GIVE_KEYS: Final = f"Give the keys: --sealing MODULE:OBJECT, or a file of keys that {KEYS_VARIABLE} names."
 """The remedy if data is sealed and a command has no keys."""
 
+_OTHER_KEYS: Final = (
+    "Give the keys that sealed the data: --sealing MODULE:OBJECT, or a file of keys that "
+    f"{KEYS_VARIABLE} names."
+)
+
 _REMEDIES: Final[dict[type[StmError], str]] = {
     SessionExists: "Use --merge to add missing turns, or --replace to erase what exists.",
     SessionNotFound: "List a user's conversations with: stm-backends ls TENANT:USER",
     Unavailable: "The operation that failed changed nothing. Retry once the cause is resolved.",
     OutcomeUnknown: "The last write may have been applied; running the command again is harmless.",
     TooLarge: "Nothing was written. The limits are settings of the backend.",
+    KeyMismatch: f"{_KEPT} {_OTHER_KEYS}",
     Corrupt: _KEPT,
     Denied: "Check the user and password, and whether that user may read and write there.",
 }

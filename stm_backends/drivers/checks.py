@@ -116,7 +116,7 @@ def require_event_loop(otherwise: str) -> None:
 def not_open(*, backend: str = "", operation: str = "") -> Unavailable:
     """Return the error of a driver that was never opened or is closed; its message says what to do."""
     return Unavailable(
-        "the driver is not open; use `async with open_backend(...) as backend:` (`with` in "
+        "the backend is not open; use `async with open_backend(...) as backend:` (`with` in "
         "stm_backends.sync), and use the backend, its driver and its memories within that block",
         backend=backend,
         operation=operation,

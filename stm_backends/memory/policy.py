@@ -319,7 +319,7 @@ def summary_of(response: object) -> str:
         raise WrongType("the summarizer", response, "{'summary': TEXT}")
     summary: object = response.get("summary")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType] -- it is checked here
     if not isinstance(summary, str):
-        raise BadSummary("the summarizer's 'summary' is not a string")
+        raise BadSummary(f"the summarizer's 'summary' is {type(summary).__name__}, not a text")
     if is_blank(summary):
         raise BadSummary("the summarizer returned an empty summary")
     return summary

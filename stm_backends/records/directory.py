@@ -139,6 +139,11 @@ class Directory:
             await self._seals.meet(tenant)
             self._noted[whole] = _Noted(at, math.inf)
 
+    async def require_keys(self, tenant: str) -> None:
+        """Raise `KeyMismatch` if this backend has keys, and none that wrote for a tenant."""
+        if self._seals is not None:
+            await self._seals.require(tenant)
+
     async def _cover(self, key: Key, ttl: float | None, *, any_seal: bool) -> float:
         """Make an entry live long enough for a record; returns how many seconds it lives from now."""
         if ttl is not None and ttl > LONGEST_S / 2:

@@ -37,6 +37,10 @@ class Seals(Protocol):
         """
         ...
 
+    async def require(self, tenant: str) -> None:
+        """Raise `KeyMismatch` if this backend has keys, and none that wrote for a tenant. Writes nothing."""
+        ...
+
     async def key_of(self, tenant: str, user: str, known: str | None) -> str | None:
         """Return the id of a key of a user, which exists; `known` is the one that the user's entry names.
 
@@ -60,6 +64,10 @@ class Clear:
                 "open the backend with the sealing that wrote it",
                 backend=self._driver.name,
             )
+
+    async def require(self, tenant: str) -> None:
+        """Do nothing: this backend has no keys."""
+        del tenant
 
     async def key_of(self, tenant: str, user: str, known: str | None) -> str | None:
         """Return what is known."""

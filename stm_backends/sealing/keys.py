@@ -8,7 +8,7 @@ import logging
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, cast, runtime_checkable
 
@@ -101,8 +101,16 @@ class Sealing:
     no tenant as sealed, so that processes without sealing can still write.
     """
 
-    keys: KeySource
+    keys: KeySource = field(repr=False)
     accept_clear: bool = False
+
+    def __post_init__(self) -> None:
+        asked = ("primary", "key", "rewrap", "erase")
+        if isinstance(self.keys, type) or not all(callable(getattr(self.keys, one, None)) for one in asked):
+            raise ConfigurationError(
+                "keys of a Sealing are StaticKeys, EnvelopeKeys or another KeySource, not "
+                f"{type(self.keys).__name__}"
+            )
 
 
 class StaticKeys:

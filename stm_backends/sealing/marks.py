@@ -36,17 +36,29 @@ class Marks:
         async def attempt() -> bool | Lost:
             mark = await load_mark(inner, tenant)
             sealed = bool(mark.checks) or await self._first_is_sealed(tenant)
-            checks = await self._held(Owner(tenant, ""), mark.checks)
+            owner = Owner(tenant, "")
+            left = await self._held(owner, mark.checks)
+            primary = await self._sealing.keys.primary(owner)
+            checks = {**left, primary.id: check_of(primary.secret)}
             if checks == mark.checks or not sealed or (self._sealing.accept_clear and not mark.checks):
                 return True
             return await store_mark(inner, tenant, mark, checks) or Lost(mark.expect)
 
-        with located(self._driver.name, "open"):
+        with located(self._driver.name, "load"):
             if not await contend(attempt):
                 raise Unavailable("the mark of a sealed tenant kept changing", backend=self._driver.name)
 
+    async def require(self, tenant: str) -> None:
+        """Raise `KeyMismatch` if this process has no key that wrote for a tenant. Writes nothing."""
+        with located(self._driver.name, "load"):
+            mark = await load_mark(self._driver.inner, tenant)
+            if mark.checks:
+                await self._held(Owner(tenant, ""), mark.checks)
+            else:
+                await self._first_is_sealed(tenant)
+
     async def _held(self, owner: Owner, checks: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the checks of a mark without those of erased keys, and with that of the primary key."""
+        """Return the checks of a mark without those of erased keys. Raises `KeyMismatch`."""
         source, left, held = self._sealing.keys, dict(checks), False
         for key_id, check in checks.items():
             try:
@@ -59,16 +71,16 @@ class Marks:
             if found != check:
                 raise KeyMismatch(
                     f"the data of this tenant is sealed with other bytes of the key {key_id!r}; nothing was "
-                    "written; give the process the key that wrote it"
+                    "changed; give the process the key that wrote it"
                 )
             held = True
         if left and not held:
             raise KeyMismatch(
                 f"the data of this tenant is sealed with the key {next(iter(left))!r}, which this process "
-                "does not have; nothing was written; give it the keys, or the store of keys, that sealed it"
+                "does not have; nothing was changed; give it the keys, or the wrapping key and the store of "
+                "keys, that sealed it"
             )
-        primary = await source.primary(owner)
-        return {**left, primary.id: check_of(primary.secret)}
+        return left
 
     async def _first_is_sealed(self, tenant: str) -> bool:
         """Say whether the first record of a tenant without a mark is sealed, or there is none.
@@ -96,7 +108,7 @@ class Marks:
         source, owner = self._sealing.keys, Owner(tenant, user)
         if not isinstance(source, OwnersKeys):
             return None
-        with located(self._driver.name, "open"):
+        with located(self._driver.name, "load"):
             try:
                 if known is not None:
                     await source.key(owner, known)

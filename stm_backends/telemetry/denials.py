@@ -60,6 +60,14 @@ class ReportingSeals:
             self._observer.denied(Subject(tenant), error.operation)
             raise
 
+    async def require(self, tenant: str) -> None:
+        """Do what `Seals.require` does."""
+        try:
+            await self._inner.require(tenant)
+        except Denied as error:
+            self._observer.denied(Subject(tenant), error.operation)
+            raise
+
     async def key_of(self, tenant: str, user: str, known: str | None) -> str | None:
         """Do what `Seals.key_of` does."""
         try:

@@ -84,16 +84,12 @@ async def ask(provider: Any, prompt: str) -> str:
 
 
 async def summary(provider: Any, prompt: str, observer: Observer, tier: str) -> str | None:
-    """Return a model's answer, or `None` if it fails; then that is logged and counted.
-
-    An answer without a text raises `ConfigurationError`, as `ask` does: a retry would not help.
-    """
+    """Return a model's answer, or `None` if it fails or has no text; then that is logged and counted."""
+    require_provider(provider)
     try:
         return await ask(provider, prompt)
-    except ConfigurationError:
-        raise
     except Exception as error:  # noqa: BLE001 -- any provider
-        logger.warning("the model failed (%s): a summary of memories is cut text", type(error).__name__)
+        logger.warning("the model failed (%s): a summary of memories is cut text", handed_in.described(error))
         observer.memories("truncated", tier, 1)
         return None
 

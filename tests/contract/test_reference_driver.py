@@ -52,7 +52,7 @@ async def driver(clock, store):
 
 
 async def test_a_driver_that_was_never_opened_is_unavailable():
-    with pytest.raises(Unavailable, match=r"memory\.load: the driver is not open; use `async with"):
+    with pytest.raises(Unavailable, match=r"memory\.load: the backend is not open; use `async with"):
         await MemoryDriver().load(Key("s", "n"))
 
 

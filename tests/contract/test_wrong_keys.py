@@ -133,6 +133,32 @@ async def test_a_process_with_other_keys_writes_nothing(
         assert await shown(backend, ADA) == ["To Zanzibar!", "And back."]
 
 
+@pytest.mark.parametrize("user", ["ada", None])
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize("other", [OTHER_BYTES, K2], ids=["other bytes", "another id"])
+async def test_an_erasure_with_other_keys_erases_nothing(
+    url: str, other: Sealing, marked: bool, user: str | None
+) -> None:
+    """The data keys would stay, and the receipt would be complete."""
+    async with open_backend(url, sealing=K1) as backend:
+        await fill(backend)
+        before = await everything(backend)
+        if not marked:
+            await backend.driver.delete(seal_key("acme"))
+    async with open_backend(url, sealing=other) as backend:
+        with pytest.raises(KeyMismatch):
+            await backend.sessions.erase_with_receipt("acme", user)
+    async with open_backend(url, sealing=K1) as backend:
+        assert await everything(backend) == before
+        assert (await backend.sessions.erase_with_receipt("acme", user)).complete
+
+
+async def test_an_erasure_of_a_tenant_that_is_not_there_stores_nothing(url: str) -> None:
+    async with open_backend(url, sealing=K1) as backend:
+        assert await backend.sessions.erase_user("nobody", "here") == 0
+        assert await backend.driver.load(seal_key("nobody")) is None
+
+
 async def fold(backend: Backend) -> None:
     memory = backend.memory(ADA, SUMMARIES, summarizer=ExtractiveSummarizer())
     assert len(await memory.turns()) == 3

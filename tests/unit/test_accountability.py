@@ -193,7 +193,7 @@ async def test_a_store_of_keys_that_denies_is_reported(heard: Heard) -> None:
         with pytest.raises(Denied):
             await say(backend, ADA)
     # The keys of the tenant are looked at first.
-    assert heard.events == [("denied", Subject("acme"), "open")]
+    assert heard.events == [("denied", Subject("acme"), "load")]
 
 
 async def test_opentelemetry_counts_actions_without_ids() -> None:

@@ -401,7 +401,7 @@ async def test_a_cancelled_closing_ends_the_background_and_gives_leases_back(
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(backend.close(), 0.2)
     assert held.running == 0
-    with pytest.raises(Unavailable, match="the driver is not open"):
+    with pytest.raises(Unavailable, match="the backend is not open"):
         await ours.load(PING_KEY)
     assert await lease_is_free(theirs)
 

@@ -249,3 +249,13 @@ async def test_a_source_of_keys_is_asked_for_the_owner_of_the_record() -> None:
         for scope in ("acme:u%3A1:memory", "acme::users", "::planner", "anything"):
             await world.driver.append(Key(scope, "x"), b"", initial_version="v0", ttl=None)
     assert asked == [Owner("acme", "u:1"), Owner("acme", ""), Owner("", ""), Owner("", "")]
+
+
+@pytest.mark.parametrize("keys", [None, "k", b"k", {"k1": bytes(32)}, StaticKeys])
+def test_keys_of_another_type_are_refused(keys: Any) -> None:
+    with pytest.raises(ConfigurationError, match="keys of a Sealing are StaticKeys, EnvelopeKeys or another"):
+        Sealing(keys)
+
+
+def test_a_sealing_shows_no_key() -> None:
+    assert repr(Sealing(StaticKeys({"k1": bytes(32)}, primary="k1"))) == "Sealing(accept_clear=False)"

@@ -267,6 +267,16 @@ async def test_an_answer_of_another_form_is_an_error(answer: object, manager: An
         await memory.gc.improve_memory(LONG)
 
 
+@pytest.mark.parametrize("answer", [42, {"content": "fine"}, Answer(choices=[]), Answer(content=42)])
+async def test_an_answer_of_another_form_leaves_cut_text(answer: object, manager: Any) -> None:
+    memory = manager(llm_provider=answering(answer))
+    for number in range(12):
+        await memory.remember(f"k{number}", f"v{number}", tier=SHORT)
+    summary = await memory.short_term.summarize(answering(answer))
+    assert summary is not None
+    assert "v0" in summary.content
+
+
 async def test_a_provider_that_cannot_be_asked_is_refused_at_once() -> None:
     class Failed:
         generate = None
