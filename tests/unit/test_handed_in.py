@@ -281,6 +281,21 @@ async def test_a_flush_does_not_wait_for_retries_of_a_wrong_type(
         await memory.close()
 
 
+@clock.virtually
+async def test_a_flush_waits_for_a_summarizer_that_replaces_one_of_a_wrong_type() -> None:
+    async def mended(request: Any) -> Any:
+        return {"summary": "so far"}
+
+    async with open_backend("memory://") as backend:
+        settings = config(zone=1, retry_backoff_base_s=2.0)
+        memory = _memory(backend, settings, a_coroutine, Observer())
+        await added(memory, *range(3))
+        await memory.flush()
+        memory = _memory(backend, settings, mended, Observer())
+        await memory.flush()
+        assert memory.health is MemoryHealth.HEALTHY
+
+
 # Callbacks
 
 CALLBACKS: Mapping[str, tuple[Callable[..., Any], str]] = {

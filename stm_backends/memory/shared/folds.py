@@ -70,7 +70,7 @@ class Writes(PlannedWork):
         self.room = Room()
         self.hopeless = False
         self._observer = observer
-        self._summarizer = policy.summarizer_for(self.config, None)
+        self._summarizer: Callable[..., object] = policy.summarizer_for(self.config, None)
         self._keep_ids_for = 10 * shared.driver.traits.deadline
         self._unstored: tuple[Attempt, Exception] | None = None
         self._unnoted: Lease | None = None
@@ -78,6 +78,7 @@ class Writes(PlannedWork):
     def use(self, config: ShortTermMemoryConfig, summarizer: Callable[..., object]) -> None:
         """Use these settings from now on, unless they store nothing; the newest memory object wins."""
         if config.strategy != "none":
+            self.hopeless = self.hopeless and summarizer is self._summarizer
             self.config, self._summarizer = config, summarizer
 
     @property
