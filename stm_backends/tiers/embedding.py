@@ -34,7 +34,7 @@ async def embed(embedder: Embedder, contents: Iterable[Any]) -> list[list[float]
         raise Unavailable(f"the embedder failed ({handed_in.described(error)})", operation="embed") from error
     try:
         vectors = [[float(x) for x in vector] for vector in found]
-    except (TypeError, ValueError):
+    except Exception:  # noqa: BLE001 -- an answer of another form may raise anything
         vectors = []
     if len(vectors) != len(texts) or not all(math.isfinite(x) for vector in vectors for x in vector):
         raise ConfigurationError("the embedder must return one vector of finite numbers for each text")

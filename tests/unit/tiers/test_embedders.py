@@ -17,8 +17,18 @@ from tests.support import clock
 
 @pytest.mark.parametrize(
     "answer",
-    [None, [], [[1.0], [1.0]], [1.0], [{"embedding": [1.0]}], ["text"], [[float("nan")]], [[None]]],
-    ids=str,
+    [
+        None,
+        [],
+        [[1.0], [1.0]],
+        [1.0],
+        [{"embedding": [1.0]}],
+        ["text"],
+        [[float("nan")]],
+        [[None]],
+        [[10**400]],
+    ],
+    ids=lambda answer: str(answer)[:20],
 )
 async def test_an_answer_that_is_no_list_of_vectors_is_refused(answer: Any) -> None:
     async def embedder(texts: list[str]) -> Any:
