@@ -70,7 +70,7 @@ class Writes(PlannedWork):
         self.room = Room()
         self.hopeless = False
         self._observer = observer
-        self._summarizer = policy.summarizer_for(self.config, None)
+        self._summarizer: Callable[..., object] = policy.summarizer_for(self.config, None)
         self._keep_ids_for = 10 * shared.driver.traits.deadline
         self._unstored: tuple[Attempt, Exception] | None = None
         self._unnoted: Lease | None = None
