@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, cast
 
 from stm_backends.errors import ConfigurationError
 from stm_backends.handed_in import Misbehaved, WrongType
@@ -317,7 +317,7 @@ def summary_of(response: object) -> str:
     """Return the summary in a summarizer's result. Raises `WrongType` or `BadSummary` for any other."""
     if not isinstance(response, Mapping):
         raise WrongType("the summarizer", response, "{'summary': TEXT}")
-    summary: object = response.get("summary")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType] -- it is checked here
+    summary = cast("Mapping[str, object]", response).get("summary")
     if not isinstance(summary, str):
         raise BadSummary(f"the summarizer's 'summary' is {type(summary).__name__}, not a text")
     if is_blank(summary):

@@ -271,7 +271,7 @@ async def test_an_answer_of_another_form_is_an_error(answer: object, manager: An
 async def test_an_answer_of_another_form_leaves_cut_text(answer: object, manager: Any) -> None:
     memory = manager(llm_provider=answering(answer))
     for number in range(12):
-        await memory.remember(f"k{number}", f"v{number}", tier=SHORT)
+        await memory.remember(f"k{number}", f"v{number}", tier=MemoryTier.SHORT_TERM)
     summary = await memory.short_term.summarize(answering(answer))
     assert summary is not None
     assert "v0" in summary.content
