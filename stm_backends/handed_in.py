@@ -1,4 +1,4 @@
-"""How functions are called that users hand in: a mistake in one fails its own call, and nothing else.
+"""Calls of functions that users hand in: a mistake in one fails its own call, and nothing else.
 
 Such a function may raise anything, hang, be cancelled from within, or return a value of another type. A
 `BaseException`, such as the panic of an extension in Rust, is a failure like any other; `SystemExit` and
@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeAlias
 
 Report: TypeAlias = Callable[[str, BaseException], object]
-"""Is told the name of a function that failed, and its error."""
+"""Receives the name of a function that failed, and its error."""
 
 Start: TypeAlias = Callable[[Coroutine[Any, Any, object]], "asyncio.Task[object]"]
 
@@ -23,11 +23,11 @@ PASSED: Final = (KeyboardInterrupt, SystemExit)
 
 
 class Misbehaved(Exception):
-    """A function failed in a way that Python has no `Exception` for. The message quotes nothing of it."""
+    """A function failed without raising an `Exception`. The message quotes nothing of it."""
 
 
 class WrongType(Misbehaved):
-    """A function returned what it must not; the next call is unlikely to differ."""
+    """A function returned a value of a wrong type; the next call is unlikely to differ."""
 
     def __init__(self, function: str, returned: object, expected: str) -> None:
         super().__init__(f"{function} returned {_kind(returned)}, not {expected}")
@@ -38,7 +38,7 @@ class WrongType(Misbehaved):
 async def call(
     function: Callable[..., object], *args: object, within: float, start: Start | None = None
 ) -> object:
-    """Call a function and return its result, awaited if it can be.
+    """Call a function and return its result, awaited if it is awaitable.
 
     Raises the function's `Exception`, `TimeoutError` after `within` seconds even if the function ignores its
     cancellation, and `Misbehaved` for any other exception, such as a cancellation that is not the caller's.

@@ -16,7 +16,7 @@ ATTEMPTS: Final = 3
 
 RACES: Final = 10
 """How many races in a row may be lost over one version. Another process that wins a race changes the version,
-so whoever loads it again reads from a former master, and no write finds it."""
+so a load that shows it again comes from a former master, and no write finds it."""
 
 CONTENDED: Final = 50
 """How many races may be lost to processes that change the record."""
@@ -29,21 +29,21 @@ class Lost(NamedTuple):
 
 
 def pause(first: float, doublings: int = 0, longest: float = 1.0) -> float:
-    """Return how many seconds to wait: `first`, doubled so often, at most `longest`, less a random half."""
+    """Return how many seconds to wait: `first`, doubled that often, at most `longest`, less a random half."""
     return random.uniform(0.5, 1.0) * min(first * 2.0 ** min(doublings, 30), longest)
 
 
 def pause_after(races: int) -> float:
     """Return how many seconds to wait after so many lost races in a row, before the next one.
 
-    None after one or two, as every contention loses them. Where a former master still answers loads and the
+    No time after one or two, which any contention costs. Where a former master still answers loads and the
     new one does the writes, all are lost: each load shows a version that the writes no longer find.
     """
     return 0.0 if races <= 2 else pause(0.01, races, 1.0)
 
 
 async def contend(attempt: Callable[[], Awaitable[T | Lost]]) -> T | None:
-    """Make an attempt until it is not `Lost`, and return its result; `None` once too many races were lost.
+    """Repeat an attempt until it is not `Lost`, and return its result; `None` once too many races were lost.
 
     Each attempt loads the record and ends with a conditional write. After a race that another process has
     won, the next one follows within a tenth of a second. Over a version that does not change, the pauses
@@ -66,7 +66,7 @@ async def contend(attempt: Callable[[], Awaitable[T | Lost]]) -> T | None:
 async def retried(
     write: Callable[[], Awaitable[T]], *, after: OutcomeUnknown | None = None, attempts: int = ATTEMPTS
 ) -> T:
-    """Carry out a write that may be repeated, again while its outcome is unknown, at most `attempts` times.
+    """Carry out a repeatable write, again while its outcome is unknown, at most `attempts` times.
 
     Once the outcome of one attempt is unknown, only a later success settles it: any other error of a later
     attempt raises `OutcomeUnknown`, too. `after` is the error of a first attempt by the caller.

@@ -1,4 +1,4 @@
-"""The mapping that forgets what was not used for the longest time."""
+"""A mapping that forgets its least recently used entries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Bounded(Generic[K, V]):
     """A mapping of at most `most` entries: those that were set or used last.
 
     With `size_of`, `most` is the sum of their sizes; the size of a value must not change. `forgotten` is
-    called with each key and value that goes because of newer ones.
+    called with each key and value that newer ones displace.
     """
 
     __slots__ = ("_entries", "_forgotten", "_size_of", "most", "size")

@@ -1,7 +1,7 @@
 """Where a driver is open: the one process and the one event loop that its connections belong to.
 
-On a connection that two processes or two event loops use, one receives the other's answers. A thread with an
-event loop of its own is such a case, and so is a forked process, which inherits every open connection.
+On a connection that two processes or two event loops use, one receives the other's answers. A thread with its
+own event loop is such a case, and so is a forked process, which inherits every open connection.
 
 ```python
 self._home = Home(self._start_over, client=client)  # once for a driver
@@ -48,11 +48,11 @@ OF_ANOTHER_LOOP: Final = (
 class Home:
     """The process and the event loop of one driver, which every operation checks before anything is sent.
 
-    Entering makes the running event loop the home. Once that has ended, or was left, the next one may enter:
-    then `start_over`, a method of the driver, makes again what belongs to one event loop. It awaits nothing,
-    and does not touch what an ended loop has left. Without it, the first operation enters. A `client` that
-    was handed in keeps its first home for good, in all drivers that use it; if it is not `asynchronous`, any
-    event loop of its process may use it.
+    Entering makes the running event loop the home. Once that loop has ended, or was left, the next one may
+    enter: then `start_over`, a method of the driver, makes again what belongs to one event loop. It awaits
+    nothing, and does not touch what an ended loop has left. Without `start_over`, the first operation in the
+    next loop enters. A `client` that was handed in keeps its first home for good, in all drivers that use it;
+    if it is not `asynchronous`, any event loop of its process may use it.
 
     In a forked process, nothing that was open before the fork is used, closed or garbage collected: a
     farewell of the child would end the parent's session.
@@ -177,7 +177,7 @@ def _home_of(client: object, *, asynchronous: bool) -> Home:
     home = _OF_CLIENTS.get(id(client))
     if home is None:
         home = _HomeOfClient(asynchronous=asynchronous)
-        # What cannot be referenced weakly has a home for each driver.
+        # A client that cannot be referenced weakly has a home for each driver.
         with contextlib.suppress(TypeError):
             weakref.finalize(client, _OF_CLIENTS.pop, id(client), None).atexit = False
             _OF_CLIENTS[id(client)] = home

@@ -36,7 +36,7 @@ async def confirmed(
 ) -> str | None:
     """Return the record's version once its oldest `going` entries are confirmed; `None` after a lost race.
 
-    `store` stores the body as it is under a version, in one attempt, and `load` loads the record. Takes no
+    `store` stores the body unchanged under a version, in one attempt, and `load` loads the record. Makes no
     request where a load shows only what is confirmed. Elsewhere, a server that takes over may have other
     entries under the version that was read, which must not be dropped.
     """
@@ -60,7 +60,7 @@ async def still_there(
 ) -> bool:
     """Say whether the oldest entries that were seen are the first ones under a version that was just stored.
 
-    It may be stored on another server than the one that returned the entries. Takes no request where a load
+    It may be stored on another server than the one that returned the entries. Makes no request where a load
     shows only what is confirmed.
     """
     if not driver.traits.shows_unconfirmed:
@@ -74,12 +74,12 @@ async def still_there(
 
 
 def attempts_to_confirm(driver: Driver) -> int:
-    """Return how often a write is sent whose version confirms entries; see `confirmed`."""
+    """Return how often to send a write whose version confirms entries; see `confirmed`."""
     return 1 if driver.traits.shows_unconfirmed else ATTEMPTS
 
 
 async def confirm(driver: Driver, scopes: Iterable[str]) -> None:
-    """Have the datastore acknowledge earlier writes in these scopes, which a load or a listing shows done.
+    """Have the datastore acknowledge earlier writes in these scopes that a load or a listing shows.
 
     A write with an unknown outcome may be done on the server alone, and not on the replicas, or the disk,
     that an acknowledgement promises. A load does not show that. Deleting a missing record waits for them.

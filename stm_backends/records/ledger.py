@@ -10,7 +10,7 @@ Every change keeps the same promises, whichever module asks for it:
   the same version. So entries are confirmed before they are dropped; see decision 0037.
 - **Cancellation.** The record is as it was before or as it is after; a write on its way may still be done.
 
-Work that must be done while the entries still stand, such as keeping them elsewhere, belongs between
+Work that must be done while the entries still stand, such as storing them elsewhere, belongs between
 `confirmed` and the `replace` that drops them: `fold` is where both meet.
 """
 
@@ -61,7 +61,7 @@ class Change:
 
     @property
     def going(self) -> int:
-        """How many of the oldest entries the record will not have any more."""
+        """How many of the oldest entries the record will no longer have."""
         return max(self.drop, len(self.rewrite))
 
 
@@ -105,7 +105,7 @@ class Appended(NamedTuple):
 
 
 class Creation(Protocol):
-    """What is told whether a write may have created a record, such as a `Listing` in the directory."""
+    """Learns whether a write may have created a record, such as a `Listing` in the directory."""
 
     created: bool
 
@@ -150,10 +150,10 @@ async def append(
 async def append_to_full(
     send: Callable[[], Awaitable[Appended]], make_room: Callable[[], Awaitable[bool]]
 ) -> Appended:
-    """Append by `send`; while the record is full, `make_room` and append again.
+    """Append with `send`; while the record is full, call `make_room` and append again.
 
     `make_room` returns whether another attempt may succeed, also after a lost race: the other process has
-    made room. Raises `TooLarge` or `LimitReached` if there is none in the end.
+    made room. Raises `TooLarge` or `LimitReached` if there is still none in the end.
     """
 
     async def attempt() -> Appended | Lost:
@@ -199,7 +199,7 @@ async def replace(
 ) -> bool:
     """Make a change if the record is what the caller expects; `False` after a lost race.
 
-    `attempts` is that of `retried`: a retry with the same version returns whether the body is stored. After
+    `attempts` is as in `retried`: a retry with the same version returns whether the body is stored. After
     an unknown outcome, a lost race may also mean that the change was made and then replaced: that raises
     `OutcomeUnknown` unless making the change again is harmless, which `repeatable` says. Confirms nothing, so
     what drops entries goes through `fold`.
@@ -231,7 +231,7 @@ async def update(
     """Change a record by a decision on what is stored; returns its result, `None` if all races were lost.
 
     `decide` is called with the record as it was loaded, `None` if there is none, and again after each lost
-    race. `unchanged` is that of `fold`, and `repeatable` that of `replace`. `listing` keeps the owner listed
+    race. `unchanged` is as in `fold`, and `repeatable` as in `replace`. `listing` keeps the owner listed
     around each write.
     """
 
@@ -272,7 +272,7 @@ async def fold(
     """Make a change to the record that was read, once the entries that go are confirmed; see `confirmed`.
 
     `False` after a lost race. `unchanged` returns the body that is stored to confirm them, by default the
-    record's own, which a record that has entries only lacks.
+    record's own; a record that has only entries has none.
     """
 
     async def store(version: str) -> bool:

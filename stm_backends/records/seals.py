@@ -2,9 +2,9 @@
 
 A mark is one record for each tenant, and one for what names no tenant. It is in clear text, so that a process
 without keys can read it. Its `keys` map the ids of keys to checks, which say whether two processes have the
-same bytes for an id, and nothing of the bytes. A process looks at it before its first write for a tenant, and
-about once a minute after that. So a process in clear text that looked before the first sealed write may
-write clear text for two minutes.
+same bytes for an id, and reveal nothing of the bytes. A process looks at the mark before its first write for
+a tenant, and about once a minute after that. So a process in clear text that looked before the first sealed
+write may write clear text for two minutes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Seals(Protocol):
         ...
 
     async def key_of(self, tenant: str, user: str, known: str | None) -> str | None:
-        """Return the id of a key of a user, which exists; `known` is the one that the user's entry names.
+        """Return the id of an existing key of a user; `known` is the one that the user's entry names.
 
         A key is created only if `known` is `None` or was erased. Raises `KeyMismatch` if it is missing.
         Returns `None` if users have no keys of their own.

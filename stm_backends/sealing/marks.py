@@ -1,4 +1,4 @@
-"""What a backend with keys checks before it writes, by the keys of what is stored; see `records.seals`."""
+"""How a backend checks, before it writes, that its keys are those of the stored data; see `records.seals`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Marks:
     async def meet(self, tenant: str) -> None:
         """Make sure that this process has a key that wrote for a tenant, and mark the tenant as sealed.
 
-        One load in steady state. A tenant without a mark is judged by its first record, and not marked while
-        that is in clear text or `accept_clear` is set: other processes may still write clear text. Raises
-        `KeyMismatch`, before anything is written.
+        Takes one load in steady state. A tenant without a mark is judged by its first record, and not marked
+        while that is in clear text or `accept_clear` is set: other processes may still write clear text.
+        Raises `KeyMismatch`, before anything is written.
         """
         inner = self._driver.inner
 
@@ -83,7 +83,7 @@ class Marks:
         return left
 
     async def _first_is_sealed(self, tenant: str) -> bool:
-        """Say whether the first record of a tenant without a mark is sealed, or there is none.
+        """Return whether the first record of a tenant without a mark is sealed; `True` if there is none.
 
         Raises `KeyMismatch` if this process lacks its key.
         """
@@ -104,7 +104,7 @@ class Marks:
         return True
 
     async def key_of(self, tenant: str, user: str, known: str | None) -> str | None:
-        """Return the id of a key of a user, which exists; see `Seals`."""
+        """Return the id of an existing key of a user; see `Seals`."""
         source, owner = self._sealing.keys, Owner(tenant, user)
         if not isinstance(source, OwnersKeys):
             return None

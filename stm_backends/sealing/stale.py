@@ -1,8 +1,8 @@
 """Writes under a data key that another process has erased: they are sealed again, with a key that exists.
 
 A process keeps data keys for a while, so it may seal with one that is gone. An append does not read the
-record, so its answer has to tell. A record that this append created may be the first one after an erasure. So
-may one of which this process does not know that it had exactly one entry less before. In these cases the
+record, so its answer has to tell. If the append created the record, or if this process does not know that
+the record had exactly one entry less before, an erasure may have preceded it. In these cases the
 owner's keys are read again, after the write: an erasure that comes later finds what was written. A `replace`
 of a version cannot follow an erasure, because no version outlives its record.
 """
@@ -21,10 +21,10 @@ from stm_backends.sealing.cipher import ENTRY, absent_body, absent_slot, body_sl
 from stm_backends.sealing.keys import KeySource, Owner, OwnersKeys
 
 _REMEMBERED: Final = 4_096
-"""Of how many records a process remembers the length."""
+"""For how many records a process remembers the length."""
 
 _IN_DOUBT: Final = 256
-"""Of how many records a process remembers values that were perhaps stored."""
+"""For how many records a process remembers values that were perhaps stored."""
 
 Seal = Callable[[Key, bytes, bytes, str], Awaitable[bytes]]
 """Seals a value of a record for a slot; the last argument is the operation."""
@@ -56,7 +56,7 @@ class StaleKeys:
         return None if key in self._in_doubt else self._lengths.get(key)
 
     def note(self, key: Key, length: int) -> None:
-        """Remember how many entries a record has; with none of them, it may be another one next time."""
+        """Remember how many entries a record has; one without entries may be another record next time."""
         if self._owners is None:
             return
         self._lengths.pop(key)

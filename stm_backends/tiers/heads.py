@@ -88,7 +88,7 @@ class Heads:
                     await self._append(self._codec.seal("heads", {"heads": some, "gone": removed}))
                     removed = []
             except BaseException as error:
-                # Some are of other callers. Late, a `null` would hide a vertex; without it, that is read.
+                # Some are of other callers. A late `null` hides a vertex; without it, that vertex is read.
                 kept = {one: head for one, head in noted.items() if head is not None}
                 self._waiting = {**kept, **self._waiting}
                 if not isinstance(error, StorageError):

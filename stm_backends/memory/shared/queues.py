@@ -12,8 +12,8 @@ MAX_WAITING: Final = 10_000
 """How many conversations of a backend may wait in a queue, or for a time."""
 
 PAUSE_S: Final = 0.05
-"""After a task was cancelled, its place is given away so many seconds later. A loop that is ending cancels
-all tasks, and is closed before that."""
+"""How many seconds after a task was cancelled its place is given away. A loop that is ending cancels all
+tasks, and is closed by then."""
 
 
 class Work(Protocol):
@@ -21,7 +21,7 @@ class Work(Protocol):
 
     @property
     def tenant(self) -> str:
-        """Whose conversation it is."""
+        """The tenant of the conversation."""
         ...
 
     def start(self) -> asyncio.Task[None]:
@@ -88,7 +88,7 @@ class FairQueue:
         return True
 
     def withdraw(self, work: Work) -> None:
-        """Let work wait no longer."""
+        """Remove work from those that wait."""
         if work in self:
             line = self._waiting[work.tenant]
             del line[work]
