@@ -17,7 +17,7 @@ LARGEST_ENTRY: Final = 396 * 1024
 """What every item of DynamoDB has room for: 400 KiB, less 4 KiB for keys, names and numbers."""
 
 MAX_ENTRY: Final = 392 * 1024
-"""What an item has room for on moto, too, which ends items at 405,000 bytes."""
+"""What an item has room for on moto, too, which limits items to 405,000 bytes."""
 
 _TABLE: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 

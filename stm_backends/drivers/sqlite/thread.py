@@ -8,8 +8,8 @@ job that is still queued and does not affect one that has begun.
 Reads are run while the writes wait for the write lock of another process. Jobs that run alone do not wait for
 it: they raise SQLite's error, and the caller decides when to retry.
 
-While the process forks, no connection is open. SQLite counts the locks of a process in its memory, which a
-forked process inherits, and the locks themselves it does not: it would use the file without any.
+While the process forks, no connection is open. SQLite counts the locks of a process in memory. A forked
+process inherits the count but not the locks, and would use the file without any.
 """
 
 from __future__ import annotations
