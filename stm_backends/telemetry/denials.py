@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from stm_backends.drivers.contract import Driver, Key
@@ -54,24 +55,23 @@ class ReportingSeals:
 
     async def meet(self, tenant: str) -> None:
         """Do what `Seals.meet` does."""
-        try:
+        with self._reported(Subject(tenant)):
             await self._inner.meet(tenant)
-        except Denied as error:
-            self._observer.denied(Subject(tenant), error.operation)
-            raise
 
     async def require(self, tenant: str) -> None:
         """Do what `Seals.require` does."""
-        try:
+        with self._reported(Subject(tenant)):
             await self._inner.require(tenant)
-        except Denied as error:
-            self._observer.denied(Subject(tenant), error.operation)
-            raise
 
     async def key_of(self, tenant: str, user: str, known: str | None) -> str | None:
         """Do what `Seals.key_of` does."""
-        try:
+        with self._reported(Subject(tenant, user)):
             return await self._inner.key_of(tenant, user, known)
+
+    @contextmanager
+    def _reported(self, subject: Subject) -> Generator[None]:
+        try:
+            yield
         except Denied as error:
-            self._observer.denied(Subject(tenant, user), error.operation)
+            self._observer.denied(subject, error.operation)
             raise
