@@ -33,7 +33,7 @@ def test_processes_that_are_killed_take_nothing_acknowledged_with_them(tmp_path:
     url = f"sqlite:///{tmp_path}/x.db?deadline_s=0.5"
     file = generated(tmp_path, conversations=48, turns=15)
 
-    status, numbers = replay(file, tmp_path, "--url", url, "--kill-every", 1, "--full-zone-turns", 2)
+    status, numbers = replay(file, tmp_path, "--url", url, "--kill-every", 0.2, "--full-zone-turns", 2)
 
     assert numbers["found"] == {"lost": 0, "doubled": 0, "out_of_order": 0, "foreign": 0}
     assert numbers["bad_reads"] == 0

@@ -61,7 +61,12 @@ class Block(NamedTuple):
 
     @property
     def runs(self) -> bool:
-        """Whether it is run: programs that are not saved, and commands that run those that are."""
+        """Whether it is run: programs that are not saved, and commands that run those that are.
+
+        tiktoken fetches its data; `tests/unit/test_tokens.py` runs the program with another in its place.
+        """
+        if "import tiktoken" in self.text:
+            return False
         return (self.language == "python" and not self.file) or (
             self.language == "sh" and self.text.startswith("python ")
         )

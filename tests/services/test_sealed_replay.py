@@ -32,7 +32,7 @@ from tests.support.places import quick_on, with_query
 DIALOGUES = Path(
     os.environ.get("STM_TEST_DIALOGUES") or Path(__file__).parents[2] / "examples" / "conversations.jsonl"
 )
-KILL_EVERY = float(os.environ.get("STM_TEST_KILL_EVERY") or 1.5)
+KILL_EVERY = float(os.environ.get("STM_TEST_KILL_EVERY") or 0.5)
 """Seconds. A pod takes one to start, and several on a busy machine."""
 
 GREP = ("grep", "--text", "--only-matching", "--no-filename", "--recursive", "--fixed-strings")

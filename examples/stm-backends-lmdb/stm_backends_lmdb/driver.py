@@ -26,24 +26,23 @@ from stm_backends_lmdb.settings import MIB, LmdbSettings
 class Environment:
     """An open folder and its thread; LMDB allows one environment per folder in a process."""
 
-    # By process and folder: a forked process must not use the environment that its parent has open.
-    shared: "dict[tuple[int, Path], Environment]" = {}
+    shared: "dict[Path, Environment]" = {}
     lock = threading.Lock()  # for `shared` and `users`: `leave` runs in the thread
 
     def __init__(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        self.place, self.users, self.swept = (os.getpid(), path), 0, b""
+        self.path, self.users, self.swept = path, 0, b""
         self.lmdb = lmdb.open(str(path), map_size=1024 * MIB)
         # One thread runs the operations in the order of their calls, including cancelled ones.
         self.thread = ThreadPoolExecutor(1, "stm-lmdb")
-        self.shared[self.place] = self
+        self.shared[path] = self
 
     def leave(self) -> None:
         """Close the environment if this was its last user."""
         with self.lock:
             self.users -= 1
             if not self.users:
-                del self.shared[self.place]
+                del self.shared[self.path]
                 self.thread.shutdown(wait=False)
                 self.lmdb.close()
 
@@ -55,6 +54,16 @@ class Environment:
             (cursor.delete if expired(cursor.value(), time.time()) else cursor.next)()
         self.swept = cursor.key()  # empty past the last record, so the next sweep starts over
 
+    @classmethod
+    def inherit(cls) -> None:
+        """Close, in a forked process, what its parent has open: LMDB opens a folder once in a process."""
+        cls.lock = threading.Lock()
+        for environment in cls.shared.values():
+            environment.lmdb.close()
+        cls.shared.clear()
+
+
+os.register_at_fork(after_in_child=Environment.inherit)
 
 END = struct.Struct(">d")  # seconds since 1970; infinity if the record never expires
 
@@ -116,7 +125,7 @@ class LmdbDriver:
         if self._environment is None:
             try:
                 with Environment.lock:
-                    found = Environment.shared.get((os.getpid(), self._path))
+                    found = Environment.shared.get(self._path)
                     self._environment = found or Environment(self._path)
                     self._environment.users += 1
             except (lmdb.Error, OSError) as error:

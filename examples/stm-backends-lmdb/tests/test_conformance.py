@@ -1,7 +1,6 @@
 """The driver keeps the contract of stm-backends."""
 
 import functools
-import os
 from pathlib import Path
 
 import lmdb
@@ -15,7 +14,7 @@ class TestLmdbDriver(DriverContract):
     @pytest.fixture
     def datastore(self, tmp_path: Path) -> Datastore:
         def environment() -> lmdb.Environment:
-            return Environment.shared[os.getpid(), tmp_path].lmdb
+            return Environment.shared[tmp_path].lmdb
 
         async def damage(key):
             with environment().begin(write=True) as txn:
