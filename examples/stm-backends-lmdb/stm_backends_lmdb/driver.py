@@ -1,7 +1,6 @@
 """The five operations on an LMDB environment; each is one transaction."""
 
 import asyncio
-import binascii
 import hashlib
 import json
 import os
@@ -31,7 +30,7 @@ class Environment:
 
     def __init__(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        self.path, self.users, self.swept = path, 0, b""
+        self.path, self.process, self.users, self.swept = path, os.getpid(), 0, b""
         self.lmdb = lmdb.open(str(path), map_size=1024 * MIB)
         # One thread runs the operations in the order of their calls, including cancelled ones.
         self.thread = ThreadPoolExecutor(1, "stm-lmdb")
@@ -54,16 +53,6 @@ class Environment:
             (cursor.delete if expired(cursor.value(), time.time()) else cursor.next)()
         self.swept = cursor.key()  # empty past the last record, so the next sweep starts over
 
-    @classmethod
-    def inherit(cls) -> None:
-        """Close, in a forked process, what its parent has open: LMDB opens a folder once in a process."""
-        cls.lock = threading.Lock()
-        for environment in cls.shared.values():
-            environment.lmdb.close()
-        cls.shared.clear()
-
-
-os.register_at_fork(after_in_child=Environment.inherit)
 
 END = struct.Struct(">d")  # seconds since 1970; infinity if the record never expires
 
@@ -126,6 +115,8 @@ class LmdbDriver:
             try:
                 with Environment.lock:
                     found = Environment.shared.get(self._path)
+                    if found and found.process != os.getpid():
+                        found = found.lmdb.close()  # what a forked process has inherited
                     self._environment = found or Environment(self._path)
                     self._environment.users += 1
             except (lmdb.Error, OSError) as error:
@@ -234,5 +225,5 @@ def meaning(error: Exception):
     """Return the error that a caller receives, and its message; `None` for a bug in this file."""
     if isinstance(error, lmdb.Error):
         return Unavailable, str(error)  # LMDB aborts a transaction that fails, so nothing was done
-    damaged = isinstance(error, (json.JSONDecodeError, UnicodeDecodeError, binascii.Error))
-    return (Corrupt, "the stored bytes are not a record") if damaged else None
+    # Of JSON, of Base64 or of UTF-8.
+    return (Corrupt, "the stored bytes are not a record") if isinstance(error, ValueError) else None
