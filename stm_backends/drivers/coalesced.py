@@ -64,9 +64,9 @@ class Coalesced(Generic[A]):
     `max_keys` keys, or fewer if their answers would, by the average so far, exceed `max_bytes`. After
     a request that was not answered, the next ones have at most half as many.
 
-    A large record is loaded in a request of its own, at most one at a time, which is not one of `in_flight`:
-    the loads of small records wait for none. If it was not known to be large, it is loaded so after the
-    request that it shared, once.
+    A large record is loaded in a request of its own. At most `large_in_flight` of these are in progress
+    besides the others, so the loads of small records wait for none. If a record was not known to be large,
+    it is loaded so after the request that it shared, once.
 
     Cancelling a load that waits takes its key out of the request. A request is cancelled when no caller is
     left, so the deadline of the callers is its deadline too.
@@ -80,6 +80,7 @@ class Coalesced(Generic[A]):
         max_keys: int = 64,
         max_bytes: int = 4 * 1024 * 1024,
         in_flight: int = 2,
+        large_in_flight: int = 2,
     ) -> None:
         self._fetch = fetch
         self._size = size
@@ -88,7 +89,7 @@ class Coalesced(Generic[A]):
         self._average = 1.0
         self._large = LargeKeys()
         self._shared = _Requests(self._fetch_all, in_flight, self._limit)
-        self._alone = _Requests(self._fetch_all, 1, lambda: 1)
+        self._alone = _Requests(self._fetch_all, large_in_flight, lambda: 1)
 
     async def load(self, key: Key) -> A | None:
         """Return the answer for `key`, or `None` if there is no such record; raises what `fetch` raises."""

@@ -240,7 +240,7 @@ class Cutting(Datastore):
 
 
 async def test_small_loads_wait_for_none_that_is_known_to_be_large() -> None:
-    store = Cutting()
+    store = Cutting(large_in_flight=1)
     store.records[A] = LARGE
     assert await store.load(A) == LARGE
     large = store.start(A, A)
@@ -260,7 +260,7 @@ async def test_small_loads_wait_for_none_that_is_known_to_be_large() -> None:
 
 
 async def test_loads_of_a_large_record_that_wait_at_once_share_a_request() -> None:
-    store = Cutting()
+    store = Cutting(large_in_flight=1)
     store.records[A] = store.records[B] = LARGE
     assert [await store.load(key) for key in (A, A, B, B)] == [LARGE] * 4
     sent = len(store.requests)
