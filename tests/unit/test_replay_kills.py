@@ -50,6 +50,8 @@ class SlowToStart:
     def __init__(self, number: int, slot: int, setup: Setup) -> None:
         del setup
         self.pipe, self._theirs = Pipe()
+        # A timer that sends while the pipe is closed could write to the next one with that file descriptor.
+        self._sending = threading.Lock()
         self.process = Process()
         self.slot = slot
         self.report = PodReport(number)
@@ -64,18 +66,22 @@ class SlowToStart:
         threading.Timer(0.005, self._say, [done]).start()
 
     def stop(self) -> None:
-        self._theirs.send(Ended({}))
-        self._theirs.close()
+        self._say(Ended({}))
+        self._close()
 
     def kill(self) -> None:
         self.starting_at_a_kill.append(sum(pod.ready_by is not None for pod in self.all))
         self.report.killed = True
-        self._theirs.close()
+        self._close()
 
     def _say(self, message: object) -> None:
         # A pod that was killed says nothing any more.
-        with contextlib.suppress(OSError):
+        with self._sending, contextlib.suppress(OSError):
             self._theirs.send(message)
+
+    def _close(self) -> None:
+        with self._sending:
+            self._theirs.close()
 
 
 def test_a_pod_is_killed_only_once_all_others_have_started(monkeypatch: pytest.MonkeyPatch) -> None:
