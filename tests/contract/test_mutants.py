@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import tempfile
 import time
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -66,6 +68,16 @@ def run(contract, caught, bench):
 @pytest.fixture(autouse=True)
 def folders_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+@pytest.fixture
+def no_connection_is_left(where):
+    """Collect what a mutant has left in event loops that have ended, so that no later test fails for it."""
+    yield
+    if where is on_network:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
 
 
 def virtual(monkeypatch):
@@ -165,6 +177,7 @@ MUTANTS = [
 
 
 @every(("contract", "kind", "caught", "where"), MUTANTS)
+@pytest.mark.usefixtures("no_connection_is_left")
 def test_a_mutant_is_rejected_by_the_check_that_is_meant_for_it(contract, kind, caught, where, monkeypatch):
     if contract is MemoryContract:
         virtual(monkeypatch)
