@@ -58,11 +58,12 @@ class Connected(Protocol):
 
     is_cluster: bool
 
-    async def exchange(self, key: bytes, *commands: Command) -> list[Any]:
+    async def exchange(self, key: bytes, *commands: Command, apart: bool = False) -> list[Any]:
         """Send commands in one packet on one connection to the server that has this key.
 
-        Returns their answers in order: bytes, never decoded, and errors of the server as values. Raises the
-        client library's error if there is no connection, or if it breaks.
+        With `apart`, no other task shares the connection, or waits for a large answer. Returns the answers in
+        order: bytes, never decoded, and errors of the server as values. Raises the client library's error if
+        there is no connection, or if it breaks.
         """
         ...
 
@@ -78,7 +79,9 @@ class Connected(Protocol):
 class Node(Connected, Protocol):
     """One server, which may be a node of a cluster."""
 
-    async def exchange(self, key: bytes, *commands: Command, asking: bool = False) -> list[Any]:
+    async def exchange(
+        self, key: bytes, *commands: Command, apart: bool = False, asking: bool = False
+    ) -> list[Any]:
         """Do the same; `asking` sends ASKING directly before the first command, and drops its answer."""
         ...
 
@@ -87,7 +90,7 @@ class _Sending:
     """How both kinds of clients send commands.
 
     Commands of concurrent tasks share one connection, a stream. Related commands each get a connection of
-    the client's pool, as do large ones and those with large answers: the others would wait for them.
+    the client's pool, as do large ones and those that are sent `apart`: the others would wait for them.
     """
 
     is_cluster = False
@@ -96,21 +99,21 @@ class _Sending:
         self._stream = stream
         self._renewals = 0
 
-    async def exchange(self, key: bytes, *commands: Command, asking: bool = False) -> list[Any]:
+    async def exchange(
+        self, key: bytes, *commands: Command, apart: bool = False, asking: bool = False
+    ) -> list[Any]:
         """Send commands in one packet on one connection; one server has all keys."""
-        stream = self._stream
         renewals = self._renewals
         answer = None
-        if stream is not None and len(commands) == 1:  # a second one is WAIT, which blocks its connection
-            answer = stream.send(key, commands[0], asking=asking)
+        # A second command is WAIT, which blocks its connection.
+        if self._stream is not None and len(commands) == 1 and not apart:
+            answer = self._stream.send(commands[0], asking=asking)
         if answer is not None:
             answers = [await answer]
         elif asking:
             answers = (await self._send((_ASKING, *commands)))[1:]
         else:
             answers = await self._send(commands)
-        if stream is not None:
-            stream.note(key, answers[0])
         # A late answer of a replica tells nothing about the connections that were made since.
         if renewals == self._renewals and any(map(_is_refusal, answers)):
             self._renewals += 1
