@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from stm_backends_redis.servers import Capacity
 from stm_backends_redis.slices import Ask, Slices
 from stm_backends_redis.statements import LOAD, Statement
 from stm_backends_redis.stream import Line
+
+T = TypeVar("T")
 
 
 class AnswersTheNextCaller(Line):
@@ -24,6 +30,13 @@ class WritesTwice(Line):
         self._stream._queue[:0] = self.sent  # noqa: SLF001 -- no driver does this
         self.sent.clear()
         super().connection_lost(exc)
+
+
+class FailsWithoutRoom(Capacity):
+    """Fails a command that gets no connection, although others will be free in a moment."""
+
+    async def run(self, work: Callable[[], Awaitable[T]]) -> T:
+        return await work()
 
 
 class MixesTwoMoments(Slices):
