@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final, cast
 
 from stm_backends.backend import Backend
-from stm_backends.drivers.contract import KEEP, Driver
+from stm_backends.drivers.contract import KEEP, Driver, Key, Record, Traits
 from stm_backends.errors import Unavailable
 from stm_backends.records.keys import memory_key
+from stm_backends.sealing.keys import Sealing
 from stm_backends.testing.workbench.drivers import OPERATIONS, Datastore
 from stm_backends.testing.workbench.memories import Memories
 from stm_backends.types import MemoryKey
@@ -27,7 +30,7 @@ def memories_on(datastore: Datastore, *, deadline_s: float = 5.0) -> Memories:
     `deadline_s` is the driver's: it determines how long the lease of a killed pod may last.
     """
     pods = _Pods(datastore)
-    return Memories(
+    memories = Memories(
         open=pods.open,
         close=pods.close,
         again=pods.again,
@@ -37,7 +40,11 @@ def memories_on(datastore: Datastore, *, deadline_s: float = 5.0) -> Memories:
         outage=datastore.outage,
         round_trips=lambda: pods.round_trips,
         lease_s=LONGEST_SUMMARY_S + 3 * deadline_s + 5.0,
+        sealed=lambda sealing: replace(memories, open=partial(pods.open, sealing=sealing)),
+        erase=pods.erase,
+        fail_over=pods.fail_over,
     )
+    return memories
 
 
 class _Pods:
@@ -45,17 +52,22 @@ class _Pods:
         self._datastore = datastore
         self._open: dict[int, tuple[Backend, _Mortal, MemoryKey]] = {}
         self._given: dict[int, tuple[object, Any]] = {}
-        self._users: Counter[tuple[str, str]] = Counter()
+        self._users: Counter[str] = Counter()
+        self._former: dict[Key, Record] = {}
         self.round_trips = 0
 
-    async def open(self, key: MemoryKey, config: object, summarizer: Any) -> Any:
-        driver = _Mortal(await self._datastore.open(), self)
-        backend = Backend(cast("Driver", driver), close_timeout_s=0.2)
+    async def open(
+        self, key: MemoryKey, config: object, summarizer: Any, *, sealing: Sealing | None = None
+    ) -> Any:
+        where = memory_key(key)
+        former = {where: self._former.pop(where)} if where in self._former else {}
+        driver = _Mortal(await self._datastore.open(), self, former)
+        backend = Backend(cast("Driver", driver), sealing=sealing, close_timeout_s=0.2)
         await backend.open()
         memory = backend.memory(key, config, summarizer=summarizer)
         self._open[id(memory)] = backend, driver, key
         self._given[id(memory)] = config, summarizer
-        self._users[key.tenant_id, key.user_id] += 1
+        self._users[key.tenant_id] += 1
         return memory
 
     def again(self, memory: Any) -> Any:
@@ -67,13 +79,16 @@ class _Pods:
         del self._given[id(memory)]
         backend, driver, key = self._open.pop(id(memory))
         driver.dead = False
-        user = key.tenant_id, key.user_id
-        self._users[user] -= 1
+        self._users[key.tenant_id] -= 1
         await memory.close(timeout=0)
-        if not self._users[user]:
-            # The last one takes away what the check has stored.
-            await backend.sessions.erase_user(*user)
+        if not self._users[key.tenant_id]:
+            # The last one takes away what the check has stored; it was opened first, and has the right keys.
+            await backend.sessions.erase_tenant(key.tenant_id)
         await backend.close()
+
+    async def erase(self, memory: Any) -> None:
+        backend, _, key = self._open[id(memory)]
+        await backend.sessions.erase_user(key.tenant_id, key.user_id)
 
     async def kill(self, memory: Any) -> None:
         self._open[id(memory)][1].dead = True
@@ -89,6 +104,18 @@ class _Pods:
         finally:
             await driver.close()
 
+    async def fail_over(self, key: MemoryKey, lost: int) -> None:
+        driver, where = await self._datastore.open(), memory_key(key)
+        try:
+            record = await driver.load(where)
+            assert record is not None, "the turns that are to be lost must have been stored"
+            self._former[where] = record
+            await driver.delete(where)
+            for entry in record.tail[:-lost]:
+                await driver.append(where, entry, initial_version=record.version, ttl=None)
+        finally:
+            await driver.close()
+
     async def stored(self, key: MemoryKey) -> object:
         driver = await self._datastore.open()
         try:
@@ -98,12 +125,23 @@ class _Pods:
 
 
 class _Mortal:
-    """The driver of one pod: counts its operations, and does none once it is dead."""
+    """The driver of one pod: counts its operations, and does none once it is dead.
 
-    def __init__(self, driver: Driver, pods: _Pods) -> None:
+    `former` has a record as a former server shows it, which answers loads until this pod replaces it.
+    """
+
+    def __init__(self, driver: Driver, pods: _Pods, former: dict[Key, Record]) -> None:
         self._driver = driver
         self._pods = pods
+        self._former = former
+        self._shows_unconfirmed = bool(former)
         self.dead = False
+
+    @property
+    def traits(self) -> Traits:
+        """The facts about the driver within; loads from two servers may show what is not confirmed."""
+        traits = self._driver.traits
+        return replace(traits, shows_unconfirmed=True) if self._shows_unconfirmed else traits
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._driver, name)
@@ -114,6 +152,10 @@ class _Mortal:
             if self.dead:
                 raise Unavailable("this process is dead", backend=self._driver.name, operation=name)
             self._pods.round_trips += 1
+            if name == "load" and arguments[0] in self._former:
+                return self._former[arguments[0]]
+            if name == "replace":
+                self._former.pop(arguments[0], None)
             return await attribute(*arguments, **named)
 
         return operation

@@ -118,6 +118,9 @@ _PROMISES: Final = {
     "memory.round-trips": (
         "Adding a turn and reading take one round trip each, however long the conversation."
     ),
+    "memory.keys": "A process whose keys did not seal what is stored is refused, and changes nothing.",
+    "memory.erasure": "A turn added after an erasure can be read by every process.",
+    "memory.failover": "A turn that a former server does not show is not dropped on its word.",
     "memory.outage": "An outage raises an error and never shows an empty memory.",
     "memory.corruption": "Data that cannot be read raises a typed error and is left unchanged.",
 }
