@@ -10,22 +10,21 @@ from typing import Any
 import pytest
 
 from stm_backends.errors import OutcomeUnknown, Unavailable
-from stm_backends.races import ATTEMPTS, CONTENDED, RACES, Lost, contend, pause, retried, settled
+from stm_backends.races import ATTEMPTS, CONTENDED, RACES, Lost, contend, pause, pause_after, retried, settled
 from tests.support import clock
 
 
 @clock.virtually
 async def test_races_that_others_win_are_tried_again_soon() -> None:
-    version = 0
+    times: list[float] = []
 
     async def attempt() -> str | Lost:
-        nonlocal version
-        version += 1
-        return "done" if version == CONTENDED else Lost(version)
+        times.append(asyncio.get_running_loop().time())
+        return "done" if len(times) == CONTENDED else Lost(len(times))
 
-    began = asyncio.get_running_loop().time()
     assert await contend(attempt) == "done"
-    assert asyncio.get_running_loop().time() - began < 0.1 * CONTENDED
+    assert times[2] - times[0] < 0.01
+    assert all(0.05 <= later - earlier <= 0.1 for earlier, later in itertools.pairwise(times[-5:]))
 
 
 @clock.virtually
@@ -75,6 +74,12 @@ def test_pauses_double_up_to_the_longest_and_differ_by_half() -> None:
     assert all(0.2 <= pause(0.1, 2) <= 0.4 for _ in range(100))
     assert all(0.05 <= pause(0.1) <= 0.1 for _ in range(100))
     assert all(0.5 <= pause(0.1, 10**6) <= 1.0 for _ in range(100))
+
+
+def test_two_lost_races_in_a_row_cost_no_pause_and_more_cost_up_to_a_second() -> None:
+    assert pause_after(1) == pause_after(2) == 0.0
+    assert 0.04 <= pause_after(3) <= 0.08
+    assert all(0.5 <= pause_after(50) <= 1.0 for _ in range(100))
 
 
 @clock.virtually
