@@ -166,6 +166,16 @@ def test_of_two_threads_that_enter_at_once_one_is_refused(monkeypatch: pytest.Mo
     assert len(refused) == 1
 
 
+def test_a_client_counts_as_asynchronous_unless_its_driver_says_otherwise(loops: Any) -> None:
+    async def enter() -> None:
+        Home(client=client).enter()
+
+    client = Client()
+    loops[0].run_until_complete(enter())
+    with pytest.raises(ConfigurationError, match="the client that was handed in"):
+        loops[1].run_until_complete(enter())
+
+
 # Forks
 
 
