@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any, Final, cast
 
 from stm_backends.backend import Backend
-from stm_backends.drivers.contract import KEEP, Driver, Key, Record, Traits
+from stm_backends.drivers.contract import KEEP, Driver, Key, Record
 from stm_backends.errors import Unavailable
 from stm_backends.records.keys import memory_key
 from stm_backends.sealing.keys import Sealing
 from stm_backends.testing.workbench.drivers import OPERATIONS, Datastore
+from stm_backends.testing.workbench.former import FormerServer, fail_over
 from stm_backends.testing.workbench.memories import Memories
 from stm_backends.types import MemoryKey
 
@@ -59,9 +60,10 @@ class _Pods:
     async def open(
         self, key: MemoryKey, config: object, summarizer: Any, *, sealing: Sealing | None = None
     ) -> Any:
-        where = memory_key(key)
-        former = {where: self._former.pop(where)} if where in self._former else {}
-        driver = _Mortal(await self._datastore.open(), self, former)
+        where, inner = memory_key(key), await self._datastore.open()
+        if where in self._former:
+            inner = FormerServer(inner, where, self._former.pop(where))
+        driver = _Mortal(inner, self)
         backend = Backend(cast("Driver", driver), sealing=sealing, close_timeout_s=0.2)
         await backend.open()
         memory = backend.memory(key, config, summarizer=summarizer)
@@ -107,12 +109,7 @@ class _Pods:
     async def fail_over(self, key: MemoryKey, lost: int) -> None:
         driver, where = await self._datastore.open(), memory_key(key)
         try:
-            record = await driver.load(where)
-            assert record is not None, "the turns that are to be lost must have been stored"
-            self._former[where] = record
-            await driver.delete(where)
-            for entry in record.tail[:-lost]:
-                await driver.append(where, entry, initial_version=record.version, ttl=None)
+            self._former[where] = await fail_over(driver, where, lost)
         finally:
             await driver.close()
 
@@ -125,23 +122,12 @@ class _Pods:
 
 
 class _Mortal:
-    """The driver of one pod: counts its operations, and does none once it is dead.
+    """The driver of one pod: counts its operations, and does none once it is dead."""
 
-    `former` has a record as a former server shows it, which answers loads until this pod replaces it.
-    """
-
-    def __init__(self, driver: Driver, pods: _Pods, former: dict[Key, Record]) -> None:
+    def __init__(self, driver: Driver, pods: _Pods) -> None:
         self._driver = driver
         self._pods = pods
-        self._former = former
-        self._shows_unconfirmed = bool(former)
         self.dead = False
-
-    @property
-    def traits(self) -> Traits:
-        """The facts about the driver within; loads from two servers may show what is not confirmed."""
-        traits = self._driver.traits
-        return replace(traits, shows_unconfirmed=True) if self._shows_unconfirmed else traits
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._driver, name)
@@ -152,10 +138,6 @@ class _Mortal:
             if self.dead:
                 raise Unavailable("this process is dead", backend=self._driver.name, operation=name)
             self._pods.round_trips += 1
-            if name == "load" and arguments[0] in self._former:
-                return self._former[arguments[0]]
-            if name == "replace":
-                self._former.pop(arguments[0], None)
             return await attribute(*arguments, **named)
 
         return operation

@@ -100,6 +100,7 @@ _PROMISES: Final = {
     "graph.races": "Of concurrent changes, updates and edges none is lost.",
     "graph.listing": "A listing has each vertex of a label exactly once.",
     "graph.search": "A search finds the vertices with every word of the text, as they are stored now.",
+    "graph.failover": "An edge that a former server does not show is not dropped on its word.",
     "graph.outage": "An outage raises an error and is never an empty answer.",
     "memory.strategies": "Each strategy shows and keeps what it specifies, in the specified shape.",
     "memory.fidelity": "A turn is stored as given, or refused as a whole.",
