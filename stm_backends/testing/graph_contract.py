@@ -44,9 +44,9 @@ class Graphs:
     The rest is optional; a check that needs what is missing is reported as not asked:
 
     - `outage()` is a context in which the datastore cannot be reached.
-    - `fail_over(name, vertex_id, lost)` has the newest `lost` edges from a vertex lost with their server. That
-      server still answers the next graph that is opened under this name, until this graph changes the vertex,
-      which reaches the server that took over.
+    - `fail_over(name, vertex_id, lost)` has the newest `lost` edges from a vertex lost with their server.
+      That server still answers the next graph that is opened under this name, until this graph changes the
+      vertex, which reaches the server that took over.
     """
 
     open: Callable[[str], Awaitable[Any]]
@@ -516,9 +516,7 @@ class GraphContract(Contract):
         behind = await bench.graph()
         await behind.add_vertex(where, "memory", {"n": 2})
         expected = [(bench.id("kept"), "knows")]
-        must_be(
-            await ids_of(other.query_children(where)), expected, "the server that took over has this edge"
-        )
+        must_be(await ids_of(other.query_children(where)), expected, "the new server has this edge")
 
     @check("graph.outage")
     async def test_an_outage_raises_and_is_never_an_empty_answer(self, bench: GraphBench) -> None:

@@ -69,8 +69,9 @@ class Memories:
     - `sealed(sealing)` returns the memories of processes that seal what they store with these keys, on the
       same datastore.
     - `erase(memory)` erases everything of the user of a memory, with the user's data keys, in its process.
-    - `fail_over(key, lost)` has the newest `lost` turns of a conversation lost with their server. That server still answers the next memory that is opened of it, until this memory summarizes or
-      drops turns, which reaches the server that took over.
+    - `fail_over(key, lost)` has the newest `lost` turns of a conversation lost with their server. That server
+      still answers the next memory that is opened of it, until this memory summarizes or drops turns, which
+      reaches the server that took over.
     """
 
     open: Callable[[MemoryKey, object, Any], Awaitable[Any]]
