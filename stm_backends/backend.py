@@ -127,7 +127,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         self.driver = driver = inner if limits is None else LimitedDriver(inner, guard)
         self._guard = guard
         self._observer = observer
-        self._codec = Codec(transforms)
+        self._codec = Codec(transforms, observer.function_failed)
         self._directory = Directory(
             driver,
             self._codec,

@@ -37,7 +37,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from stm_backends.drivers.checks import (
-    require_clock,
+    checked_clock,
     require_drop,
     require_limit,
     require_rewrite,
@@ -126,7 +126,6 @@ class DynamoDriver:
         clock: Callable[[], float] = time.time,
         sizes: Sizes = Sizes(),  # noqa: B008 -- it cannot be changed
     ) -> None:
-        require_clock(clock)
         if client is not None:
             require_client(client)
         self._settings = settings
@@ -136,7 +135,7 @@ class DynamoDriver:
         is_bound = client is not None and is_asynchronous(client)
         self._home = Home(self._start_over, client=client, asynchronous=is_bound)
         self._create = create
-        self._clock = clock
+        self._clock = checked_clock(clock)
         self._sizes = sizes
         self._parts = Parts()
         self._littered: set[Key] = set()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from stm_backends import logs
+from stm_backends.memory.local.conversation import Conversation
 from stm_backends.memory.local.memory import DefaultShortTermMemory
 from stm_backends.testing.memory_contract import config, shown, turn
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer, covered, summary_of
@@ -293,22 +294,23 @@ async def test_a_clock_that_leaps_makes_the_next_attempt_due_at_once() -> None:
 
 
 def test_a_background_that_dies_ends_a_flush_and_the_next_one_tries_again(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A user's clock that raises is not the summarizer's failure: nothing can be scheduled by it."""
+    """What a mistake of our own would do."""
     broken = asyncio.Event()
     asked: list[bool] = []
+    right = Conversation.next_step
 
-    def time_source() -> float:
+    def next_step(conversation: Conversation, **options: Any) -> Any:
         if broken.is_set() and asyncio.current_task().get_name() == "stm-memory":  # type: ignore[union-attr]
             asked.append(True)
             raise RuntimeError("secret: u0")
-        return clock.now()
+        return right(conversation, **options)
+
+    monkeypatch.setattr(Conversation, "next_step", next_step)
 
     async def main() -> None:
-        one = DefaultShortTermMemory(
-            config=config(zone=1, fold_batch_turns=10), summarizer=Timed(), time_source=time_source
-        )
+        one = DefaultShortTermMemory(config=config(zone=1, fold_batch_turns=10), summarizer=Timed())
         await added(one, 0, 1)
         broken.set()
         await one.flush(timeout=1000)

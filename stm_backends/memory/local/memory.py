@@ -15,6 +15,7 @@ from typing import Any
 
 from stm_backends import logs
 from stm_backends.errors import InvalidKey, Unavailable
+from stm_backends.guarded import guarded_clock
 from stm_backends.handed_in import WrongType
 from stm_backends.memory import log, policy
 from stm_backends.memory.estimating import checked_config
@@ -57,7 +58,7 @@ class _Worker:
 
     `waiting_for` is the time of the attempt that it sleeps until. `recovering` says that it has announced an
     attempt to leave `DEGRADED`. `failed` says that it ended with an error that is not a failure of the
-    summarizer, for example one of a user's clock.
+    summarizer.
     """
 
     task: asyncio.Task[None] | None = None
@@ -100,7 +101,7 @@ class DefaultShortTermMemory:
         self.observer = guarded(observer)
         self._config = checked_config(config, self.observer.function_failed)
         self._summarizer = policy.summarizer_for(self._config, summarizer)
-        self._clock = time_source or time.time
+        self._clock = guarded_clock(time_source or time.time, self.observer.function_failed)
         self._background = Background(failed=self.observer.function_failed)
         self._hopeless = False
         self._worker: _Worker | None = None
@@ -438,7 +439,7 @@ class DefaultShortTermMemory:
         """Take all due steps, then end."""
         try:
             await self._do_what_is_due(worker)
-        except Exception as error:  # noqa: BLE001 -- for example of a clock that was handed in
+        except Exception as error:  # noqa: BLE001 -- a mistake of the library must be logged
             worker.failed = True
             log.background_stopped(self._log_name, error)
 

@@ -176,7 +176,7 @@ class Maintenance(Writes):
             self._faults += 1
             if self._faults <= FAULTS_BEFORE_REST:
                 return Plan(now() + 2.0**self._faults, firm=True)
-        except Exception as error:  # noqa: BLE001 -- for example of a clock that was handed in
+        except Exception as error:  # noqa: BLE001 -- a mistake of the library must be logged
             log.background_stopped(self.shared.log_name, error)
             self.failures += 1
         self._plan, self._faults = None, 0
