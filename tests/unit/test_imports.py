@@ -288,7 +288,7 @@ def test_no_chain_of_imports_leads_through_more_than_ten_rooms() -> None:
         ("memory.view", {"errors", "tokens", "types"}),
         ("memory.policy", {"errors", "handed_in", "memory.view", "records.body", "tokens", "types"}),
         ("memory.tasks", {"handed_in", "logs"}),
-        ("memory.shared.queues", set[str]()),
+        ("memory.queues", set[str]()),
         ("telemetry.observer", {"drivers.contract", "types"}),
         (
             "telemetry.opentelemetry",
