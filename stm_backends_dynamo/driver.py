@@ -66,6 +66,7 @@ from stm_backends_dynamo.client import Requests, is_asynchronous, make_client, r
 from stm_backends_dynamo.errors import (
     DENIED,
     ClientError,
+    before_sending,
     code_of,
     is_invalid,
     is_passing,
@@ -153,7 +154,13 @@ class DynamoDriver:
             min_ttl=1.0,
             deadline=settings.deadline_s,
         )
-        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning, home=self._home)
+        self._edge = Edge(
+            backend=self.name,
+            traits=self.traits,
+            meaning=meaning,
+            before_sending=before_sending,
+            home=self._home,
+        )
 
     async def open(self) -> None:
         """Make the client, and with `create=True` the table. Opening twice is harmless."""
