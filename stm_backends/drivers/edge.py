@@ -277,9 +277,9 @@ class Edge:
         limit = self._traits.max_entry if what == "entry" else self._traits.max_record
         require_fits(what, size, limit, backend=self._backend, operation=operation)
 
-    def not_open(self, operation: str) -> Unavailable:
-        """Return the error of a driver that was never opened or is closed."""
-        return not_open(backend=self._backend, operation=operation)
+    def not_open(self, operation: str) -> StmError:
+        """Return the error of a driver that was never opened or is closed; see `checks.not_open`."""
+        return not_open(opened=self._home.was_entered, backend=self._backend, operation=operation)
 
     def _meaning_of(self, error: BaseException, work: Callable[..., object]) -> Meaning | None:
         """Return what an error means; `None` for a bug of the driver."""

@@ -331,7 +331,7 @@ class MemoryDriver:
     def _begin(self, name: str, operation: str) -> tuple[_Scope, float]:
         """Return a scope and the time; called with the lock of the store held."""
         if not self._is_open:
-            raise not_open()
+            raise not_open(opened=self._home.was_entered, backend=self.name, operation=operation)
         now = self._clock()
         if self._store.mortal and operation not in _READS:
             self._store.sweep(now, self._swept)

@@ -436,7 +436,7 @@ class SqliteDriver:
                         raise Unavailable(LOCKED) from error
                 attempt += 1
                 await asyncio.sleep(wait)
-            raise not_open()
+            raise not_open(opened=self._home.was_entered, backend=self.name, operation=operation)
 
     def _thread_for_large(self) -> ConnectionThread | None:
         if self._large_thread is None and self._thread is not None:
