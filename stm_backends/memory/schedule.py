@@ -49,6 +49,8 @@ class Timers:
     Beyond that, the least recently used are dropped; a later call, or another process, resumes their work.
     """
 
+    # Not `Bounded`, which is a module of the drivers: the memory in one process knows none.
+
     def __init__(self, most: int = MAX_WAITING) -> None:
         self._most = most
         self._timers: OrderedDict[PlannedWork, asyncio.TimerHandle] = OrderedDict()
