@@ -211,9 +211,11 @@ class Connections:
         except Exception:  # noqa: BLE001, S110 -- another connection takes its place
             pass
         finally:
-            if not is_clean:
-                connection.terminate()
-            self._reuse(connection)
+            # An event loop that was closed before its tasks had ended can close no connection any more.
+            if not self.loop.is_closed():
+                if not is_clean:
+                    connection.terminate()
+                self._reuse(connection)
 
     def _expire(self, opened_by: float) -> None:
         self._expired = opened_by
