@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
+from stm_backends.drivers.bounded import Bounded
 from stm_backends.drivers.checks import LONGEST_S, require_drop, require_limit, require_rewrite, require_ttl
 from stm_backends.drivers.coalesced import LARGE_BYTES, Coalesced
 from stm_backends.drivers.contract import (
@@ -33,7 +34,7 @@ from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown, Sto
 from stm_backends_postgres.cleaning import Cleaner
 from stm_backends_postgres.client import Connection, HandedIn, Lender, Row, Standby, connect
 from stm_backends_postgres.connections import Connections
-from stm_backends_postgres.errors import is_spent, meaning, unsent
+from stm_backends_postgres.errors import before_sending, is_spent, meaning, unsent
 from stm_backends_postgres.settings import PostgresSettings
 from stm_backends_postgres.statements import DUE_S, STEP_RECORDS, Statements
 from stm_backends_postgres.tables import make_ready
@@ -106,7 +107,7 @@ class PostgresDriver:
         ours = self._given is None and not settings.pgbouncer
         # Hashes of keys, the most recently used last; `None` where the server may let a statement wait for
         # longer than the deadline, so that `extend` could judge expiry too early.
-        self._known: dict[int, None] | None = {} if ours else None
+        self._known: Bounded[int, bool] | None = Bounded(REMEMBERED) if ours else None
         self.traits = Traits(
             reach="network",
             clock="server",
@@ -118,7 +119,13 @@ class PostgresDriver:
             # A write that no synchronous standby has confirmed in time is visible to all readers.
             shows_unconfirmed=True,
         )
-        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning, home=self._home)
+        self._edge = Edge(
+            backend=self.name,
+            traits=self.traits,
+            meaning=meaning,
+            before_sending=before_sending,
+            home=self._home,
+        )
 
     async def open(self) -> None:
         """Connect, and check the tables, or set them up if `create` is set. Twice is harmless.
@@ -258,7 +265,7 @@ class PostgresDriver:
         version = None if expect is ANY else expect
         rows = await self._ask("delete", self._statements.delete, *key, version)
         if self._known:
-            self._known.pop(hash(key), None)
+            self._known.pop(hash(key))
         if any(row["unfinished"] for row in rows):
             self._cleaner.purge()
         return any(row["alive"] for row in rows)
@@ -341,13 +348,9 @@ class PostgresDriver:
             self._cleaner.purge()
 
     def _remember(self, key: Key) -> None:
-        """Note that a record exists; at most so many, those least recently used are forgotten."""
-        known = self._known
-        if known is not None:
-            known.pop(mark := hash(key), None)
-            known[mark] = None
-            if len(known) > REMEMBERED:
-                del known[next(iter(known))]
+        """Note that a record exists."""
+        if self._known is not None:
+            self._known[hash(key)] = True
 
     async def _find(self, keys: Sequence[Key]) -> dict[Key, _Found]:
         """Return the records of several keys, all from one snapshot; among several, large ones are empty."""

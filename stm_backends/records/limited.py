@@ -251,6 +251,7 @@ class LimitedDriver(WrapperDriver):
         if known is None:
             known = self._known[key] = Known()
             if len(self._known) > REMEMBERED:
+                # The oldest may be in use, so this is no `Bounded`.
                 idle = (one for one, found in self._known.items() if not (found.sent or found.loads))
                 del self._known[next(idle)]
         else:

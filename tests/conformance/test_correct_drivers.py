@@ -42,14 +42,17 @@ class KeepsLargeValuesElsewhere(FaultyDriver):
 class FindsMuchToPurge(FaultyDriver):
     """Is on a datastore in which others have left many expired records."""
 
-    _clock: FakeClock
     _swept = 0
     purges = 0
+
+    def __init__(self, *given: Any, clock: FakeClock, **options: Any) -> None:
+        super().__init__(*given, clock=clock, **options)
+        self._time = clock
 
     async def expired(self) -> int:
         for number in range(5_000):
             await super().append(Key("others", f"{number}"), b"", initial_version="v", ttl=1)
-        self._clock.now += 2
+        self._time.now += 2
         return await super().expired()
 
     async def purge(self, limit: int) -> int:

@@ -217,8 +217,8 @@ async def test_messages_that_are_too_large_are_refused_all_together(tmp_path: Pa
 
 
 async def test_an_outage_is_never_an_empty_history(tmp_path: Path) -> None:
-    backend = open_backend(f"sqlite:///{tmp_path}/stm.db")
-    history = StmChatMessageHistory(backend, KEY)
+    async with open_backend(f"sqlite:///{tmp_path}/stm.db") as backend:
+        history = StmChatMessageHistory(backend, KEY)
     for work in (history.aget_messages(), history.aadd_messages([HumanMessage("a")]), history.aclear()):
         with pytest.raises(Unavailable):
             await work

@@ -24,6 +24,7 @@ _ENTRY: Final = 1_000
 class Recent:
     """The conversations that were used last. Older ones forget what was seen of them."""
 
+    # Not `Bounded`: there are two bounds, what a conversation takes changes, and the one in use is kept.
     def __init__(self, *, most: int = MOST, most_bytes: int = MOST_BYTES) -> None:
         self._most = most
         self._most_bytes = most_bytes

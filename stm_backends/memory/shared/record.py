@@ -174,7 +174,8 @@ class SharedConversation:
             self.added_size += size
             self._used(self)
         if len(self.added) > length:
-            # A tail that is shorter than what this process added was folded elsewhere.
+            # A tail that is shorter than what this process added was folded elsewhere. The bound changes with
+            # the tail, so this is no `Bounded`.
             del self.added[next(iter(self.added))]
 
     async def replace(
@@ -250,7 +251,10 @@ class SharedConversation:
 
 
 def _note(ids: dict[str, None], one: str, most: int) -> None:
-    """Add an id as the newest, and forget the oldest beyond `most`."""
+    """Add an id as the newest, and forget the oldest beyond `most`.
+
+    Not `Bounded`, whose ordered dictionary takes twice the memory, for each conversation.
+    """
     ids.pop(one, None)
     ids[one] = None
     if len(ids) > most:

@@ -149,10 +149,10 @@ class Failing(Refusing):
 
 class FailingToSign(Failing):
     async def _fail(self, **_):
-        def sign():
-            raise self.error
-
-        sign()
+        # The driver knows the client's functions by their package.
+        signers = {"__name__": "botocore.signers", "error": self.error}
+        exec("def sign():\n    raise error", signers)  # noqa: S102 -- a module of the client
+        signers["sign"]()
 
     get_item = put_item = update_item = delete_item = _fail
 

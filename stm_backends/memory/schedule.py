@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from stm_backends.handed_in import Report, ignore
-from stm_backends.memory.shared.queues import MAX_WAITING, FairQueue
+from stm_backends.memory.queues import MAX_WAITING, FairQueue
 from stm_backends.memory.tasks import Background
 
 TICK_S: Final = 0.001
@@ -48,6 +48,8 @@ class Timers:
 
     Beyond that, the least recently used are dropped; a later call, or another process, resumes their work.
     """
+
+    # Not `Bounded`, which is a module of the drivers: the memory in one process knows none.
 
     def __init__(self, most: int = MAX_WAITING) -> None:
         self._most = most

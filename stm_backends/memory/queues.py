@@ -73,6 +73,7 @@ class FairQueue:
         self._size += 1
         self._hand_out()
         if self._size > self._most:
+            # The newest of the largest tenant, so this is no `Bounded`.
             largest = max(self._waiting.values(), key=len)
             next(reversed(largest)).cancel_plan()
         return work in self
