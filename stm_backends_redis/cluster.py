@@ -63,7 +63,7 @@ class Cluster:
         self._look: asyncio.Task[None] | None = None
         self._looked_at = -math.inf
 
-    async def exchange(self, key: bytes, *commands: Command) -> list[Any]:
+    async def exchange(self, key: bytes, *commands: Command, apart: bool = False) -> list[Any]:
         """Send commands to the node that has this key, following redirections of the first command."""
         if not self._owners:
             await self._topology()
@@ -75,7 +75,8 @@ class Cluster:
         asking = False
         for _ in range(_REDIRECTIONS):
             try:
-                answers = await self._node(address).exchange(key, *commands, asking=asking)
+                node = self._node(address)
+                answers = await node.exchange(key, *commands, apart=apart, asking=asking)
             except (client.ConnectionError, client.TimeoutError, OSError, asyncio.CancelledError) as error:
                 self._look_again(address)
                 what = meaning(error)

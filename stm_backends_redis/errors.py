@@ -166,3 +166,9 @@ def _meaning(error: BaseException) -> Meaning | None:
 def is_read_only(error: BaseException) -> bool:
     """Return whether a server refused a write because it is a replica."""
     return meaning(error) is _REPLICA
+
+
+def unconnected(error: BaseException) -> str | None:
+    """Return why a command got no connection; `None` if it had one, and may have been sent."""
+    found = meaning(error)
+    return found[1] if found in (_NO_CONNECTION, _BUSY_CLIENT) else None
