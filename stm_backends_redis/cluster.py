@@ -141,7 +141,7 @@ class Cluster:
     def _left(self, leaving: asyncio.Task[None]) -> None:
         self._leaving.discard(leaving)
         if not leaving.cancelled():
-            leaving.exception()  # of a node that nobody uses any more
+            leaving.exception()  # of a node that is no longer in use
 
     def _address(self, host: str, port: int, *, told_by: Address) -> Address:
         return self._remap((told_by[0] if host in _UNNAMED else host, port))

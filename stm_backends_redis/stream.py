@@ -159,7 +159,7 @@ class Stream:
             self._lines.add(self._line)
         except (asyncio.CancelledError, *PASSED):
             raise
-        except BaseException as error:  # noqa: BLE001 -- nothing was sent, whatever the error is
+        except BaseException as error:  # noqa: BLE001 -- nothing was sent, on any error
             for _, answer, _ in self._queue:
                 if not answer.done():
                     answer.set_exception(_not_connected(error))

@@ -42,7 +42,7 @@ TOLERATED_WASTE: Final = 32
 """How many entries without a remaining item justify a fold."""
 
 
-class _Found(NamedTuple):
+class _ReadLog(NamedTuple):
     """A log as it was read, and its record."""
 
     record: Record | None
@@ -154,10 +154,10 @@ class ItemLog:
     def _lost(self, message: str) -> OutcomeUnknown:
         return OutcomeUnknown(message, backend=self._driver.name, operation="pop")
 
-    async def _load(self, operation: str) -> _Found:
+    async def _load(self, operation: str) -> _ReadLog:
         record = await self._driver.load(self._where)
         with located(self._driver.name, operation):
-            return _Found(record, items.read(record, self._codec))
+            return _ReadLog(record, items.read(record, self._codec))
 
     async def _pop_from_full(self, pop: Pop, full: TooLarge | LimitReached) -> Item | None:
         """Remove the last item of a log that has no room for another entry, as part of a fold.
@@ -208,7 +208,7 @@ class ItemLog:
         listing = self._directory.listed(self._owner, self._ttl_s)
         return await ledger.append(self._driver, self._where, data, ttl=self._ttl_s, listing=listing)
 
-    async def _tidy(self, found: _Found) -> None:
+    async def _tidy(self, found: _ReadLog) -> None:
         """Fold the log that was read; only logs a failure, because the item was removed."""
         try:
             await self._fold(found)
@@ -217,7 +217,7 @@ class ItemLog:
                 "could not fold a log of items: %s (conversation %s)", error, keys.log_name(self._where)
             )
 
-    async def _fold(self, found: _Found) -> bool | None:
+    async def _fold(self, found: _ReadLog) -> bool | None:
         """Fold the entries that were read; `False` after a lost race, `None` if the body would be too large.
 
         A log whose items do not fit into one body is not folded, so reading it takes longer with each removal
@@ -226,7 +226,7 @@ class ItemLog:
         count = self._covered(found.log)
         return await self._replaced(found, found.log, count=count, drop=count)
 
-    async def _replaced(self, found: _Found, log: Log, *, count: int, drop: int) -> bool | None:
+    async def _replaced(self, found: _ReadLog, log: Log, *, count: int, drop: int) -> bool | None:
         """Store the body of `log` with `count` entries folded in, and drop `drop` entries that were read.
 
         Keeps what recent pops removed if there is room. `False` after a lost race, `None` if there is no

@@ -38,7 +38,7 @@ from stm_backends.tiers.graph import (
 )
 from stm_backends.tiers.heads import Heads
 from stm_backends.tiers.index import Index
-from stm_backends.tiers.relevance import Head
+from stm_backends.tiers.relevance import EntryHead
 from stm_backends.tiers.stored import LABEL, head_of
 from stm_backends.tiers.vertices import Stored
 
@@ -139,7 +139,7 @@ class BackendGraph:
                 await races.retried(lambda where=where: ledger.erase(self._driver, where))
         await self._directory.forget_if_unused(*self._owner)
 
-    async def list_heads(self) -> dict[str, Head]:
+    async def list_heads(self) -> dict[str, EntryHead]:
         """Return what ranks the memories; see `RankedGraph`.
 
         Loads one record and lists the names of the vertices. Only vertices without a head are loaded, and get
@@ -389,7 +389,7 @@ class BackendGraph:
         added = dict[str, frozenset[str]]()
         used, existed, gone = "", False, False
 
-        async def decided(record: Record | None) -> tuple[ledger.Change | ledger.Removal | None, _Changed]:
+        async def decided(record: Record | None) -> tuple[ledger.Change | ledger.Deletion | None, _Changed]:
             nonlocal used, existed, gone
             stored, used = self._opened(record), ""
             # The user may have been erased in between, so no word of this may stay.
@@ -398,7 +398,7 @@ class BackendGraph:
             wanted = decide(stored)
             if wanted is None:
                 # Edges that wait for a vertex are not those of a vertex that was removed.
-                return (None if stored.label is None else ledger.REMOVE), _Changed(stored, None)
+                return (None if stored.label is None else ledger.DELETE), _Changed(stored, None)
             if not again and vertices.same(stored, wanted):
                 return None, _Changed(stored, stored)
             vertices.require_properties(wanted.properties)
@@ -473,7 +473,7 @@ class BackendGraph:
         return vertices.seal(vertices.read(record, self._codec), self._codec)
 
 
-def _head_of(stored: Stored) -> Head | None:
+def _head_of(stored: Stored) -> EntryHead | None:
     return head_of(stored.properties) if stored.label == LABEL else None
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stm_backends.tiers.manager import MemoryManager
 
 
-class _Tier(Protocol):
+class _Maintained(Protocol):
     async def listed(self) -> list[MemoryEntry]: ...
     async def with_vectors(self) -> list[WithVector]: ...
     async def discard(self, entry: MemoryEntry) -> bool: ...
@@ -154,7 +154,7 @@ class MemoryGarbageCollector:
         refuses an entry, for instance as too large, everything else is done and the error is raised. If the
         graph fails, the error is raised and the session can be ended again.
         """
-        # Once before the summary: whatever happens to the summary, the entries are safe.
+        # Once before the summary, so that the entries are safe even if the summary fails.
         await self._promote()
         try:
             await self._manager.short_term.summarize(self.llm_provider)
@@ -216,8 +216,8 @@ class MemoryGarbageCollector:
             self._manager.observer.memories(event, MemoryTier(tier).value, count)
         return count
 
-    def _store(self, tier: MemoryTier) -> _Tier | None:
-        stores: dict[MemoryTier, _Tier] = {
+    def _store(self, tier: MemoryTier) -> _Maintained | None:
+        stores: dict[MemoryTier, _Maintained] = {
             MemoryTier.SHORT_TERM: self._manager.short_term,
             MemoryTier.LONG_TERM: self._manager.long_term,
         }

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeGuard, TypeVar, cast, ru
 
 from stm_backends.errors import StmError
 from stm_backends.records.codec import decode_json, encode_json, require_json
-from stm_backends.tiers.relevance import Head
+from stm_backends.tiers.relevance import EntryHead
 
 Properties: TypeAlias = dict[str, Any]
 Vertex: TypeAlias = dict[str, Any]
@@ -129,7 +129,7 @@ class SearchableGraph(SharedGraph, Protocol):
 class RankedGraph(SharedGraph, Protocol):
     """A graph that knows what ranks its memories, so that a context window does not read all contents."""
 
-    async def list_heads(self) -> dict[str, Head]:
+    async def list_heads(self) -> dict[str, EntryHead]:
         """Return the heads of the vertices with the label `memory`, by id, without the superseded ones.
 
         A head may be older than its vertex, for instance if an older version of this library changed it.

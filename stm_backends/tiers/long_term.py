@@ -36,7 +36,7 @@ from stm_backends.tiers.holding import HeldEntries, is_outage, report_uncounted
 from stm_backends.tiers.known import KnownEntries, Reading
 from stm_backends.tiers.merging import WithVector
 from stm_backends.tiers.plain import PlainGraph
-from stm_backends.tiers.relevance import Head
+from stm_backends.tiers.relevance import EntryHead
 from stm_backends.tiers.stored import LABEL, Stored, vertex_id
 
 logger = logging.getLogger("stm_backends")
@@ -252,7 +252,7 @@ class LongTermMemory(Tier):
         """Return all entries, each with its vector, if it has one. This does not count as an access."""
         return [(entry, vector_in(properties)) async for entry, properties in self._all()]
 
-    async def heads(self) -> dict[str, Head]:
+    async def heads(self) -> dict[str, EntryHead]:
         """Return what ranks each entry, by key. This does not count as an access."""
         if not provides(self._graph, RankedGraph):
             heads = {entry.key: stored.head_of(properties) async for entry, properties in self._all()}
@@ -265,7 +265,7 @@ class LongTermMemory(Tier):
         self._known.has_all(found.keys(), before)
         return found
 
-    async def opened(self, heads: Mapping[str, Head]) -> list[MemoryEntry]:
+    async def opened(self, heads: Mapping[str, EntryHead]) -> list[MemoryEntry]:
         """Return entries by what ranked them, the most relevant first, and count an access to each.
 
         One that is gone, or has become larger, is left out.

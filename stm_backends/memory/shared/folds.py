@@ -2,7 +2,7 @@
 
 Each is one conditional `replace`. A fold is two: the first takes the lease, and the second stores the
 summary, drops the turns that it covers, and releases the lease. Where a load may show what is not confirmed,
-whatever drops entries stores the body under a new version before, and loads again; see decision 0037.
+a write that drops entries stores the body under a new version before, and loads again; see decision 0037.
 """
 
 from __future__ import annotations
