@@ -225,7 +225,7 @@ LAYERS = (
     ("drivers.sqlite",),
     ("records",),
     ("records.large", "telemetry", "sealing"),
-    ("memory", "history"),
+    ("memory", "catalogue", "history"),
     ("memory.local", "memory.shared"),
     ("admin",),
     ("tiers",),
