@@ -16,7 +16,6 @@ from stm_backends.admin.describing import catalogue_on
 from stm_backends.admin.sessions import Sessions
 from stm_backends.admin.stats import Stats
 from stm_backends.catalogue.conversations import Conversations
-from stm_backends.catalogue.touches import Touches
 from stm_backends.drivers import plugins
 from stm_backends.drivers.checks import require_count, require_event_loop, require_seconds
 from stm_backends.drivers.contract import Driver, Key, Traits
@@ -29,6 +28,7 @@ from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.router import MemoryRouter
 from stm_backends.memory.shared.schedule import MAX_SUMMARIES
 from stm_backends.memory.tasks import LAST_S
+from stm_backends.memory.touches import Touches
 from stm_backends.protocols import Summarizer
 from stm_backends.records.codec import Codec, Transform
 from stm_backends.records.directory import Directory

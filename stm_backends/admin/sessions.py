@@ -405,7 +405,7 @@ class Sessions:
         added later resets it to `session_ttl_s`. Running this again starts the time again. `on_step` is
         called with the counts so far.
         """
-        expire = Expire(self._driver, self._codec, self._directory, self._catalogue, ttl=ttl, on_step=on_step)
+        expire = Expire(self._driver, self._codec, self._directory, ttl=ttl, on_step=on_step)
         await (expire.tenant(tenant) if user is None else expire.user(tenant, user))
         return expire.expiring
 
@@ -501,7 +501,7 @@ def _parse(document: Mapping[str, Any]) -> _Session:
     if loaded.health is MemoryHealth.RECOVERING:
         # Shown, never stored: no attempt on this conversation is running here.
         loaded = replace(loaded, health=MemoryHealth.DEGRADED)
-    card = _object(document, "card") if "card" in document else {}
+    card: Mapping[str, Any] = _object(document, "card") if "card" in document else {}
     changes = checked_changes(**{name: card[name] for name in SET_BY_USER if name in card})
     return _Session(key, loaded.unleased(), turns, changes)
 

@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple
 
 from stm_backends import races
 from stm_backends.catalogue.card import Activity
-from stm_backends.catalogue.touches import Touches
 from stm_backends.drivers.contract import Driver, Record
 from stm_backends.errors import (
     InvalidState,
@@ -30,6 +29,7 @@ from stm_backends.errors import (
 from stm_backends.history import items
 from stm_backends.history.activity import beginning_in
 from stm_backends.history.items import Add, Entry, Item, Log, Pop, Removal
+from stm_backends.memory.touches import Touches
 from stm_backends.races import Lost, contend
 from stm_backends.records import confirming, keys, ledger
 from stm_backends.records.codec import DEEPEST_IN_TURN, Codec, require_json

@@ -11,16 +11,18 @@ import logging
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from stm_backends.catalogue.card import Look
-from stm_backends.catalogue.index import Catalogue
 from stm_backends.drivers.bounded import Bounded
 from stm_backends.errors import StorageError
 from stm_backends.memory.tasks import Background
 from stm_backends.records import keys
-from stm_backends.telemetry.observer import SILENT, Observer
 from stm_backends.types import MemoryKey
+
+if TYPE_CHECKING:
+    from stm_backends.catalogue.card import Look
+    from stm_backends.catalogue.index import Catalogue
+    from stm_backends.telemetry.observer import Observer
 
 logger = logging.getLogger("stm_backends")
 
@@ -63,9 +65,9 @@ class Touches:
         self,
         catalogue: Catalogue,
         *,
+        observer: Observer,
         every: float = EVERY_S,
         most: int = REMEMBERED,
-        observer: Observer = SILENT,
     ) -> None:
         self._catalogue = catalogue
         self._every = every
