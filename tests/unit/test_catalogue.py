@@ -1,4 +1,4 @@
-"""The catalogue: each conversation once and in order, wherever a process is killed; nothing that is erased."""
+"""The catalogue: each conversation once, in order, wherever a process is killed; nothing that is erased."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ async def test_a_mutant_of_the_catalogue_is_rejected(kind: type[Catalogue]) -> N
 
 
 async def shown_a_minute_later(kind: type[Touches]) -> tuple[list[str], int]:
-    """Return the previews after each of three additions and a minute later, and how many writes there were."""
+    """Return the previews after each of three additions and a minute later, and how many writes it took."""
     world = World()
     catalogue, driver = await world.process()
     catalogue.clock = virtual.now
