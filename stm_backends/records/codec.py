@@ -43,6 +43,8 @@ EnvelopeKind: TypeAlias = Literal[
     "edge",
     "postings",
     "heads",
+    "card",
+    "recent",
 ]
 
 

@@ -224,7 +224,7 @@ LAYERS = (
     ("drivers",),
     ("drivers.sqlite",),
     ("records",),
-    ("records.large", "telemetry", "sealing"),
+    ("records.large", "telemetry", "sealing", "catalogue"),
     ("memory", "history"),
     ("memory.local", "memory.shared"),
     ("admin",),
