@@ -259,6 +259,9 @@ class Copy:
                 change = ledger.Change(source.body, version=source.version, ttl=ttl)
                 await ledger.replace(self._target, item.key, change, expect=ANY)
                 listing.created = target is None
+        except SealMismatch:
+            # Its conversation has failed for the same reason.
+            self._problems.add(item.key)
         except Corrupt as error:
             self._note(item, "failed", error)
 

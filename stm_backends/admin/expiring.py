@@ -8,6 +8,7 @@ to live to the setting of the memory or log that adds it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal, TypeAlias
@@ -97,12 +98,9 @@ class Expire:
         await operations.each(operations.names(self._driver, cards), partial(self._expire_card, cards))
 
     async def _expire_card(self, scope: str, name: str) -> None:
-        """Give a card the time to live; one that cannot be read counts as failed."""
-        try:
+        """Give a card the time to live. It counts with its conversation, also if it cannot be read."""
+        with suppress(Corrupt, TooLarge):
             await self._catalogue.expire(Key(scope, name), self._ttl)
-        except (Corrupt, TooLarge):
-            self.expiring.failed += 1
-        self._on_step(self.expiring)
 
     async def _expire(self, kind: Kind, key: Key) -> str:
         """Give one record the time to live; returns the field of `Expiring` that counts it, or nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from stm_backends.catalogue.card import Card, Content, card_of, checked_changes
 from stm_backends.catalogue.index import Catalogue, Place
@@ -14,6 +14,9 @@ from stm_backends.drivers.contract import Driver
 from stm_backends.errors import ConfigurationError, SessionNotFound
 from stm_backends.records import keys, operations
 from stm_backends.types import MemoryKey
+
+PAGE: Final = 200
+"""How many cards `all` reads at a time."""
 
 
 class Cards(NamedTuple):
@@ -48,7 +51,7 @@ class Conversations:
         """Yield all cards of a user, latest first, a page at a time."""
         after, first = None, True
         while first or after is not None:
-            page = await self.list(tenant, user, after=after, limit=200)
+            page = await self.list(tenant, user, after=after, limit=PAGE)
             for card in page.cards:
                 yield card
             after, first = page.after, False
