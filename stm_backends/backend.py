@@ -23,10 +23,10 @@ from stm_backends.drivers.home import Home
 from stm_backends.errors import ConfigurationError
 from stm_backends.history.log import ItemLog
 from stm_backends.memory import policy
+from stm_backends.memory.schedule import MAX_SUMMARIES
 from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.router import MemoryRouter
-from stm_backends.memory.shared.schedule import MAX_SUMMARIES
 from stm_backends.memory.tasks import LAST_S
 from stm_backends.memory.touches import Touches
 from stm_backends.protocols import Summarizer
@@ -131,7 +131,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         self.driver = driver = inner if limits is None else LimitedDriver(inner, guard)
         self._guard = guard
         self._observer = observer
-        self._codec = Codec(transforms)
+        self._codec = Codec(transforms, observer.function_failed)
         self._directory = Directory(
             driver,
             self._codec,

@@ -27,7 +27,7 @@ from stm_backends.errors import Corrupt, Unavailable
 from stm_backends_redis import statements
 from stm_backends_redis.client import Client, make_client, require_client
 from stm_backends_redis.durability import Safeguard
-from stm_backends_redis.errors import NODE, REFUSALS, meaning
+from stm_backends_redis.errors import NODE, REFUSALS, before_sending, meaning
 from stm_backends_redis.servers import Argument, Command, Connected, Exchange
 from stm_backends_redis.settings import RedisSettings
 from stm_backends_redis.slices import Slices, measured
@@ -76,7 +76,13 @@ class RedisDriver:
             deadline=settings.deadline_s,
             shows_unconfirmed=self._safeguard.is_asked,
         )
-        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning, home=self._home)
+        self._edge = Edge(
+            backend=self.name,
+            traits=self.traits,
+            meaning=meaning,
+            before_sending=before_sending,
+            home=self._home,
+        )
 
     async def open(self) -> None:
         """Connect, log in, and check that the server supports the durability settings. Twice is harmless."""

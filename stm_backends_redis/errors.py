@@ -9,7 +9,7 @@ from typing import Final
 from redis import exceptions as client
 from redis.asyncio import sentinel
 
-from stm_backends.drivers.edge import Meaning
+from stm_backends.drivers.edge import Meaning, passed_through
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, Unavailable
 from stm_backends_redis.statements import CORRUPT
 
@@ -137,6 +137,14 @@ def meaning(error: BaseException) -> Meaning | None:
     if found is _FORBIDDEN and (command := _COMMAND.search(str(error))):
         return Denied, f"this user lacks permission for the command {command[1]!r}"
     return found
+
+
+def before_sending(error: BaseException) -> bool:
+    """Return whether an error that is not in the tables was raised before anything was sent.
+
+    A new connection logs in with the `credential_provider` of its client.
+    """
+    return passed_through(error, {"redis"}, {"connect"})
 
 
 def _meaning(error: BaseException) -> Meaning | None:

@@ -86,6 +86,10 @@ class Found(NamedTuple):
     name: str
 
 
+def _found(kind: Kind, key: Key) -> Found:
+    return Found(*keys.owner_of(key.scope), kind, keys.unname(key.name))
+
+
 def last_added(added: Sequence[float], forgotten: Forgotten, *, now: float) -> float | None:
     """Return when something was last added to a record, in epoch seconds; `None` if that is unknown.
 
@@ -103,10 +107,11 @@ class Purge:
 
     Nothing is remembered between calls, so an interrupted purge is completed by another. With `dry_run`,
     nothing is written. `older_than` is in seconds; `None` removes only what has expired. `clock` is in epoch
-    seconds. `on_step` is called now and then, `on_found` for each record that is purged by its age.
+    seconds. `on_step` is called now and then, `on_found` for each record that is purged by its age, and
+    `on_unreadable` for each that cannot be read, with the reason.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- the parts, the settings, and three events
         self,
         driver: Driver,
         codec: Codec,
@@ -117,6 +122,7 @@ class Purge:
         clock: Callable[[], float] = time.time,
         on_step: Callable[[Purged], None] = lambda purged: None,
         on_found: Callable[[Found], None] = lambda found: None,
+        on_unreadable: Callable[[Found, Corrupt], None] = lambda found, error: None,
     ) -> None:
         if older_than is not None:
             require_seconds("older_than", older_than)
@@ -133,6 +139,7 @@ class Purge:
         self._clock = clock
         self._on_step = on_step
         self._on_found = on_found
+        self._on_unreadable = on_unreadable
         self.purged = Purged()
 
     async def expired(self) -> None:
@@ -166,7 +173,7 @@ class Purge:
                         if not self._dry_run:
                             # Removes the card, unless something is left of the conversation.
                             await self._catalogue.touch(MemoryKey(tenant, user, keys.unname(name)))
-                        self._on_found(Found(tenant, user, kind, keys.unname(name)))
+                        self._on_found(_found(kind, Key(scope, name)))
                     if outcome is not None:
                         setattr(self.purged, outcome, getattr(self.purged, outcome) + 1)
                     self._on_step(self.purged)
@@ -193,8 +200,9 @@ class Purge:
                 return "kept"
             if not self._dry_run and not await self._empty(kind, key, record, older_than, now):
                 return "changed"
-        except Corrupt:
+        except Corrupt as error:
             # The record itself, or the entry of its user, which is sealed.
+            self._on_unreadable(_found(kind, key), error)
             return "unreadable"
         return "conversations" if kind == "memory" else "logs"
 

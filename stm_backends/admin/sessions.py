@@ -349,6 +349,7 @@ class Sessions:
         dry_run: bool = False,
         on_step: Callable[[Purged], None] = lambda purged: None,
         on_found: Callable[[Found], None] = lambda found: None,
+        on_unreadable: Callable[[Found, Corrupt], None] = lambda found, error: None,
     ) -> Purged:
         """Remove what has expired and, with `older_than`, what had no addition for so many seconds.
 
@@ -359,7 +360,8 @@ class Sessions:
         is kept.
 
         Works in short steps, and may be interrupted and repeated. `dry_run=True` counts and writes nothing.
-        `on_step` is called with the counts so far, and `on_found` with each record that is purged by its age.
+        `on_step` is called with the counts so far, `on_found` with each record that is purged by its age, and
+        `on_unreadable` with each that is kept because it cannot be read, and the reason.
         """
         if tenant is None and (older_than is not None or user is not None):
             raise ConfigurationError("name the tenant: its conversations cannot be found without it")
@@ -377,6 +379,7 @@ class Sessions:
             dry_run=dry_run,
             on_step=on_step,
             on_found=found,
+            on_unreadable=on_unreadable,
         )
         try:
             await purge.expired()

@@ -19,6 +19,7 @@ from stm_backends.cli.options import BackendName, SealingName, Url
 from stm_backends.cli.outcome import (
     FAILED,
     GIVE_KEYS,
+    Named,
     counted,
     interruptible,
     reported,
@@ -105,6 +106,7 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
     status is 1 if a record could not be read, or if nothing is stored for the tenant or user.
     """
     purged, found, exists, keyless = Purged(), list[Found](), True, False
+    unreadable = Named()
 
     def note(one: Found) -> None:
         if json_file:
@@ -128,7 +130,12 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
                     progress.show(counts.looked_at)
 
                 purged = await opened.sessions.purge(
-                    *owner, older_than=seconds, dry_run=dry_run, on_step=step, on_found=note
+                    *owner,
+                    older_than=seconds,
+                    dry_run=dry_run,
+                    on_step=step,
+                    on_found=note,
+                    on_unreadable=lambda one, error: unreadable.add(_named(one), str(error)),
                 )
 
     with reported(), interruptible(so_far), writing(json_file) if json_file else nullcontext() as numbers:
@@ -152,6 +159,8 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
             typer.echo(f"Their empty records stay listed until they expire in {(older_than or '').strip()}.")
     if purged.unreadable:
         _say_left(f"{counted(purged.unreadable, 'record')} could not be read", keyless=keyless)
+        if not keyless:
+            unreadable.print()
     if not exists:
         say_nothing_stored(tenant or user or "")
     if purged.unreadable or not exists:

@@ -7,7 +7,7 @@ import copy
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, get_args
 from weakref import WeakValueDictionary
@@ -23,6 +23,7 @@ from stm_backends.errors import (
     Unavailable,
     located,
 )
+from stm_backends.guarded import guarded_utc_clock, utc_now
 from stm_backends.records import keys, ledger, operations
 from stm_backends.records.large.driver import ORPHANED_S
 from stm_backends.records.limits import Whose, characters_in
@@ -70,7 +71,7 @@ class BackendGraph:
         backend: Backend,
         owner: tuple[str, str],
         *,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], datetime] = utc_now,
     ) -> None:
         if not hasattr(backend, "driver"):
             raise ConfigurationError(f"backend is what open_backend(...) opens, not {type(backend).__name__}")
@@ -83,7 +84,7 @@ class BackendGraph:
         self.owner = self._owner = (owner[0], owner[1])
         self._scope = keys.scope(*self._owner, "graph")
         self._guard = backend.guard
-        self._clock = clock
+        self._clock = guarded_utc_clock(clock, backend.observer.function_failed)
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._index = Index(self._driver, self._codec, self._directory, self._owner)
         self._heads = Heads(self._driver, self._codec, self._directory, self._owner)

@@ -122,7 +122,7 @@ class MemoryGarbageCollector:
 
         Without a model nothing happens. An empty answer changes nothing, nor does one that is not JSON of the
         same type for an entry that is not text. An entry that was changed while the model answered keeps its
-        change. Raises what the provider raises; entries improved before that stay improved.
+        change. Raises `Unavailable` if the model fails; entries improved before that stay improved.
         """
         if self.llm_provider is None:
             return 0
@@ -134,7 +134,8 @@ class MemoryGarbageCollector:
         improved = 0
         for entry in entries:
             others = ((one.key, one.content) for one in entries if one is not entry)
-            answer = await ask(self.llm_provider, improvement_prompt(entry.key, entry.content, others))
+            prompt = improvement_prompt(entry.key, entry.content, others)
+            answer = await ask(self.llm_provider, prompt, self._manager.observer.function_failed)
             content = _content_in(answer, entry.content)
             if content is not None and content != entry.content:
                 improved += await store.rewrite(entry, content)

@@ -8,10 +8,12 @@ of a trace is `{"source_id", "target_id", "label", "properties"}`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, Protocol, TypeAlias, TypeGuard, TypeVar, cast, runtime_checkable
 
 from stm_backends.errors import StmError
+from stm_backends.guarded import guarded_utc_clock, utc_now
+from stm_backends.handed_in import ignore
 from stm_backends.records.codec import decode_json, encode_json, require_json
 from stm_backends.tiers.relevance import EntryHead
 
@@ -162,8 +164,8 @@ class InProcessGraph:
     that JSON cannot represent raise `InvalidState`. `clock` returns the time of creation.
     """
 
-    def __init__(self, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        self._clock = clock
+    def __init__(self, *, clock: Callable[[], datetime] = utc_now) -> None:
+        self._clock = guarded_utc_clock(clock, ignore)
         self._vertices: dict[str, tuple[str, bytes, str]] = {}  # label, JSON of the properties, created_at
         self._edges: dict[tuple[str, str, str], bytes] = {}
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from stm_backends.drivers.checks import (
+    checked_clock,
     not_open,
-    require_clock,
     require_drop,
     require_fits,
     require_limit,
@@ -94,12 +94,11 @@ class SqliteDriver:
     name = "sqlite"
 
     def __init__(self, settings: SqliteSettings, *, clock: Callable[[], float] = time.time) -> None:
-        require_clock(clock)
         self._settings = settings
         # SQLite does not take an absolute path for a `file:` URI, and a change of the working directory does
         # not affect it.
         self._path = Path(settings.path).absolute()
-        self._clock = clock
+        self._clock = checked_clock(clock)
         self._files = files.OpenFiles(self._path)
         self._thread: ConnectionThread | None = None
         # The second thread begins with the first load of a large record; other operations wait for none.
@@ -454,7 +453,7 @@ class SqliteDriver:
                         raise Unavailable(LOCKED) from error
                 attempt += 1
                 await asyncio.sleep(wait)
-            raise not_open()
+            raise not_open(opened=self._home.was_entered, backend=self.name, operation=operation)
 
     def _thread_for_large(self) -> ConnectionThread | None:
         if self._large_thread is None and self._thread is not None:

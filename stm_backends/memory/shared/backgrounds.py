@@ -11,10 +11,10 @@ from weakref import WeakValueDictionary
 
 from stm_backends import logs
 from stm_backends.drivers.contract import Driver, Key
+from stm_backends.memory.schedule import MAX_SUMMARIES, Schedule
 from stm_backends.memory.shared.maintenance import Maintenance
 from stm_backends.memory.shared.recent import Recent
 from stm_backends.memory.shared.record import SharedConversation
-from stm_backends.memory.shared.schedule import MAX_SUMMARIES, Schedule
 from stm_backends.memory.touches import Touches
 from stm_backends.records import keys
 from stm_backends.records.codec import Codec

@@ -17,11 +17,11 @@ from stm_backends.errors import TooLarge
 from stm_backends.handed_in import WrongType
 from stm_backends.memory import log, policy
 from stm_backends.memory.policy import Fold, Trim
+from stm_backends.memory.schedule import Plan, PlannedWork, Schedule, now
 from stm_backends.memory.shared.activity import look_at
 from stm_backends.memory.shared.due import Compact
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.room import Room
-from stm_backends.memory.shared.schedule import Plan, PlannedWork, Schedule, now
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import cut_summary
 from stm_backends.records import confirming
