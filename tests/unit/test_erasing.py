@@ -109,7 +109,7 @@ async def test_what_a_pod_writes_meanwhile_is_in_the_receipt_and_listed(
     monkeypatch.setattr(backend.driver, "delete", deleting)
     receipt = await backend.sessions.erase_with_receipt("acme", "ada")
     assert receipt.erased["conversations"] == 1
-    assert receipt.found == {"conversations": 1}
+    assert receipt.found == {"conversations": 1, "cards": 2}
     assert await users(backend) == ["ada"]
 
 
