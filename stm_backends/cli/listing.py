@@ -11,6 +11,7 @@ import typer
 
 from stm_backends.admin.stats import ConversationStats, Damaged, Found, Totals
 from stm_backends.backend import Backend
+from stm_backends.catalogue.card import Card
 from stm_backends.cli import datastores, figures, transfer
 from stm_backends.cli.completion import owners as owners_like
 from stm_backends.cli.options import BackendName, SealingName, Url
@@ -43,6 +44,15 @@ def list_(
             "--degraded", help="List only conversations whose health is degraded, of all users in question."
         ),
     ] = False,
+    recent: Annotated[
+        int | None,
+        typer.Option(
+            "--recent",
+            help="List the latest N conversations of each user, as the catalogue has them.",
+            metavar="N",
+            min=1,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     backend: BackendName = None,
     url: Url = None,
@@ -63,7 +73,9 @@ def list_(
         nonlocal others, exists
         owner = Owner.of(whose)
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
-            if degraded:
+            if recent is not None:
+                await _recent(opened, owner, listing, recent)
+            elif degraded:
                 await _degraded(opened, owner, listing)
             elif owner.user is not None and owner.tenant is not None:
                 await _conversations(opened, owner.tenant, owner.user, listing)
@@ -139,6 +151,23 @@ class _Listing:
         else:
             self.add(text, stats, tenant=key.tenant_id, user=key.user_id, session=key.session_id)
 
+    def add_card(self, card: Card) -> None:
+        """Print a conversation as the catalogue shows it, unless its key cannot be written."""
+        try:
+            text = transfer.escaped(card.key.composite())
+        except InvalidKey:
+            self.unnamed.append(card.key)
+            return
+        self.count += 1
+        if not self._as_json:
+            self._print(f"{figures.when(card.updated)}  {card.turns:>6,}  {text}  {plain(card.title)}")
+            return
+        ids = {"tenant": card.key.tenant_id, "user": card.key.user_id, "session": card.key.session_id}
+        times = {"created": figures.iso(card.created), "updated": figures.iso(card.updated)}
+        shown = {"title": card.title, "preview": card.preview, "turns": card.turns, **times}
+        flags = {"pinned": card.pinned, "archived": card.archived, "metadata": card.metadata}
+        self._print(json.dumps({"key": text, **ids, **shown, **flags, "kinds": card.kinds}))
+
     def met(self, found: Found) -> None:
         """Count a record as read, and name it if it cannot be."""
         self._read += 1
@@ -177,6 +206,13 @@ async def _degraded(backend: Backend, owner: Owner, listing: _Listing) -> None:
         async for stats in _readable(backend, tenant, user, listing):
             if stats.health is MemoryHealth.DEGRADED:
                 listing.add_conversation(stats.key, stats)
+
+
+async def _recent(backend: Backend, owner: Owner, listing: _Listing, most: int) -> None:
+    """List the latest conversations of each user, with their times and titles; reads no conversation."""
+    async for tenant, user in users_of(backend, owner):
+        for card in (await backend.conversations.list(tenant, user, limit=most)).cards:
+            listing.add_card(card)
 
 
 async def _readable(

@@ -44,6 +44,7 @@ _PURGED: Final = {
     "conversations": ("old conversation", "old conversations"),
     "logs": ("old log of an agent framework", "old logs of agent frameworks"),
     "parts": ("left-over part of large values", "left-over parts of large values"),
+    "cards": ("left-over record of the catalogue", "left-over records of the catalogue"),
 }
 """What a purge removes."""
 
@@ -95,7 +96,7 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
 
     Without --tenant and --user, removes only expired records, of all tenants, where the datastore keeps them:
     SQLite, PostgreSQL and Redis. MongoDB and DynamoDB remove them by themselves. For a tenant or a user, also
-    removes left-over parts of large values.
+    removes left-over parts of large values and left-over cards.
 
     The age of a conversation is that of its newest turn, by the turn's own time; one without a time is kept.
     --older-than empties conversations and logs of agent frameworks. The empty records stay listed until they

@@ -44,6 +44,8 @@ EnvelopeKind: TypeAlias = Literal[
     "edge",
     "postings",
     "heads",
+    "card",
+    "recent",
 ]
 
 

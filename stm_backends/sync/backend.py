@@ -19,6 +19,7 @@ from stm_backends.protocols import Summarizer
 from stm_backends.records.codec import Transform
 from stm_backends.records.limits import Limits
 from stm_backends.sealing.keys import Sealing
+from stm_backends.sync.conversations import Conversations
 from stm_backends.sync.memory import Memory
 from stm_backends.sync.state_store import StateStore
 from stm_backends.sync.summarizers import PlainSummarizer, in_threads
@@ -81,6 +82,7 @@ class Backend(AbstractContextManager["Backend"]):
         self._process = 0
         self._given_up: WeakSet[threading.Thread] = WeakSet()
         self.state_store = StateStore(backend.state_store, self.run)
+        self.conversations = Conversations(backend.conversations, self.run)
 
     @property
     def asynchronous(self) -> asynchronous.Backend:

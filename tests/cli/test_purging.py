@@ -92,6 +92,7 @@ def test_one_record_is_counted_in_the_singular(tmp_path: Path) -> None:
         async with stm_backends.open_backend(url) as backend:
             turn = ConversationTurn("Hello", "Hi", ts=time.time() - 900 * 86_400)
             await backend.memory(MemoryKey("acme", "u", "s"), CONFIG).add_turn(turn)
+        async with stm_backends.open_backend(url) as backend:
             log = Key("acme:u:memory", "gone")
             await backend.driver.inner.append(log, b"a", initial_version="v", ttl=0.001)
 

@@ -224,7 +224,7 @@ LAYERS = (
     ("drivers",),
     ("drivers.sqlite",),
     ("records",),
-    ("records.large", "telemetry", "sealing"),
+    ("records.large", "telemetry", "sealing", "catalogue"),
     ("memory", "history"),
     ("memory.local", "memory.shared"),
     ("admin",),
@@ -335,7 +335,7 @@ DRIVER_MODULES = sorted(
 
 
 def test_a_driver_imports_the_waist_and_nothing_above_it() -> None:
-    contract = ("contract", "erasing", "plugins", "settings")
+    contract = ("compacts", "contract", "erasing", "plugins", "settings")
     helpers = ("bounded", "checks", "coalesced", "edge", "home", "layouts", "tasks", "tls_files")
     waist = {
         "stm_backends.errors",

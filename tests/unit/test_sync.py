@@ -35,9 +35,11 @@ from stm_backends import (
 )
 from stm_backends import backend as asynchronous
 from stm_backends import tiers as asynchronous_tiers
+from stm_backends.catalogue import conversations as asynchronous_catalogue
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.records import state_store
 from stm_backends.sync import tiers
+from stm_backends.sync.conversations import Conversations
 
 KEY = MemoryKey("acme", "u", "s")
 LAST_TURNS = ShortTermMemoryConfig(strategy="truncation", budget=MemoryBudget(full_zone_turns=1_000))
@@ -128,6 +130,8 @@ INNER = {
         # What a router checks and lets go of for itself.
         (sync.Memory, DistributedShortTermMemory, {"checked", "abandon"}),
         (sync.StateStore, state_store.StateStore, set[str]()),
+        # A generator that waits is another one.
+        (Conversations, asynchronous_catalogue.Conversations, {"all"}),
         # A router and an item log are for frameworks: a router has a loop around it, and the module of a
         # framework has a facade of its own. The others are for what is built on a backend.
         (
@@ -692,3 +696,13 @@ def test_a_manager_before_its_backend_is_open_says_so(url: str) -> None:
     memory = sync.MemoryManager(sync.open_backend(url), ("acme", "u123"))
     with pytest.raises(ConfigurationError, match="never opened; use"):
         memory.remember("k", "v")
+
+
+def test_conversations_are_listed_and_set(backend: sync.Backend) -> None:
+    key = MemoryKey("acme", "u1", "chat")
+    backend.memory(key, ShortTermMemoryConfig("truncation")).add_turn(ConversationTurn("Hello", "Hi"))
+    assert backend.conversations.update(key, title="Trip").title == "Trip"
+    until(lambda: backend.conversations.list("acme", "u1").cards)
+    assert [card.title for card in backend.conversations.all("acme", "u1")] == ["Trip"]
+    assert backend.conversations.get(key).preview == "Hi"
+    assert backend.conversations.rebuild("acme", "u1") == 0

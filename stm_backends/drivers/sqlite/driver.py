@@ -29,6 +29,7 @@ from stm_backends.drivers.checks import (
     require_ttl,
 )
 from stm_backends.drivers.coalesced import LARGE_BYTES, LargeKeys
+from stm_backends.drivers.compacts import Compacted
 from stm_backends.drivers.contract import (
     ABSENT,
     ANY,
@@ -62,6 +63,9 @@ _NOT_CUT: Final = (
     "the log is cut: after a later write, or when the last process closes the file. Erase again to repeat "
     "it."
 )
+
+_COMPACTING_S: Final = 86_400.0
+"""For how many seconds compacting waits for other connections, and works."""
 
 _MAX_PAGE: Final = 10_000
 """A larger page would keep the thread from other operations for too long."""
@@ -386,6 +390,19 @@ class SqliteDriver:
             )
             gone += done
         return gone
+
+    async def compact(self) -> Compacted:
+        """Convert the tables of an older version to those of a new file, and give back free space."""
+
+        def work(connection: sqlite3.Connection) -> Compacted:
+            statements.cut_log(connection)
+            before = self._path.stat().st_size
+            statements.compact(connection)
+            statements.cut_log(connection)
+            return Compacted(before, self._path.stat().st_size)
+
+        until = asyncio.get_running_loop().time() + _COMPACTING_S
+        return await self._run("compact", work, until=until)
 
     def _purge_step(
         self,
