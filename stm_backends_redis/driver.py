@@ -18,7 +18,15 @@ from typing import Any, Final
 
 from redis.exceptions import NoScriptError
 
-from stm_backends.drivers.checks import LONGEST_S, require_drop, require_limit, require_rewrite, require_ttl
+from stm_backends.drivers.checks import (
+    LONGEST_S,
+    require_drop,
+    require_last,
+    require_limit,
+    require_rewrite,
+    require_ttl,
+    skipped_of,
+)
 from stm_backends.drivers.contract import ANY, AbsentType, AnyType, KeepType, Key, Page, Record, Traits, Ttl
 from stm_backends.drivers.edge import Edge
 from stm_backends.drivers.erasing import Remains
@@ -109,14 +117,19 @@ class RedisDriver:
         self._opening = asyncio.Lock()
         self._tidying: Tidying | None = None
 
-    async def load(self, key: Key) -> Record | None:
+    async def load(self, key: Key, *, last: int | None = None) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist."""
+        require_last(last)
         record, _ = self._keys(key)
-        elements: list[bytes] = await self._run("load", statements.LOAD, (record, 0, -1), key=record)
+        elements: list[bytes]
+        if last is None:
+            elements = await self._run("load", statements.LOAD, (record, 0, -1), key=record)
+        else:
+            elements = await self._run("load", statements.LOAD_LAST, (1, record, last), key=record)
         if not elements:
             return None
         try:
-            return _record(elements)
+            return _record(elements, last)
         except ValueError:
             raise Corrupt("a part of the record is missing", backend=self.name, operation="load") from None
 
@@ -334,13 +347,16 @@ class RedisDriver:
         return answer
 
 
-def _record(elements: list[bytes]) -> Record:
+def _record(elements: list[bytes], last: int | None) -> Record:
     """Return the record that a list holds; raises `ValueError` if the list is incomplete."""
     version, measure, body, *tail = elements
     length, size, body_size = map(int, measure.split())
-    if (len(tail), sum(map(len, tail)), len(body)) != (length, size, max(body_size, 0)):
+    skipped, loaded = skipped_of(length, last), sum(map(len, tail))
+    if (len(tail), len(body)) != (length - skipped, max(body_size, 0)):
         raise ValueError
-    return Record(version.decode(), None if body_size < 0 else body, tuple(tail))
+    if loaded > size or (not skipped and loaded < size):
+        raise ValueError
+    return Record(version.decode(), None if body_size < 0 else body, tuple(tail), skipped)
 
 
 def _milliseconds(ttl: float | None | KeepType) -> Argument:

@@ -45,12 +45,19 @@ class Record:
 
     `version` is ASCII text of at most 64 characters, which is compared for equality only. `body` is `None` if
     `append` created the record and no `replace` has changed it since. `tail` holds the entries that no
-    `replace` has dropped, oldest first.
+    `replace` has dropped, oldest first. If only the newest of them were asked for, `skipped` is the number of
+    older entries, which stand before these.
     """
 
     version: str
     body: bytes | None
     tail: tuple[bytes, ...]
+    skipped: int = 0
+
+    @property
+    def length(self) -> int:
+        """The number of all entries: those of `tail`, and those that were skipped."""
+        return self.skipped + len(self.tail)
 
 
 class Page(NamedTuple):
@@ -165,8 +172,13 @@ class Driver(Protocol):
         """Close what this driver made itself; a client that was handed in stays open. Twice is harmless."""
         ...
 
-    async def load(self, key: Key) -> Record | None:
-        """Return the record as it is now, or `None` if and only if it does not exist."""
+    async def load(self, key: Key, *, last: int | None = None) -> Record | None:
+        """Return the record as it is now, or `None` if and only if it does not exist.
+
+        With `last`, the tail has the newest `last` entries at most, in their order, and `skipped` counts the
+        older ones; 0 means the body alone. It is one snapshot, too, and costs what it returns rather than
+        what is stored, as far as the datastore allows. Raises `ValueError` for a negative number.
+        """
         ...
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
