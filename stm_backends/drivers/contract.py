@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -58,6 +58,11 @@ class Record:
     def length(self) -> int:
         """The number of all entries: those of `tail`, and those that were skipped."""
         return self.skipped + len(self.tail)
+
+    def newest(self, last: int | None) -> Record:
+        """Return the record as a load with `last` returns it, for drivers that read all entries anyway."""
+        skipped = 0 if last is None else max(0, len(self.tail) - last)
+        return replace(self, tail=self.tail[skipped:], skipped=self.skipped + skipped) if skipped else self
 
 
 class Page(NamedTuple):

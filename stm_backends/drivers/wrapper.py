@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from stm_backends.drivers.checks import skipped_of
+from stm_backends.drivers.checks import require_last
 from stm_backends.drivers.contract import (
     ANY,
     AbsentType,
@@ -122,6 +121,6 @@ class _LoadsAll(WrapperDriver):
         self.inner = inner
 
     async def load(self, key: Key, *, last: int | None = None) -> Record | None:
+        require_last(last)
         record = await self.inner.load(key)
-        skipped = skipped_of(len(record.tail), last) if record else 0
-        return replace(record, tail=record.tail[skipped:], skipped=skipped) if record and skipped else record
+        return record and record.newest(last)
