@@ -138,14 +138,15 @@ async def test_a_fold_after_a_load_of_the_newest_removes_all_its_parts() -> None
 
 
 async def test_a_listing_of_degraded_conversations_reads_no_turn_of_others() -> None:
-    inner = Counting()
-    async with Backend(inner) as backend:
+    store = MemoryStore()
+    async with Backend(MemoryDriver(store)) as backend:
         memory = backend.memory(
             ADA, ShortTermMemoryConfig(strategy="rolling_summary"), summarizer=ExtractiveSummarizer()
         )
         for number in range(3):
             await memory.add_turn(ConversationTurn(f"question {number}", "answer"))
-        inner.read.clear()
+    inner = Counting(store)
+    async with Backend(inner) as backend:
         found = backend.stats.conversations("acme", "ada", health=MemoryHealth.DEGRADED)
         assert [one async for one in found] == []
         assert inner.read == [0]
