@@ -13,7 +13,8 @@ condition only succeeds or fails:
 
 Because a value in a part is another item (`statements.py` says why the operation is still atomic):
 
-- A load of a record with parts takes two, and one more for each further megabyte.
+- A load of a record with parts takes two, and one more for each further megabyte. With `last` it takes, after
+  the head, one for each part that it needs, which are sent together.
 - An entry or a body of more than 2 KB takes three: a look at the head, the part, and the head. The first
   part of a record takes a transaction, after a look and, to an entry, a mark in the head.
 - A fold of a record with parts takes a look first, perhaps at a part, and a request that deletes parts.
@@ -39,6 +40,7 @@ from typing import Any, Final, TypeVar
 from stm_backends.drivers.checks import (
     checked_clock,
     require_drop,
+    require_last,
     require_limit,
     require_rewrite,
     require_ttl,
@@ -203,13 +205,14 @@ class DynamoDriver:
         self._opening = asyncio.Lock()
         self._running: set[asyncio.Future[None]] = set()
 
-    async def load(self, key: Key) -> Record | None:
+    async def load(self, key: Key, *, last: int | None = None) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist."""
+        require_last(last)
         loads = self._loads
 
         async def work(stored: Stored) -> Record | None:
             head = await loads.load(key) if self._shares_loads else None
-            return await stored.load(await stored.item() if head is None else head)
+            return await stored.load(await stored.item() if head is None else head, last)
 
         return await self._on(key, "load", work)
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from stm_backends.drivers.checks import LONGEST_S
+from stm_backends.drivers.checks import LONGEST_S, skipped_of
 from stm_backends.drivers.contract import Key, Record
 from stm_backends.errors import Corrupt
 
@@ -250,10 +250,22 @@ def values_of(item: Item) -> tuple[bytes, ...]:
         raise _not_whole("a part lacks an attribute, or has one of another type") from None
 
 
-def record_of(head: Head, parts: Mapping[str, Sequence[bytes]]) -> Record:
+def record_of(head: Head, parts: Mapping[str, Sequence[bytes]], last: int | None = None) -> Record:
     """Return the record of a head and its parts. Raises `Corrupt` if they do not match."""
     body = None if head.body is None else entries_of([head.body], parts)[0]
-    return Record(head.version, body, tuple(entries_of(head.tail, parts)))
+    tail, skipped = entries_of(head.tail, parts), skipped_of(head.entries, last)
+    # The first part may have older entries, too.
+    return Record(head.version, body, tuple(tail[len(tail) - head.entries + skipped :]), skipped)
+
+
+def newest_of(head: Head, last: int) -> Head:
+    """Return the head without the places of its tail that have none of the newest `last` entries."""
+    skipped = skipped_of(head.entries, last)
+    for place, element in enumerate(head.tail):
+        if skipped < count_of(element):
+            return replace(head, tail=head.tail[place:])
+        skipped -= count_of(element)
+    return replace(head, tail=())
 
 
 def entries_of(elements: Iterable[Element], parts: Mapping[str, Sequence[bytes]]) -> list[bytes]:

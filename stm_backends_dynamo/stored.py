@@ -33,6 +33,7 @@ from stm_backends_dynamo.items import (
     is_alive,
     kept_until,
     new_part,
+    newest_of,
     number,
     record_of,
     runs_of,
@@ -77,11 +78,12 @@ class Stored:
         self.has_parts = "life" in item
         return head_of(item) if item and is_alive(item, self.now) else None
 
-    async def load(self, item: Item) -> Record | None:
+    async def load(self, item: Item, last: int | None = None) -> Record | None:
         """Return the record whose head was just read. The head decides its content; parts never change.
 
         A missing part was folded away, in which case the head no longer names it. Or a transaction has just
-        put it between the two reads, in which case it is visible a moment later.
+        put it between the two reads, in which case it is visible a moment later. Given `last`, reads only the
+        parts with that many of the newest entries, one by one.
         """
         listed: set[str] = set()
         missed: set[str] = set()
@@ -89,16 +91,20 @@ class Stored:
         for _ in range(ROUNDS):
             if head is None:
                 return None
-            parts = self._parts.of(self.key, head.parts)
-            if head.parts - parts.keys():
+            wanted = head if last is None else newest_of(head, last)
+            parts = self._parts.of(self.key, wanted.parts)
+            if last is not None:
+                parts |= await self._read(wanted.parts - parts.keys())
+                self._parts.keep(self.key, parts)
+            elif head.parts - parts.keys():
                 items = {item["sk"]["S"]: item for item in await self._pages(names_only=False)}
                 listed |= items.keys()
                 parts |= {name: values_of(items[name]) for name in head.parts & items.keys()}
                 self._parts.keep(self.key, parts)
-            missing = head.parts - parts.keys()
+            missing = wanted.parts - parts.keys()
             if not missing:
                 self.littered = bool(listed - head.parts)
-                return record_of(head, parts)
+                return record_of(wanted, parts, last)
             if missing & missed:
                 raise Corrupt("the record is incomplete: a part is missing")
             head = await self.look()
@@ -287,12 +293,17 @@ class Stored:
     async def _some_parts(self, names: set[str]) -> dict[str, Sequence[bytes]] | None:
         """Return the named parts; `None` if one is missing."""
         parts = self._parts.of(self.key, names)
-        for some in _batches(names - parts.keys(), _AT_ONCE):
+        parts |= await self._read(names - parts.keys())
+        return parts if parts.keys() == names else None
+
+    async def _read(self, names: set[str]) -> dict[str, Sequence[bytes]]:
+        """Return those of the named parts that are there."""
+        parts: dict[str, Sequence[bytes]] = {}
+        for some in _batches(names, _AT_ONCE):
             loading = (self.requests.send(statements.load_part(self.key, name)) for name in some)
             for name, found in zip(some, await all_of(loading), strict=True):
-                if "Item" not in found:
-                    return None
-                parts[name] = values_of(found["Item"])
+                if "Item" in found:
+                    parts[name] = values_of(found["Item"])
         return parts
 
     async def _names(self) -> list[str]:

@@ -21,7 +21,15 @@ from pymongo.errors import OperationFailure
 from pymongo.read_concern import ReadConcern
 from pymongo.write_concern import WriteConcern
 
-from stm_backends.drivers.checks import LONGEST_S, require_drop, require_limit, require_rewrite, require_ttl
+from stm_backends.drivers.checks import (
+    LONGEST_S,
+    require_drop,
+    require_last,
+    require_limit,
+    require_rewrite,
+    require_ttl,
+    skipped_of,
+)
 from stm_backends.drivers.coalesced import Coalesced
 from stm_backends.drivers.contract import (
     ABSENT,
@@ -61,6 +69,9 @@ _REMAINS: Final = Remains(
     "deletion, and in snapshots and backups. Turns also remain in the oplog until its oldest entries make "
     "room."
 )
+
+_ALL: Final = 2**31 - 1
+"""More entries than a document has; the server takes no larger number."""
 
 _MAX_PAGE: Final = 10_000
 """A larger page, with names of up to 1,000 bytes, may not fit into one answer."""
@@ -173,17 +184,18 @@ class MongoDriver:
         self._loads = Coalesced(self._fetch, size=_size_of)
         self._calls = Calls()
 
-    async def load(self, key: Key) -> Record | None:
+    async def load(self, key: Key, *, last: int | None = None) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist."""
+        require_last(last)
 
         async def work(_: Collection) -> Document | None:
-            if self._settings.linearizable:
-                # MongoDB promises this only for a filter that matches one document.
-                return (await self._fetch((key,))).get(key)
-            return await self._loads.load(key)
+            # MongoDB promises linearizable reads only for a filter that matches one document.
+            if last is None and not self._settings.linearizable:
+                return await self._loads.load(key)
+            return (await self._fetch((key,), last=last)).get(key)
 
         found = await self._run("load", work)
-        return None if found is None else self._record_of(found)
+        return None if found is None else self._record_of(found, last)
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live is reset."""
@@ -306,7 +318,7 @@ class MongoDriver:
         )
         return found[0]["scope"] if found else None
 
-    async def _fetch(self, keys: Sequence[Key]) -> dict[Key, Document]:
+    async def _fetch(self, keys: Sequence[Key], *, last: int | None = None) -> dict[Key, Document]:
         """Return the documents of several records by one command; each document is one snapshot.
 
         Among several, large records come without their contents.
@@ -315,12 +327,15 @@ class MongoDriver:
             raise self._edge.not_open("load")
         count = len(keys)
         parts = statements.LOADED if count == 1 else statements.LOADED_TOGETHER
+        options: dict[str, Any] = {}
+        if last is not None:
+            parts, options = statements.LOADED_LAST, {"let": values(last=-min(last, _ALL))}
         # A request that callers share is in no caller's context, so it has its own timeout.
         with pymongo.timeout(self._patience_s):
             found = await self._calls.run(
-                self._records.find(statements.records(keys), parts, limit=count, batch_size=count).to_list(
-                    count
-                )
+                self._records.find(
+                    statements.records(keys), parts, limit=count, batch_size=count, **options
+                ).to_list(count)
             )
         return {Key(one["_id"]["scope"], one["_id"]["name"]): one for one in found}
 
@@ -433,13 +448,16 @@ class MongoDriver:
         with pymongo.timeout(self._patience_s):
             return await self._edge.run(operation, lambda: work(records))
 
-    def _record_of(self, found: Document) -> Record:
+    def _record_of(self, found: Document, last: int | None) -> Record:
         version, body, tail, size = (found.get(name, ...) for name in ("version", "body", "tail", "size"))
-        if isinstance(version, str) and isinstance(tail, list):
+        if isinstance(version, str) and isinstance(tail, list) and isinstance(size, int):
             entries = tuple(cast("list[bytes]", tail))
+            skipped = skipped_of(found.get("length", len(entries)), last)
             parts = entries if body is None else (body, *entries)
-            if all(type(part) is bytes for part in parts) and sum(map(len, parts)) == size:
-                return Record(version, body, entries)
+            if all(type(part) is bytes for part in parts):
+                loaded = sum(map(len, parts))
+                if loaded == size or (skipped and loaded < size):
+                    return Record(version, body, entries, skipped)
         raise Corrupt("a part of the record is missing", backend=self.name, operation="load")
 
     def _require_fits(self, operation: str, value: bytes) -> None:

@@ -183,6 +183,12 @@ LOADED_TOGETHER: Final[Document] = LOADED | {
     part: {"$cond": [{"$lte": ["$size", LARGE_BYTES]}, f"${part}", "$$REMOVE"]} for part in ("body", "tail")
 }
 """Of a large record, neither the body nor the tail."""
+# A missing tail has no size, which is an error.
+LOADED_LAST: Final[Document] = LOADED | {
+    "tail": {"$slice": ["$tail", "$$last"]},
+    "length": {"$size": "$tail"},
+}
+"""The newest entries: those from `$$last` on, which is negative, or 0 for none."""
 WAS_THERE: Final[Document] = {"_id": 0, "there": IS_THERE}
 LISTED: Final[Document] = {"_id": 0, "name": "$_id.name"}
 SCOPE: Final[Document] = {"_id": 0, "scope": "$_id.scope"}

@@ -13,7 +13,15 @@ from typing import Final, NamedTuple, TypeVar
 from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
 from stm_backends.drivers.bounded import Bounded
-from stm_backends.drivers.checks import LONGEST_S, require_drop, require_limit, require_rewrite, require_ttl
+from stm_backends.drivers.checks import (
+    LONGEST_S,
+    require_drop,
+    require_last,
+    require_limit,
+    require_rewrite,
+    require_ttl,
+    skipped_of,
+)
 from stm_backends.drivers.coalesced import LARGE_BYTES, Coalesced
 from stm_backends.drivers.contract import (
     ANY,
@@ -47,6 +55,9 @@ _PURGE_EVERY: Final = 16
 """On average, one write in this many is followed by a removal of expired records."""
 
 _MAX_PAGE: Final = 10_000
+
+_ALL: Final = 2**31
+"""More entries than a record has."""
 
 _REMAINS: Final = Remains(
     "PostgreSQL: the deleted rows remain in the table's files until VACUUM FULL or later rows overwrite "
@@ -182,20 +193,27 @@ class PostgresDriver:
         self._loads = Coalesced(self._find, size=lambda found: found.size)
         self._cleaner = Cleaner(lambda: self._purge_step(DUE_S), self._sweep_step)
 
-    async def load(self, key: Key) -> Record | None:
+    async def load(self, key: Key, *, last: int | None = None) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist.
 
-        Concurrent loads share statements; each statement reads all of its records from one snapshot.
+        Concurrent loads of whole records share statements; each statement reads all of its records from one
+        snapshot.
         """
-        await self._require_ready("load")
-        found = await self._edge.run("load", lambda: self._loads.load(key))
+        require_last(last)
+        if last is None:
+            await self._require_ready("load")
+            found = await self._edge.run("load", lambda: self._loads.load(key))
+        else:
+            rows = await self._ask("load", self._statements.load_last, *key, min(last, _ALL))
+            found = _by_key((key,), rows).get(key)
         if found is None:
             return None
         version, body, length, size, tail = found
-        if len(tail) != length or sum(map(len, tail), len(body or b"")) != size:
+        skipped, loaded = skipped_of(length, last), sum(map(len, tail), len(body or b""))
+        if len(tail) != length - skipped or loaded > size or (not skipped and loaded < size):
             raise Corrupt("a part of the record is missing", backend=self.name, operation="load")
         self._remember(key)
-        return Record(version, body, tuple(tail))
+        return Record(version, body, tuple(tail), skipped)
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live is reset."""

@@ -71,10 +71,10 @@ _END: Final = "SET version = '', body = NULL, expires = '-infinity', first = r.n
 # with more than $3 bytes among several, there is neither the body nor an entry.
 LOAD: Final = """
     SELECT {place} AS place, version,
-        CASE WHEN {whole} AND (seq IS NULL OR seq = first) THEN body END AS body,
+        CASE WHEN {whole} AND (seq IS NULL OR seq = {start}) THEN body END AS body,
         next - first AS length, size, entry
     FROM {wanted}
-    LEFT JOIN {schema}.stm_entry ON record = id AND seq >= first AND seq < next AND {whole}
+    LEFT JOIN {schema}.stm_entry ON record = id AND seq >= {start} AND seq < next AND {whole}
     WHERE {which}(expires IS NULL OR expires > statement_timestamp())
     ORDER BY place, seq"""
 _ONE: Final = {
@@ -82,13 +82,16 @@ _ONE: Final = {
     "wanted": "{schema}.stm_record",
     "which": "scope = $1 AND name = $2 AND ",
     "whole": "TRUE",
+    "start": "first",
 }
+_LAST: Final = _ONE | {"start": "greatest(first, next - $3::bigint)"}
 _MANY: Final = {
     "place": "wanted.place",
     "wanted": "unnest($1::text[], $2::text[]) WITH ORDINALITY AS wanted (in_scope, named, place)"
     " JOIN {schema}.stm_record ON scope = in_scope AND name = named",
     "which": "",
     "whole": "size <= $3",
+    "start": "first",
 }
 
 # An append to a record that probably exists. It neither inserts a record nor sweeps. No row: nothing was
@@ -508,6 +511,7 @@ class Statements:
         self.entry = f"{quoted(schema)}.{ENTRY}"
         self.layout = f"{quoted(schema)}.{LAYOUT}"
         self.load = here(LOAD, **_ONE)
+        self.load_last = here(LOAD, **_LAST)
         self.load_many = here(LOAD, **_MANY)
         self.extend = here(EXTEND)
         self.append = here(APPEND, "record WHERE length = 1", "seq FROM record")

@@ -18,7 +18,15 @@ from typing import Any, Final
 
 from redis.exceptions import NoScriptError
 
-from stm_backends.drivers.checks import LONGEST_S, require_drop, require_limit, require_rewrite, require_ttl
+from stm_backends.drivers.checks import (
+    LONGEST_S,
+    require_drop,
+    require_last,
+    require_limit,
+    require_rewrite,
+    require_ttl,
+    skipped_of,
+)
 from stm_backends.drivers.contract import ANY, AbsentType, AnyType, KeepType, Key, Page, Record, Traits, Ttl
 from stm_backends.drivers.edge import Edge
 from stm_backends.drivers.erasing import Remains
@@ -120,8 +128,9 @@ class RedisDriver:
         self._slices = Slices()
         self._tidying: Tidying | None = None
 
-    async def load(self, key: Key) -> Record | None:
+    async def load(self, key: Key, *, last: int | None = None) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist."""
+        require_last(last)
         record, _ = self._keys(key)
 
         async def ask(statement: Statement, *arguments: int, apart: bool = False) -> list[bytes]:
@@ -130,8 +139,11 @@ class RedisDriver:
 
         async def read() -> Record | None:
             try:
-                elements = await self._slices.read(record, ask)
-                return _record(elements) if elements else None
+                if last is None:
+                    elements = await self._slices.read(record, ask)
+                else:
+                    elements = await ask(statements.LOAD_LAST, last)
+                return _record(elements, last) if elements else None
             except ValueError:
                 raise Corrupt("a part of the record is missing") from None
 
@@ -367,13 +379,16 @@ class RedisDriver:
         return answer
 
 
-def _record(elements: list[bytes]) -> Record:
+def _record(elements: list[bytes], last: int | None) -> Record:
     """Return the record that a list holds; raises `ValueError` if the list is incomplete."""
     length, size, body_size = measured(elements)
     version, _, body, *tail = elements
-    if (len(tail), sum(map(len, tail)), len(body)) != (length, size, max(body_size, 0)):
+    skipped, loaded = skipped_of(length, last), sum(map(len, tail))
+    if (len(tail), len(body)) != (length - skipped, max(body_size, 0)):
         raise ValueError
-    return Record(version.decode(), None if body_size < 0 else body, tuple(tail))
+    if loaded > size or (not skipped and loaded < size):
+        raise ValueError
+    return Record(version.decode(), None if body_size < 0 else body, tuple(tail), skipped)
 
 
 def _milliseconds(ttl: float | None | KeepType) -> Argument:

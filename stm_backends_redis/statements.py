@@ -76,6 +76,18 @@ local function measure(head)
   return tonumber(length), tonumber(size), tonumber(body)
 end
 """
+# KEYS: record. ARGV: how many of the newest entries. Returns what LOAD does, without the older entries.
+LOAD_LAST: Final = _script(
+    f"""{_MEASURE}
+local found = redis.call('LRANGE', KEYS[1], 0, 2)
+if not found[1] then return found end
+local length = measure(found)
+if not length then return redis.error_reply('{CORRUPT}') end
+local first = 3 + length - math.min(length, tonumber(ARGV[1]))
+for _, entry in ipairs(redis.call('LRANGE', KEYS[1], first, -1)) do found[#found + 1] = entry end
+return found
+"""
+)
 # The time at which a script decides expiry. As in Redis, a record is still alive in its last millisecond.
 _NOW: Final = """
 local time = redis.call('TIME')

@@ -81,6 +81,19 @@ def _ours(datastore: str, opened: str) -> Peer:
     )
 
 
+def _our_session(datastore: str) -> Peer:
+    return Peer(
+        label=f"{OURS} `StmSession`, `limit=20`",
+        short="StmSession, limit=20",
+        datastore=datastore,
+        open=f"{_HERE}.openai_sessions:ours_limited",
+        packages=("stm-backends", "openai-agents"),
+        shows="the last 20 messages",
+        settings="",
+        link="https://pypi.org/project/stm-backends/",
+    )
+
+
 def _openai(datastore: str, session: str, settings: str, *packages: str, limited: bool = False) -> Peer:
     opened = {"postgres": "sqlalchemy"}.get(datastore, datastore)
     return Peer(
@@ -137,6 +150,7 @@ def _key_value(datastore: str, store: str) -> Peer:
 PEERS: Mapping[str, Peer] = {
     **{f"ours-{datastore}": _ours(datastore, "folding") for datastore in _DATASTORES},
     **{f"ours-all-{datastore}": _ours(datastore, "keeping_all") for datastore in _DATASTORES},
+    **{f"ours-session-{datastore}": _our_session(datastore) for datastore in _DATASTORES},
     "openai-sqlite": _openai("sqlite", "SQLiteSession", "a file"),
     "openai-redis": _openai("redis", "RedisSession", "one shared client", "redis"),
     "openai-redis-limit": _openai("redis", "RedisSession", "one shared client", "redis", limited=True),

@@ -84,6 +84,16 @@ LIMIT = 20
 """Messages, which are ten turns."""
 
 
+@asynccontextmanager
+async def ours_limited(place: Place) -> AsyncIterator[Callable[[str], Conversation]]:
+    """`StmSession` on any datastore, of which the model is shown the newest items."""
+    from stm_backends import MemoryKey, open_backend
+    from stm_backends.integrations.openai_agents import StmSession
+
+    async with open_backend(place.backend_url, create=True) as backend:
+        yield lambda name: Session(StmSession(backend, MemoryKey("acme", "u1", name)), LIMIT)
+
+
 def redis_limited(place: Place) -> AbstractAsyncContextManager[Callable[[str], Conversation]]:
     """`RedisSession`, of which the model is shown the newest items."""
     return redis(place, LIMIT)

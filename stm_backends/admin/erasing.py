@@ -129,7 +129,7 @@ class Erasure:
 
     async def _is_there(self, place: Key) -> bool:
         try:
-            return await self._driver.load(place) is not None
+            return await self._driver.load(place, last=0) is not None
         except Corrupt:
             return True
 

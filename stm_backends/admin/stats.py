@@ -148,8 +148,16 @@ class Stats:
         self._codec = codec
         self._clock = clock
 
-    def conversations(self, tenant: str, user: str) -> AsyncIterator[ConversationStats | Damaged]:
-        """Yield the conversations of a user in the order of their ids, unreadable ones as `Damaged`."""
+    def conversations(
+        self, tenant: str, user: str, *, health: MemoryHealth | None = None
+    ) -> AsyncIterator[ConversationStats | Damaged]:
+        """Yield the conversations of a user in the order of their ids, unreadable ones as `Damaged`.
+
+        With `health`, only those in that health. Of the others, no turn is read.
+        """
+
+        def is_wanted(record: Record) -> bool:
+            return health in (None, Snapshot.of(record, self._codec).body.health)
 
         def judged(key: Key, record: Record) -> ConversationStats:
             snapshot = Snapshot.of(record, self._codec)
@@ -165,7 +173,7 @@ class Stats:
                 last_activity_of(body, turns, now=self._clock()),
             )
 
-        return self._read(tenant, user, "memory", judged)
+        return self._read(tenant, user, "memory", judged, None if health is None else is_wanted)
 
     async def others(self, tenant: str, user: str) -> AsyncIterator[OtherStats | Damaged]:
         """Yield a user's saved states, logs and records of graphs, unreadable ones as `Damaged`."""
@@ -191,14 +199,27 @@ class Stats:
         return totals
 
     async def _read(
-        self, tenant: str, user: str, kind: keys.Kind, judged: Callable[[Key, Record], _T]
+        self,
+        tenant: str,
+        user: str,
+        kind: keys.Kind,
+        judged: Callable[[Key, Record], _T],
+        is_wanted: Callable[[Record], bool] | None = None,
     ) -> AsyncIterator[_T | Damaged]:
-        """Yield what `judged` makes of each record of one kind; one that has gone is left out."""
+        """Yield what `judged` makes of each record of one kind; one that has gone is left out.
+
+        `is_wanted` decides on the body, before the entries are read.
+        """
         scope = keys.scope(tenant, user, kind)
 
         async def read(name: str) -> _T | Damaged | None:
             key = Key(scope, name)
             try:
+                if is_wanted is not None:
+                    record = await self._driver.load(key, last=0)
+                    with located(self._driver.name, "stats"):
+                        if record is None or not is_wanted(record):
+                            return None
                 record = await self._driver.load(key)
                 with located(self._driver.name, "stats"):
                     return None if record is None else judged(key, record)

@@ -203,9 +203,8 @@ async def _conversations(backend: Backend, tenant: str, user: str, listing: _Lis
 
 async def _degraded(backend: Backend, owner: Owner, listing: _Listing) -> None:
     async for tenant, user in users_of(backend, owner):
-        async for stats in _readable(backend, tenant, user, listing):
-            if stats.health is MemoryHealth.DEGRADED:
-                listing.add_conversation(stats.key, stats)
+        async for stats in _readable(backend, tenant, user, listing, health=MemoryHealth.DEGRADED):
+            listing.add_conversation(stats.key, stats)
 
 
 async def _recent(backend: Backend, owner: Owner, listing: _Listing, most: int) -> None:
@@ -216,9 +215,9 @@ async def _recent(backend: Backend, owner: Owner, listing: _Listing, most: int) 
 
 
 async def _readable(
-    backend: Backend, tenant: str, user: str, listing: _Listing
+    backend: Backend, tenant: str, user: str, listing: _Listing, *, health: MemoryHealth | None = None
 ) -> AsyncIterator[ConversationStats]:
-    async for found in backend.stats.conversations(tenant, user):
+    async for found in backend.stats.conversations(tenant, user, health=health):
         listing.met(found)
         if not isinstance(found, Damaged):
             yield found

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from stm_backends.admin.stats import ConversationStats, Damaged, Found, Totals
+from stm_backends.admin.stats import Damaged, Found, Totals
 from stm_backends.backend import Backend
 from stm_backends.cli import datastores, figures, render
 from stm_backends.cli.completion import owners as owners_like
@@ -116,10 +116,9 @@ class _Counting:
         if not self._degraded:
             return await backend.stats.of_user(tenant, user, self._met)
         totals = Totals()
-        async for found in backend.stats.conversations(tenant, user):
+        async for found in backend.stats.conversations(tenant, user, health=MemoryHealth.DEGRADED):
             self._met(found)
-            if not isinstance(found, ConversationStats) or found.health is MemoryHealth.DEGRADED:
-                totals.add(found)
+            totals.add(found)
         totals.users = min(1, totals.conversations)
         return totals
 

@@ -269,7 +269,7 @@ async def _rehearse(backend: Backend, line: Line, on_conflict: OnConflict) -> tu
 async def _exists(backend: Backend, line: Line) -> bool:
     if graphs.is_vertex(line.document):
         return await graphs.exists(backend, line.document)
-    return await backend.driver.load(memory_key(_key_of(line))) is not None
+    return await backend.driver.load(memory_key(_key_of(line)), last=0) is not None
 
 
 def _what(line: Line) -> str:

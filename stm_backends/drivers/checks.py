@@ -50,6 +50,18 @@ def require_rewrite(
     require_fits("entry", size, traits.max_entry, backend=backend, operation="replace")
 
 
+def skipped_of(length: int, last: int | None) -> int:
+    """Return how many of `length` entries a load with `last` skips. Raises `ValueError` if it is negative."""
+    require_last(last)
+    return 0 if last is None else max(0, length - last)
+
+
+def require_last(last: int | None) -> None:
+    """Raise `ValueError` unless `last` is `None` or a number of entries."""
+    if last is not None and last < 0:
+        raise ValueError(f"last must be a number of entries, at least 0, or None (all), not {last}")
+
+
 def require_limit(limit: int) -> None:
     """Raise `ValueError` unless `limit` is at least 1."""
     if limit < 1:

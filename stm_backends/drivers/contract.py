@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -45,12 +45,24 @@ class Record:
 
     `version` is ASCII text of at most 64 characters, which is compared for equality only. `body` is `None` if
     `append` created the record and no `replace` has changed it since. `tail` holds the entries that no
-    `replace` has dropped, oldest first.
+    `replace` has dropped, oldest first. If only the newest of them were asked for, `skipped` is the number of
+    older entries, which stand before these.
     """
 
     version: str
     body: bytes | None
     tail: tuple[bytes, ...]
+    skipped: int = 0
+
+    @property
+    def length(self) -> int:
+        """The number of all entries: those of `tail`, and those that were skipped."""
+        return self.skipped + len(self.tail)
+
+    def newest(self, last: int | None) -> Record:
+        """Return the record as a load with `last` returns it, for drivers that read all entries anyway."""
+        skipped = 0 if last is None else max(0, len(self.tail) - last)
+        return replace(self, tail=self.tail[skipped:], skipped=self.skipped + skipped) if skipped else self
 
 
 class Page(NamedTuple):
@@ -165,8 +177,13 @@ class Driver(Protocol):
         """Close what this driver made itself; a client that was handed in stays open. Twice is harmless."""
         ...
 
-    async def load(self, key: Key) -> Record | None:
-        """Return the record as it is now, or `None` if and only if it does not exist."""
+    async def load(self, key: Key, *, last: int | None = None) -> Record | None:
+        """Return the record as it is now, or `None` if and only if it does not exist.
+
+        With `last`, the tail has the newest `last` entries at most, in their order, and `skipped` counts the
+        older ones; 0 means the body alone. It is one snapshot, too, and costs what it returns rather than
+        what is stored, as far as the datastore allows. Raises `ValueError` for a negative number.
+        """
         ...
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:

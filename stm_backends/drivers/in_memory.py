@@ -27,10 +27,12 @@ from stm_backends.drivers.checks import (
     require_drop,
     require_fits,
     require_known,
+    require_last,
     require_limit,
     require_rewrite,
     require_seconds,
     require_ttl,
+    skipped_of,
 )
 from stm_backends.drivers.contract import (
     ABSENT,
@@ -188,12 +190,16 @@ class MemoryDriver:
     def _start_over(self) -> None:
         self._is_open = False
 
-    async def load(self, key: Key) -> Record | None:
+    async def load(self, key: Key, *, last: int | None = None) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist."""
+        require_last(last)
         await _others()
         with self._scope(key.scope, "load") as (scope, now):
             found = scope.find(key.name, now)
-            return Record(found.version, found.body, tuple(found.tail)) if found else None
+            if found is None:
+                return None
+            skipped = skipped_of(len(found.tail), last)
+            return Record(found.version, found.body, tuple(found.tail[skipped:]), skipped)
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live is reset."""

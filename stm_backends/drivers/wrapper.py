@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from stm_backends.drivers.checks import require_last
 from stm_backends.drivers.contract import (
     ANY,
     AbsentType,
@@ -29,6 +31,21 @@ def layer_with(driver: Driver, *methods: str) -> Any:
     return layer
 
 
+def with_last(driver: Driver) -> Driver:
+    """Return the driver, or one around it that loads whole tails if its `load` has no parameter `last`.
+
+    Only drivers that were written before there was such a parameter have none. Each driver around another
+    asks once, where it is made.
+    """
+    try:
+        parameters = inspect.signature(driver.load).parameters.values()
+    except ValueError:
+        # A compiled driver may not say what its methods take.
+        return _LoadsAll(driver)
+    takes = any(each.name == "last" or each.kind is each.VAR_KEYWORD for each in parameters)
+    return driver if takes else _LoadsAll(driver)
+
+
 class WrapperDriver:
     """Passes everything on to `inner`, unchanged; derive from it and override what you change.
 
@@ -37,7 +54,7 @@ class WrapperDriver:
     """
 
     def __init__(self, inner: Driver) -> None:
-        self.inner = inner
+        self.inner = with_last(inner)
 
     @property
     def name(self) -> str:
@@ -62,9 +79,9 @@ class WrapperDriver:
         del operation, key
         return await send()
 
-    async def load(self, key: Key) -> Record | None:
+    async def load(self, key: Key, *, last: int | None = None) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist."""
-        return await self.call("load", key, lambda: self.inner.load(key))
+        return await self.call("load", key, lambda: self.inner.load(key, last=last))
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; returns the new length of the tail."""
@@ -99,3 +116,15 @@ class WrapperDriver:
     async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
         """List names of one scope that are greater than `after`, in the order of their UTF-8 bytes."""
         return await self.call("scan", scope, lambda: self.inner.scan(scope, after=after, limit=limit))
+
+
+class _LoadsAll(WrapperDriver):
+    """A driver whose `load` returns all entries; those that were not asked for are left out here."""
+
+    def __init__(self, inner: Driver) -> None:
+        self.inner = inner
+
+    async def load(self, key: Key, *, last: int | None = None) -> Record | None:
+        require_last(last)
+        record = await self.inner.load(key)
+        return record and record.newest(last)

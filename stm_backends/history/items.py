@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias, cast
+from statistics import median_low
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from stm_backends.drivers.contract import Record
 from stm_backends.errors import Corrupt
@@ -23,6 +24,9 @@ from stm_backends.records.body import Forgotten
 from stm_backends.records.codec import Codec, dump_forgotten, load_forgotten
 
 Item: TypeAlias = dict[str, Any]
+
+MARGIN: Final = 32
+"""How many entries are read before the one with the oldest item that is asked for, see `Log.newest`."""
 
 
 class Add(NamedTuple):
@@ -70,14 +74,18 @@ class Log:
 
     `items` are the remaining items, oldest first. `popped` maps the id of each pop to what it removed.
     `waste` is how many of the `length` entries hold no remaining item. `folded` is the body, `entries` are
-    those of the tail, and `added` has the time of each.
+    those of the tail, and `added` has the time of each. If older entries were `skipped`, only `newest` is
+    right.
     """
 
-    def __init__(self, version: str | None, folded: Folded, entries: Sequence[Entry]) -> None:
+    def __init__(
+        self, version: str | None, folded: Folded, entries: Sequence[Entry], skipped: int = 0
+    ) -> None:
         self.version = version
         self.folded = folded
         self.entries = entries
-        remaining = [(item, -1) for item in folded.items]
+        self._skipped = skipped
+        remaining = [] if skipped else [(item, -1) for item in folded.items]
         self.popped = dict(folded.popped)
         self.ids: dict[str, None] = {}
         for position, entry in enumerate(entries):
@@ -89,9 +97,27 @@ class Log:
             else:
                 self.popped[entry.id] = Removal(entry.at, remaining.pop()[0] if remaining else None)
         self.items = [item for item, _ in remaining]
+        self._places = [position for _, position in remaining]
         self.added = [entry.at for entry in entries]
         self.length = len(entries)
         self.waste = self.length - len({position for _, position in remaining if position >= 0})
+
+    def newest(self, count: int) -> list[Item] | None:
+        """Return the newest `count` items, oldest first; `None` if the entries that were skipped may matter.
+
+        They matter if too many of these entries are pops, and if one of these repeats a skipped one. Its
+        writer has sent a repeat soon, so few entries stand before it that are not older than it is. `MARGIN`
+        of them tell, also if clocks differ: what is older than most of these may be a repeat.
+        """
+        start = max(0, len(self.items) - count)
+        if self._skipped and count:
+            first = self._places[start] if len(self.items) >= count else 0
+            if first < MARGIN:
+                return None
+            usual = median_low(entry.at for entry in self.entries[:MARGIN])
+            if any(entry.at < usual for entry in self.entries[first:]):
+                return None
+        return self.items[start:]
 
     def with_entry(self, entry: Entry) -> Log:
         """Return the log with one more entry."""
@@ -123,7 +149,8 @@ def read(record: Record | None, codec: Codec) -> Log:
     if record is None:
         return Log(None, Folded(), ())
     folded = Folded() if record.body is None else _load_folded(codec.open("log", record.body))
-    return Log(record.version, folded, [_load_entry(codec.open("items", entry)) for entry in record.tail])
+    entries = [_load_entry(codec.open("items", entry)) for entry in record.tail]
+    return Log(record.version, folded, entries, record.skipped)
 
 
 def seal_entry(entry: Entry, codec: Codec) -> bytes:

@@ -91,10 +91,12 @@ class ItemLog:
     async def items(self, limit: int | None = None) -> list[Item]:
         """Return the latest `limit` items, oldest first, in one round trip; all of them for `None`.
 
-        Raises `Corrupt` if any item cannot be read; an outage raises and never returns an empty log.
+        With a limit, it reads the entries of these and a few more, however long the log is. Where several of
+        these have removed items, it takes another round trip.
+
+        Raises `Corrupt` if an item that is read cannot be; an outage raises and never returns an empty log.
         """
-        found = (await self._load("items")).log.items
-        return found if limit is None else found[max(0, len(found) - max(0, limit)) :]
+        return await self._items("items", limit)
 
     async def add(self, items: Sequence[Mapping[str, Any]]) -> None:
         """Add items at the end, all or none, in one round trip. An empty list is a no-op.
@@ -123,7 +125,7 @@ class ItemLog:
         be `None`. Takes three round trips, and up to five more if the log is full. Raises `OutcomeUnknown` if
         an item may have been removed and cannot be returned.
         """
-        if not (await self._load("pop")).log.items:
+        if not await self._items("pop", 1):
             return None
         pop = Pop(_new_id(), self._clock())
         self._touch(-1)
@@ -179,8 +181,17 @@ class ItemLog:
     def _lost(self, message: str) -> OutcomeUnknown:
         return OutcomeUnknown(message, backend=self._driver.name, operation="pop")
 
-    async def _load(self, operation: str) -> _ReadLog:
-        record = await self._driver.load(self._where)
+    async def _items(self, operation: str, limit: int | None) -> list[Item]:
+        if limit is None:
+            return (await self._load(operation)).log.items
+        count = max(0, limit)
+        last = count + items.MARGIN
+        while (found := (await self._load(operation, last)).log.newest(count)) is None:
+            last *= 4
+        return found
+
+    async def _load(self, operation: str, last: int | None = None) -> _ReadLog:
+        record = await self._driver.load(self._where, last=last)
         with located(self._driver.name, operation):
             return _ReadLog(record, items.read(record, self._codec))
 

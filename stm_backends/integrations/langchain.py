@@ -6,6 +6,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from stm_backends.backend import Backend
+from stm_backends.drivers.checks import require_count
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, located
 from stm_backends.extras import missing_extra
 from stm_backends.types import MemoryKey
@@ -37,26 +38,36 @@ class StmChatMessageHistory(BaseChatMessageHistory):
     `add_messages` and `clear` need `run`, which runs a coroutine on the backend's loop, and must be called
     from another thread than that loop's. Without `run` they raise `ConfigurationError`.
 
-    The history expires `ttl_s` seconds after the last message was added; `None`: never. The constructor reads
+    With a `limit`, only the newest messages are read and returned, so many at most; all stay stored. The
+    history expires `ttl_s` seconds after the last message was added; `None`: never. The constructor reads
     and writes nothing. Raises `InvalidKey` for an invalid key. All methods raise `StorageError`; an outage is
     never an empty history.
     """
 
     def __init__(
-        self, backend: Backend, key: MemoryKey, *, ttl_s: float | None = None, run: Waits | None = None
+        self,
+        backend: Backend,
+        key: MemoryKey,
+        *,
+        ttl_s: float | None = None,
+        run: Waits | None = None,
+        limit: int | None = None,
     ) -> None:
         super().__init__()
+        if limit is not None:
+            require_count("limit", limit)
+        self._limit = limit
         self._log = backend.item_log(key, "langchain", ttl_s=ttl_s)
         self._backend = backend.name
         self._run = run
 
     async def aget_messages(self) -> list[BaseMessage]:
-        """Return all messages, oldest first, in one round trip.
+        """Return all messages, or the newest `limit`, oldest first, in one round trip.
 
         Only LangChain's own message types are created: no stored text is used as the name of a class.
         Raises `Corrupt` for anything else.
         """
-        items = await self._log.items()
+        items = await self._log.items(self._limit)
         with located(self._backend, "aget_messages"):
             try:
                 return messages_from_dict(items)
@@ -83,7 +94,7 @@ class StmChatMessageHistory(BaseChatMessageHistory):
 
     @property
     def messages(self) -> list[BaseMessage]:  # pyright: ignore[reportIncompatibleVariableOverride] -- LangChain's guide says to override it so
-        """All messages, oldest first; see `aget_messages`."""
+        """The messages, oldest first; see `aget_messages`."""
         if self._run is None:
             _refuse("messages", "aget_messages")
         return self._run(self.aget_messages())

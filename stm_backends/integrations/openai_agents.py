@@ -49,7 +49,7 @@ class StmSession:
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
         """Return the latest `limit` items, oldest first; by default, the limit of the settings applies.
 
-        Reads the whole conversation in one round trip, regardless of the limit.
+        Takes one round trip, and with a limit reads only the newest items, however long the conversation is.
         """
         if limit is None:
             limit = _settings(self.session_settings).limit

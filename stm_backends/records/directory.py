@@ -224,7 +224,7 @@ class Directory:
             scope = keys.scope(tenant, user, kind)
             async for name in operations.names(self._driver, scope):
                 try:
-                    record = await self._driver.load(Key(scope, name))
+                    record = await self._driver.load(Key(scope, name), last=1)
                 except SealMismatch:
                     return "clear"
                 except Corrupt:

@@ -120,16 +120,18 @@ class LimitedDriver(WrapperDriver):
         self._known: OrderedDict[Key, Known] = OrderedDict()
         self._creations: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def load(self, key: Key) -> Record | None:
+    async def load(self, key: Key, *, last: int | None = None) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist."""
         known = self._of(key)
         if known is None:
-            return await self.inner.load(key)
+            return await self.inner.load(key, last=last)
         known.loads += 1
         try:
-            record = await self.inner.load(key)
-            known.loaded(record)
-            known.at = self._steady()
+            record = await self.inner.load(key, last=last)
+            if record is None or not record.skipped:
+                # The sizes of entries that were skipped are not known.
+                known.loaded(record)
+                known.at = self._steady()
         finally:
             known.loads -= 1
             if not known.loads:
@@ -218,7 +220,10 @@ class LimitedDriver(WrapperDriver):
     async def _require_creation(self, key: Key) -> None:
         """Raise `LimitReached` if the user has no room for one more such record, unless it exists."""
         name, most = cast("tuple[LimitName, int]", self._most(key))
-        if await self._count(key.scope, _prefix(key), most) < most or await self.load(key) is not None:
+        if (
+            await self._count(key.scope, _prefix(key), most) < most
+            or await self.load(key, last=0) is not None
+        ):
             return
         self._guard.require(name, most + 1)
 

@@ -112,15 +112,16 @@ class SealedDriver(WrapperDriver):
             if isinstance(self._sealing.keys, OpensStore):
                 await self._sealing.keys.close()
 
-    async def load(self, key: Key) -> Record | None:
+    async def load(self, key: Key, *, last: int | None = None) -> Record | None:
         """Return the record with its values opened. Raises `Corrupt` if one of them cannot be."""
-        record = await self.inner.load(key)
-        self._stale_keys.note(key, 0 if record is None else len(record.tail))
+        record = await self.inner.load(key, last=last)
+        self._stale_keys.note(key, 0 if record is None else record.length)
         if record is None:
             return None
         with located(self.name, "load"):
             body = await self._open_body(key, record)
-            return Record(record.version, body, tuple(await self._open_all(key, ENTRY, record.tail)))
+            tail = tuple(await self._open_all(key, ENTRY, record.tail))
+            return replace(record, body=body, tail=tail)
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end, sealed; returns the new length of the tail.

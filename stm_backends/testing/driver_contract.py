@@ -17,6 +17,7 @@ from stm_backends.testing.driver_checks.leftovers import Leftovers
 from stm_backends.testing.driver_checks.limits import Limits
 from stm_backends.testing.driver_checks.messages import Messages
 from stm_backends.testing.driver_checks.network import Network
+from stm_backends.testing.driver_checks.newest import Newest
 from stm_backends.testing.driver_checks.optional import Optional
 from stm_backends.testing.driver_checks.processes import Processes
 from stm_backends.testing.driver_checks.races import Races
@@ -44,6 +45,7 @@ class DriverContract(
     Leftovers,
     Interruptions,
     Snapshots,
+    Newest,
     Rewriting,
     Expiry,
     Limits,

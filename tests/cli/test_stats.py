@@ -191,7 +191,7 @@ def test_ls_json_has_the_ids_as_they_are_and_the_key_to_type(url: str) -> None:
     assert second["key"] == "acme:u1:trip"
 
 
-@pytest.mark.parametrize("command", [("stats",), ("stats", "acme"), ("ls", "-l"), ("ls", "--degraded")])
+@pytest.mark.parametrize("command", [("stats",), ("stats", "acme"), ("ls", "-l")])
 def test_damaged_records_are_named_and_the_rest_is_counted(url: str, command: tuple[str, ...]) -> None:
     async def break_two(backend: Backend) -> None:
         await damage(backend, KEYS[0])
@@ -206,9 +206,21 @@ def test_damaged_records_are_named_and_the_rest_is_counted(url: str, command: tu
     assert "acme:u1:a%3Ab: sqlite." in result.stderr
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert rows[0]["key" if command[0] == "ls" else "owner"].startswith("acme")
-    if "--degraded" not in command:
-        assert rows[0]["conversations"] == 2
-        assert rows[0]["damaged"] == 1
+    assert rows[0]["conversations"] == 2
+    assert rows[0]["damaged"] == 1
+
+
+@pytest.mark.parametrize("command", [("stats", "--degraded"), ("ls", "--degraded")])
+def test_a_damaged_turn_is_named_if_its_conversation_is_degraded(url: str, command: tuple[str, str]) -> None:
+    async def damage_a_turn(backend: Backend, key: MemoryKey) -> None:
+        await backend.driver.append(memory_key(key), b"damaged", initial_version="damaged", ttl=None)
+
+    on(url, lambda backend: damage_a_turn(backend, KEYS[0]))
+    assert cli(*command, "--url", url).exit_code == 0, "no turn of a healthy conversation is read"
+    on(url, lambda backend: damage_a_turn(backend, KEYS[1]))
+    result = cli(*command, "--url", url)
+    assert result.exit_code == 1
+    assert "acme:u1:trip: sqlite." in result.stderr
 
 
 def test_only_the_first_damaged_records_are_named(tmp_path: Path) -> None:

@@ -96,10 +96,10 @@ def test_a_mistyped_clause_ends_the_run_with_what_was_meant(tmp_path: Path) -> N
     assert "no clause is called 'resnt'. Did you mean driver.resent?" in printed
     status, printed = pytest_in(tmp_path, "--stm-clause=driver.nope", mine(tmp_path))
     assert status == 4
-    assert "no clause is called 'driver.nope'. There are: driver.load, driver.append" in printed
+    assert "no clause is called 'driver.nope'. There are: driver.load, driver.last, driver.append" in printed
     status, printed = pytest_in(tmp_path, "--stm-clause=xyzzy", mine(tmp_path))
     assert status == 4
-    assert "There are: driver.load, driver.append" in printed
+    assert "There are: driver.load, driver.last, driver.append" in printed
 
 
 def test_the_id_that_a_report_prints_runs_that_check_again(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from stm_backends.drivers.sqlite.jobs import Kind
 from stm_backends.errors import Corrupt, Unavailable
 from tests.mutants.sqlite import ReadsInOneThread
 
-LARGE, SMALL = Key("acme:u1:memory", "large"), Key("acme:u2:memory", "small")
+LARGE, SMALL, MANY = (Key("acme:u1:memory", name) for name in ("large", "small", "many"))
 BODY, ENTRY = b"b" * LARGE_BYTES, b"e" * 1_000
 
 
@@ -41,6 +41,16 @@ async def test_a_large_record_is_whole_whether_or_not_it_was_known(driver):
     assert await driver.load(LARGE) is None
 
 
+async def test_newest_entries_are_whole_whether_or_not_they_are_large(driver):
+    assert await driver.load(LARGE, last=1) == Record("v", BODY, (ENTRY,))
+    assert await driver.load(LARGE, last=0) == Record("v", BODY, (), skipped=1)
+    await driver.replace(LARGE, b"", version="w", expect="v", ttl=None)
+    for number in range(3):
+        await driver.append(LARGE, b"%d" % number + BODY, initial_version="w", ttl=None)
+    newest = (b"1" + BODY, b"2" + BODY)
+    assert await driver.load(LARGE, last=2) == Record("w", b"", newest, skipped=2)
+
+
 async def test_small_operations_go_on_while_a_large_record_is_read(driver):
     loop, held, go = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
 
@@ -54,6 +64,10 @@ async def test_small_operations_go_on_while_a_large_record_is_read(driver):
     try:
         assert await driver.append(SMALL, b"a", initial_version="v", ttl=None) == 1
         assert await driver.load(SMALL) == Record("v", None, (b"a",))
+        # Of a large record, what is small.
+        for _ in range(300):
+            await driver.append(MANY, ENTRY, initial_version="v", ttl=None)
+        assert await driver.load(MANY, last=2) == Record("v", None, (ENTRY, ENTRY), skipped=298)
         assert not large.done()
     finally:
         go.set()

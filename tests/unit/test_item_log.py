@@ -108,6 +108,77 @@ async def test_a_limit_keeps_the_latest(log: ItemLog, limit: int | None, expecte
     assert numbers(await log.items(limit)) == expected
 
 
+# The latest items of a long log
+
+
+def read_by(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the number of entries that each load returns."""
+    load, read = driver.load, list[int]()
+
+    async def counting(key: Key, **options: Any) -> Record | None:
+        record = await load(key, **options)
+        read.append(0 if record is None else len(record.tail))
+        return record
+
+    monkeypatch.setattr(driver, "load", counting)
+    return read
+
+
+async def append_entries(driver: Driver, *entries: Add | Pop) -> None:
+    for entry in entries:
+        await driver.append(WHERE, items.seal_entry(entry, CODEC), initial_version="v", ttl=None)
+
+
+def added(*numbers: int) -> list[Add]:
+    """Return entries with one item each, a second apart."""
+    return [Add(f"add {number}", numbered(number), 1000.0 + number) for number in numbers]
+
+
+async def test_a_limit_reads_as_much_of_a_long_log_as_of_a_short_one(
+    driver: Driver, log: ItemLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await append_entries(driver, *added(*range(400)))
+    read = read_by(driver, monkeypatch)
+    assert numbers(await log.items(20)) == [*range(380, 400)]
+    assert numbers(await log.items(1)) == [399]
+    assert read == [20 + items.MARGIN, 1 + items.MARGIN]
+
+
+async def test_removals_among_the_latest_entries_are_minded(
+    driver: Driver, log: ItemLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await append_entries(driver, *added(*range(300)), *(Pop(f"pop {n}", 2000.0) for n in range(30)))
+    read = read_by(driver, monkeypatch)
+    assert numbers(await log.items(20)) == [*range(250, 270)]
+    assert read == [20 + items.MARGIN, 4 * (20 + items.MARGIN)]
+
+
+async def test_a_repeat_of_an_entry_that_is_not_read_is_no_item(driver: Driver, log: ItemLog) -> None:
+    entries = added(*range(300))
+    await append_entries(driver, *entries, entries[200], *added(*range(300, 310)))
+    for limit in (1, 10, 11, 20):
+        assert numbers(await log.items(limit)) == [*range(310 - limit, 310)]
+
+
+async def test_an_entry_without_a_time_is_found_among_later_ones(driver: Driver, log: ItemLog) -> None:
+    await append_entries(driver, *added(*range(100)), Add("an older version's", numbered(100)))
+    assert numbers(await log.items(2)) == [99, 100]
+
+
+@given(st.data())
+def test_the_latest_items_of_a_part_are_those_of_the_whole(data: st.DataObject) -> None:
+    entries: list[Add | Pop] = [*added(*range(120))]
+    for at in data.draw(st.lists(st.integers(0, 119), max_size=10)):
+        entries[at] = Pop(f"pop {at}", 1000.0 + at)
+    # Each is sent again by its writer, later on.
+    for at, later in data.draw(st.lists(st.tuples(st.integers(0, 99), st.integers(1, 100)), max_size=10)):
+        entries.insert(at + later, entries[at])
+    whole = items.Log("v", items.Folded(), entries)
+    count, skipped = data.draw(st.integers(0, 30)), data.draw(st.integers(0, len(entries)))
+    found = items.Log("v", items.Folded(), entries[skipped:], skipped).newest(count)
+    assert found is None or found == whole.items[len(whole.items) - count :]
+
+
 async def test_adding_and_reading_are_one_round_trip_and_removing_is_three(
     log: ItemLog, calls: list[str]
 ) -> None:
@@ -442,10 +513,10 @@ async def test_a_removal_that_cannot_be_read_back_is_of_unknown_outcome(
     await log.add(numbered(1, 2))
     load, loads = driver.load, itertools.count()
 
-    async def down(key: Key) -> Record | None:
+    async def down(key: Key, **options: Any) -> Record | None:
         if next(loads) == 1:
             raise Unavailable("down", backend=driver.name, operation="load")
-        return await load(key)
+        return await load(key, **options)
 
     monkeypatch.setattr(driver, "load", down)
     with pytest.raises(OutcomeUnknown, match=r"pop: an item was removed") as raised:

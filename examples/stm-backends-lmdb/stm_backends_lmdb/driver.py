@@ -16,7 +16,13 @@ import lmdb
 
 from stm_backends import Corrupt, Unavailable
 from stm_backends.drivers import ABSENT, ANY, KEEP, Key, Page, Record, Traits
-from stm_backends.drivers.checks import require_drop, require_limit, require_rewrite, require_ttl
+from stm_backends.drivers.checks import (
+    require_drop,
+    require_last,
+    require_limit,
+    require_rewrite,
+    require_ttl,
+)
 from stm_backends.drivers.edge import Edge
 from stm_backends.drivers.home import Home
 from stm_backends_lmdb.settings import MIB, LmdbSettings
@@ -135,8 +141,10 @@ class LmdbDriver:
     def _start_over(self) -> None:
         pass  # nothing here belongs to an event loop: the thread serves one after the other
 
-    async def load(self, key: Key) -> Record | None:
-        return await self._run("load", lambda txn, now: find(txn, key, now)[0])
+    async def load(self, key: Key, *, last: int | None = None) -> Record | None:
+        require_last(last)
+        record = await self._run("load", lambda txn, now: find(txn, key, now)[0])
+        return record and record.newest(last)
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl) -> int:
         require_ttl(ttl)

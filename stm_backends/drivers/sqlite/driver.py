@@ -24,9 +24,11 @@ from stm_backends.drivers.checks import (
     not_open,
     require_drop,
     require_fits,
+    require_last,
     require_limit,
     require_rewrite,
     require_ttl,
+    skipped_of,
 )
 from stm_backends.drivers.coalesced import LARGE_BYTES, LargeKeys
 from stm_backends.drivers.compacts import Compacted
@@ -66,6 +68,9 @@ _NOT_CUT: Final = (
 
 _COMPACTING_S: Final = 86_400.0
 """For how many seconds compacting waits for other connections, and works."""
+
+_ALL: Final = 2**31
+"""More entries than a record has."""
 
 _MAX_PAGE: Final = 10_000
 """A larger page would keep the thread from other operations for too long."""
@@ -168,34 +173,42 @@ class SqliteDriver:
         """Make what belongs to one event loop; the threads with the connections serve one after the other."""
         self._opening = asyncio.Lock()
 
-    async def load(self, key: Key) -> Record | None:
+    async def load(self, key: Key, *, last: int | None = None) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist.
 
-        The first load of a large record takes two statements: one finds its size, one reads it.
+        The first load of a large record takes two statements: one finds its size, one reads it. So does each
+        load of `last` entries that are large together.
         """
+        require_last(last)
         until = asyncio.get_running_loop().time() + self._settings.deadline_s
+        statement, which = statements.LOAD, ()
+        if last is not None:
+            statement, which = statements.LOAD_LAST, (min(last, _ALL),)
 
         async def rows_of(most: int, *, large: bool) -> list[Any]:
             def work(connection: sqlite3.Connection) -> list[Any]:
-                return connection.execute(statements.LOAD, (most, *key, self._clock())).fetchall()
+                return connection.execute(statement, (*which, most, *key, self._clock())).fetchall()
 
-            rows = await self._run("load", work, Kind.READ, until=until, large=large)
-            size = rows[0][2] if rows else 0
-            self._large.note(key, size if isinstance(size, int) else 0)
-            return rows
+            return await self._run("load", work, Kind.READ, until=until, large=large)
 
-        rows = [] if key in self._large else await rows_of(LARGE_BYTES, large=False)
-        if key in self._large:
+        rows: list[Any] = []
+        is_large = last is None and key in self._large
+        if not is_large:
+            rows = await rows_of(LARGE_BYTES, large=False)
+            is_large = _size_in(rows) > LARGE_BYTES
+        if is_large:
             rows = await rows_of(NO_LIMIT, large=True)
+        if last is None:
+            self._large.note(key, _size_in(rows))
         if not rows:
             return None
         version, length, size, seq, _ = rows[0]
-        values = [row[4] for row in rows] if seq is not None else []
-        found = sum(map(len, values))
-        body = values.pop(0) if seq == 0 else None
-        if len(values) != length or found != size:
+        values = [row[4] for row in rows]
+        body = None if seq else values.pop(0)
+        skipped = skipped_of(length, last)
+        if len(values) != length - skipped or sum(map(len, values), len(body or b"")) != size:
             raise Corrupt("a part of the record is missing", backend=self.name, operation="load")
-        return Record(version, body, tuple(values))
+        return Record(version, body, tuple(values), skipped)
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live is reset."""
@@ -527,6 +540,12 @@ class SqliteDriver:
     def _require_fits(self, what: Literal["entry", "record"], size: int, operation: str) -> None:
         limit = self.traits.max_entry if what == "entry" else self.traits.max_record
         require_fits(what, size, limit, backend=self.name, operation=operation)
+
+
+def _size_in(rows: Sequence[Any]) -> int:
+    """Return the bytes that the rows of a load state, or 0 if another program has changed the number."""
+    size = rows[0][2] if rows else 0
+    return size if isinstance(size, int) else 0
 
 
 def _find(connection: sqlite3.Connection, key: Key, now: float) -> _Found | None:

@@ -102,6 +102,26 @@ LOAD: Final = """
     WHERE scope = ? AND name = ? AND (expires IS NULL OR expires > ?)
     ORDER BY seq"""
 
+# The same for the newest entries alone, with the bytes of these and of the body in place of all. The body has
+# the first row, as NULL if there is none. The parameters: how many entries, the most bytes, and the others.
+LOAD_LAST: Final = """
+    WITH found AS (
+        SELECT id, version, next - first AS length, max(first, next - ?) AS start, ? AS most
+        FROM stm_record WHERE scope = ? AND name = ? AND (expires IS NULL OR expires > ?)
+    ), wanted AS (
+        SELECT *, CAST(
+            (SELECT total(length(entry)) FROM stm_entry WHERE record = id AND seq = 0)
+            + (SELECT total(length(entry)) FROM stm_entry WHERE record = id AND seq >= start) AS INTEGER
+        ) AS size FROM found
+    )
+    SELECT version, length, size, 0 AS seq,
+        (SELECT entry FROM stm_entry WHERE record = id AND seq = 0 AND size <= most) AS entry
+    FROM wanted
+    UNION ALL
+    SELECT version, length, size, stm_entry.seq, stm_entry.entry
+    FROM wanted JOIN stm_entry ON record = id AND stm_entry.seq >= start AND size <= most
+    ORDER BY 4"""
+
 SCAN: Final = """
     SELECT name FROM stm_record
     WHERE scope = ? AND name > ? AND (expires IS NULL OR expires > ?)

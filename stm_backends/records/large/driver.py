@@ -33,6 +33,7 @@ from stm_backends.drivers.contract import (
     Traits,
     Ttl,
 )
+from stm_backends.drivers.wrapper import with_last
 from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, Unavailable, located
 from stm_backends.records import keys
 from stm_backends.records.large.parts import REMEMBERED, Parts
@@ -117,7 +118,7 @@ class LargeEntries:
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.inner = inner
+        self.inner = inner = with_last(inner)
         self.name = inner.name
         self._largest = largest
         self._clock = clock
@@ -151,7 +152,7 @@ class LargeEntries:
 
     # Reading
 
-    async def load(self, key: Key) -> Record | None:
+    async def load(self, key: Key, *, last: int | None = None) -> Record | None:
         """Return the record as it is now, with the complete values.
 
         If parts are missing, their value was dropped after the record was read, so the record is read again.
@@ -160,7 +161,7 @@ class LargeEntries:
         missing: set[str] = set()
         for _ in range(_ROUNDS):
             at = self._steady()
-            record = await self.inner.load(key)
+            record = await self.inner.load(key, last=last)
             pointers = self._note(key, record, at)
             if record is None or not pointers:
                 return record
@@ -186,13 +187,18 @@ class LargeEntries:
         return self._note(key, await self.inner.load(key), at)
 
     def _note(self, key: Key, record: Record | None, at: float) -> Mapping[str, Pointer]:
-        """Remember a record whose load began `at` this time; returns its pointers by id."""
+        """Remember a record whose load began `at` this time; returns its pointers by id.
+
+        Of a record of which entries were skipped, some pointers are not known, so nothing is remembered.
+        """
         body, order, pointers = None, (), _NO_POINTERS
         if record is not None and _has_pointer(record):
             with located(self.name, "load"):
                 found, *tail = [open_pointer(value or b"") for value in (record.body, *record.tail)]
             body, order = found and found.id, [one and one.id for one in tail]
             pointers = {one.id: one for one in (found, *tail) if one is not None}
+        if record is not None and record.skipped:
+            return pointers
         seen = self._remembered(key)
         seen.at, seen.version = at, None if record is None else record.version
         seen.body, seen.order, seen.pointers = body, order, tuple(pointers.values())
@@ -471,4 +477,4 @@ def _resolved(record: Record, values: Mapping[str, bytes]) -> Record:
         return data if pointer is None else values[pointer.id]
 
     body = None if record.body is None else value(record.body)
-    return Record(record.version, body, tuple(value(entry) for entry in record.tail))
+    return replace(record, body=body, tail=tuple(value(entry) for entry in record.tail))

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, AbsentType, Driver, Key, Record
+from stm_backends.drivers.wrapper import with_last
 from stm_backends.errors import Corrupt, StorageError, Unavailable
 from stm_backends.testing.driver_checks.steps import append_all, assert_located, each_fails_in_time, loaded
 from stm_backends.testing.workbench.check import Contract, check, not_asked
@@ -159,6 +160,7 @@ async def _count_requests(driver: Driver, key: Key, count: Callable[[], int]) ->
     operations: dict[str, Callable[[], Awaitable[object]]] = {
         "append": lambda: driver.append(key, b"b", initial_version="initial", ttl=60),
         "load": lambda: driver.load(key),
+        "load of the newest entry": lambda: with_last(driver).load(key, last=1),
         "replace": lambda: driver.replace(key, b"a", version="v2", expect="initial", drop=1, ttl=KEEP),
         "rewrite": lambda: driver.replace(key, b"b", version="v3", expect="v2", rewrite=(b"B",), ttl=KEEP),
         "a lost replace": lambda: driver.replace(key, b"a", version="v4", expect="no", drop=1, ttl=KEEP),

@@ -7,6 +7,7 @@ many have been folded, and the tail goes on from there. Nothing else was there a
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from typing import Final
 
@@ -39,19 +40,27 @@ async def write_numbers(driver: Driver, key: Key, *, seconds: float) -> None:
 
 
 async def watch_numbers(
-    driver: Driver, key: Key, writing: asyncio.Future[None], *, starting_s: float = 0.0
+    driver: Driver,
+    key: Key,
+    writing: asyncio.Future[None],
+    *,
+    starting_s: float = 0.0,
+    last: int | None = None,
 ) -> None:
     """Load while another task writes; fail if a record was never stored, or is older than the one before.
 
     `starting_s` is how long to wait between loads as long as there is nothing: a writer in another process
-    needs the machine to start.
+    needs the machine to start. With `last`, loads ask for so many of the newest entries.
     """
+    load = functools.partial(driver.load, key)
+    if last is not None:
+        load = functools.partial(load, last=last)
     folded, appended, is_over = 0, 0, False
     while not is_over:
         # On a busy machine, the writer may have ended before this reader runs again.
         is_over = writing.done()
         before = folded, appended
-        folded, appended = _moment(await driver.load(key))
+        folded, appended = _moment(await load())
         assert before[0] <= folded, f"{before[0]} entries were folded, and a later load says {folded}"
         assert before[1] <= appended, f"{before[1]} entries were there, and a later load has only {appended}"
         await asyncio.sleep(0 if appended else starting_s)
@@ -66,11 +75,12 @@ def _moment(record: Record | None) -> tuple[int, int]:
     assert record.version == _version(folded), (
         f"a load mixes two moments: version {record.version!r} has come with the body of {_version(folded)!r}"
     )
-    numbers = [_number(entry) for entry in record.tail]
-    assert numbers == list(range(folded, folded + len(numbers))), (
-        f"a load mixes two moments: entries 0 to {folded - 1} are folded, and the tail is {numbers}"
+    numbers, first = [_number(entry) for entry in record.tail], folded + record.skipped
+    assert numbers == list(range(first, first + len(numbers))), (
+        f"a load mixes two moments: entries 0 to {folded - 1} are folded, {record.skipped} were "
+        f"skipped, and the tail is {numbers}"
     )
-    return folded, folded + len(numbers)
+    return folded, folded + record.length
 
 
 def _version(folded: int) -> str:

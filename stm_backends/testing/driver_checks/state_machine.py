@@ -29,6 +29,7 @@ from stm_backends.drivers.contract import (
     Key,
     Record,
 )
+from stm_backends.drivers.wrapper import with_last
 from stm_backends.testing.workbench.check import LONGEST_CHECK_S
 from stm_backends.testing.workbench.drivers import Datastore, names_in
 from stm_backends.testing.workbench.expectations import must_be
@@ -254,6 +255,17 @@ class DriverMachine(RuleBasedStateMachine):
         listed = self.run(names_in(self.drivers[which], self.scopes[scope], limit=limit))
         if self.ahead() < LATE:
             must_be(listed, sorted(names, key=str.encode), "these names have a record that has not expired")
+
+    @rule(which=WHICH, scope=SCOPES, name=NAMES, last=st.integers(0, 5))
+    def newest(self, which: int, scope: int, name: str, last: int) -> None:
+        """Load the newest entries of a record."""
+        self.catch_up()
+        key = Key(self.scopes[scope], name)
+        found = self.find(key)
+        expected = found and Record(found.version, found.body, tuple(found.tail)).newest(last)
+        loaded = self.run(with_last(self.drivers[which]).load(key, last=last))
+        if self.ahead() < LATE:
+            must_be(loaded, expected, f"these are the newest {last} entries")
 
     @rule(which=WHICH)
     def reopen(self, which: int) -> None:

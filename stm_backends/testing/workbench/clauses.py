@@ -23,6 +23,9 @@ class Clause(NamedTuple):
 
 _PROMISES: Final = {
     "driver.load": "A load returns one strongly consistent snapshot, the same through every instance.",
+    "driver.last": (
+        "A load of the newest entries returns these in order, with the body and the number of older ones."
+    ),
     "driver.append": "An append adds one entry at the end; it never conflicts, never reorders, and leaves "
     "the version alone.",
     "driver.replace": (

@@ -37,9 +37,11 @@ class FormerServer(WrapperDriver):
         """The facts about the driver within; what a former server shows is not confirmed."""
         return replace(self.inner.traits, shows_unconfirmed=True)
 
-    async def load(self, key: Key) -> Record | None:
+    async def load(self, key: Key, *, last: int | None = None) -> Record | None:
         """Return the record as the server that is asked has it."""
-        return self._record if self._record and key == self._key else await super().load(key)
+        if self._record and key == self._key:
+            return self._record.newest(last)
+        return await super().load(key, last=last)
 
     async def replace(
         self,

@@ -94,7 +94,12 @@ async def count_all(url, lost):
 async def test_records_with_parts_take_the_requests_that_the_page_says(server, met, request):
     """`met` is the look at what refused a write, where the server does not say."""
     large, url = b"x" * 3_000, request.getfixturevalue(server)
-    async with noted(url) as requests, opened_on(requests) as driver, opened_on(requests) as other:
+    async with (
+        noted(url) as requests,
+        opened_on(requests) as driver,
+        opened_on(requests) as other,
+        opened_on(requests) as third,
+    ):
 
         async def asked(work):
             requests.asked.clear()
@@ -108,6 +113,9 @@ async def test_records_with_parts_take_the_requests_that_the_page_says(server, m
         assert await asked(append(large)) == ["GetItem", *put]
         assert await asked(append(b"small")) == ["UpdateItem"]
         assert await asked(driver.load(KEY)) == ["GetItem"], "it knows the parts that it put"
+        assert await asked(third.load(KEY, last=1)) == ["GetItem"], "the newest is in the head"
+        assert await asked(third.load(KEY, last=2)) == ["GetItem", "GetItem"], "and the other in one part"
+        assert await asked(third.load(KEY, last=2)) == ["GetItem"], "it has read that"
         assert await asked(other.load(KEY)) == ["GetItem", "Query"]
         assert await asked(other.load(KEY)) == ["GetItem"], "it has read them"
         fold = driver.replace(KEY, b"", version="v2", expect="v1", drop=1, ttl=KEEP)

@@ -84,6 +84,7 @@ async def test_plans_made_on_empty_tables_never_scan_a_whole_table(url, schema, 
     for number in range(12):
         await ours.append(KEY, b"a", initial_version="v", ttl=60)
         record = await ours.load(KEY)
+        await ours.load(KEY, last=1)
         await ours.replace(KEY, b"b", version=f"r{number}", expect=record.version, rewrite=(b"b",), ttl=60)
         await ours.replace(KEY, b"b", version=f"v{number}", expect=f"r{number}", drop=1, ttl=60)
         await ours.replace(Key("scope", "blob"), b"b", version=f"v{number}", expect=ANY, ttl=60)
