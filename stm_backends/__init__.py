@@ -27,6 +27,7 @@ from stm_backends.errors import (
 from stm_backends.history.log import ItemLog
 from stm_backends.memory.local.memory import DefaultShortTermMemory
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
+from stm_backends.memory.shared.reading import TranscriptPage, TranscriptTurn
 from stm_backends.memory.shared.router import MemoryRouter
 from stm_backends.memory.summarizers import ExtractiveSummarizer
 from stm_backends.protocols import (
@@ -104,6 +105,8 @@ __all__ = [
     "TokenEstimator",
     "TooLarge",
     "TrajectoryDigest",
+    "TranscriptPage",
+    "TranscriptTurn",
     "Transform",
     "Unavailable",
     "UnknownBackend",

@@ -24,7 +24,7 @@ from stm_backends.drivers.purges import purges_of
 from stm_backends.errors import ConfigurationError, Corrupt
 from stm_backends.history import items
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.records import keys, ledger, operations
+from stm_backends.records import keys, ledger, operations, pages
 from stm_backends.records.body import Body, Forgotten
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
@@ -214,6 +214,7 @@ class Purge:
             if not await ledger.fold(self._driver, key, record, change, unchanged=unchanged):
                 return False
             if drop == len(record.tail):
+                await pages.erase(self._driver, key)
                 return True
             record = Record(change.version, empty, record.tail[drop:])
 

@@ -16,14 +16,15 @@ Counted: TypeAlias = Literal[
     "states",
     "paused_runs",
     "graph_records",
+    "pages",
     "parts",
     "expired",
     "data_keys",
     "directory_entries",
 ]
-"""What is counted: records by kind; the records of a graph and of its index; the pieces of large
-values; records of any kind that had expired before; users and tenants whose data keys were erased; users who
-left the directory of their tenant."""
+"""What is counted: records by kind; the records of a graph and of its index; the pages of transcripts;
+the pieces of large values; records of any kind that had expired before; users and tenants whose data keys
+were erased; users who left the directory of their tenant."""
 
 COUNTED: Final[tuple[Counted, ...]] = get_args(Counted)
 
@@ -59,7 +60,7 @@ class Receipt:
 
     @property
     def records(self) -> int:
-        """How many records were erased, without parts, expired records, data keys and directory entries."""
+        """How many records were erased, without pages, parts, expired records, keys and directory entries."""
         return sum(self.erased.get(kind, 0) for kind in RECORDS)
 
     @property

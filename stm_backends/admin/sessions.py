@@ -41,7 +41,7 @@ from stm_backends.errors import (
 )
 from stm_backends.history.log import ItemLog
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.records import confirming, keys, ledger, operations
+from stm_backends.records import confirming, keys, ledger, operations, pages
 from stm_backends.records.body import REMEMBERED_IDS, Body
 from stm_backends.records.codec import Codec, dump_body, dump_turn, load_body, load_turn, require_json
 from stm_backends.records.directory import Directory, Seal
@@ -144,7 +144,8 @@ class Sessions:
             "format": FORMAT,
             "version": FORMAT_VERSION,
             "key": {"tenant_id": key.tenant_id, "user_id": key.user_id, "session_id": key.session_id},
-            "body": dump_body(snapshot.body.unleased()),
+            # Without the transcript, whose pages are not exported.
+            "body": dump_body(replace(snapshot.body.unleased(), transcript=None)),
             "turns": turns,
         }
 
@@ -205,12 +206,15 @@ class Sessions:
         """Store the body unless the existing one stays; returns the resulting conversation."""
         where, body = keys.memory_key(session.key), self._codec.seal_body(session.body)
         condition = ANY if on_conflict == "replace" else ABSENT
+        old = None
         if condition is ANY:
             # Replacing a record that this process has loaded removes its parts, too.
             with suppress(Corrupt):
-                await self._driver.load(where)
+                old = Snapshot.of(await self._driver.load(where), self._codec).body.transcript
         created = ledger.Change(body, ttl=ttl)
         if await ledger.replace(self._driver, where, created, expect=condition):
+            if old is not None:
+                await pages.erase(self._driver, where, old.epoch)
             return Snapshot(created.version, session.body)
         if on_conflict == "refuse":
             raise SessionExists("there is already a conversation under this key; merge or replace it")
@@ -481,7 +485,8 @@ def _parse(document: Mapping[str, Any]) -> _Session:
     if loaded.health is MemoryHealth.RECOVERING:
         # Shown, never stored: no attempt on this conversation is running here.
         loaded = replace(loaded, health=MemoryHealth.DEGRADED)
-    return _Session(key, loaded.unleased(), turns)
+    # A transcript says which pages there are, and there are none of this document.
+    return _Session(key, replace(loaded.unleased(), transcript=None), turns)
 
 
 def _object(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
