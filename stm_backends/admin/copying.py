@@ -9,6 +9,9 @@ Copying a record takes several writes: its body, then its tail, entry by entry. 
 beginning of the record under its own version, which the next copy recognizes and completes. Any other record
 under the same key is different, and is left alone unless `replace` is set.
 
+The pages of transcripts come after the conversations that they belong to: pages only grow, so they have every
+turn that a record says is there. The pages of a conversation that was not copied are not copied either.
+
 The source may be in use; verifying finds what has changed since. The records of these owners at the target
 must not be in use yet: a memory that folds half a copy makes it different.
 """
@@ -16,7 +19,7 @@ must not be in use yet: a memory that folds half a copy makes it different.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
@@ -34,7 +37,7 @@ from stm_backends.errors import (
     Unavailable,
 )
 from stm_backends.races import Lost, contend
-from stm_backends.records import confirming, keys, ledger, operations
+from stm_backends.records import confirming, keys, ledger, operations, pages
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.records.seals import load_mark, store_mark
@@ -44,6 +47,12 @@ from stm_backends.telemetry.observer import SILENT, Observer, Subject
 KINDS: Final[tuple[keys.Kind, ...]] = tuple(kind for kind in keys.KINDS if kind not in ("part", "planner"))
 """The kinds that are copied. Parts come with their record. Paused runs expire within an hour, so neither they
 nor the notes that name their users are copied."""
+
+_STAGES: Final[tuple[tuple[keys.Kind, ...], ...]] = (
+    tuple(kind for kind in KINDS if kind != "page"),
+    ("page",),
+)
+"""What is copied one after the other."""
 
 _UNOWNED_SCOPES: Final[Mapping[keys.Kind, str]] = {"blob": keys.OTHER_BLOBS}
 
@@ -150,6 +159,7 @@ class Copy:
         self._observer = guarded(observer)
         self._problems: set[Key] = set()
         self._sealed: set[str] = set()
+        self._without_pages: set[Key] = set()
         self.tally: Counter[Outcome] = Counter()
 
     @property
@@ -159,7 +169,7 @@ class Copy:
 
     async def count(self) -> Mapping[Owner, int]:
         """Return how many records there are to copy, for each owner."""
-        return {owner: await _length(_items(owner, self._source)) for owner in self._owners}
+        return {owner: await _length(_items(owner, KINDS, self._source)) for owner in self._owners}
 
     async def copy(self, on_record: Callable[[int], None] = lambda done: None) -> None:
         """Copy every record that the target does not have completely.
@@ -190,8 +200,9 @@ class Copy:
             done += 1
             on_record(done)
 
-        for owner in self._owners:
-            await operations.each(_items(owner, *ends), one)
+        for kinds in _STAGES:
+            for owner in self._owners:
+                await operations.each(_items(owner, kinds, *ends), one)
 
     async def _bring_mark(self, tenant: str) -> None:
         """Mark a tenant as sealed at the target if it is at the source, and note whether it is."""
@@ -219,6 +230,9 @@ class Copy:
             raise Unavailable("the mark of a sealed tenant kept changing", backend=self._target.name)
 
     async def _copy(self, item: Item) -> None:
+        if item.kind == "page" and self._is_without_record(item.key):
+            self._problems.add(item.key)
+            return
         owner = (item.tenant, item.user) if item.tenant else None
         # The records of a graph belong together, so none expires before the others.
         ttl = None if item.kind == "graph" else self._ttl
@@ -235,6 +249,10 @@ class Copy:
             self._note(item, "failed", error)
         else:
             self._note(item, outcome)
+
+    def _is_without_record(self, page: Key) -> bool:
+        """Say whether the record that a page belongs to was not copied."""
+        return Key(page.scope, f"{page.name.partition(':')[0]}:") in self._without_pages
 
     def _require_sealed(self, item: Item, source: Record) -> None:
         """Raise `SealMismatch` for clear text of a tenant that is sealed at the target."""
@@ -272,6 +290,7 @@ class Copy:
                 if not await races.retried(lambda: self._target.delete(key, expect=version)):
                     return lost
                 await ledger.erase_parts(self._target, key)
+                await pages.erase(self._target, key)
                 target = None
             elif outcome == "unchanged":
                 outcome = "completed" if target else "copied"
@@ -347,6 +366,8 @@ class Copy:
 
     def _note(self, item: Item, outcome: Outcome, error: StorageError | None = None) -> None:
         self.tally[outcome] += 1
+        if item.kind == "memory" and outcome in ("left", "failed", "gone"):
+            self._without_pages.add(keys.pages_of(item.key))
         if outcome in get_args(Written):
             session = item.name if item.kind == "memory" else ""
             self._observer.copied(Subject(item.tenant, item.user, session), 1)
@@ -368,11 +389,13 @@ def _judged(source: Record | None, target: Record | None) -> Outcome:
             return "changed"
 
 
-async def _items(owner: Owner, *ends: Driver) -> AsyncIterator[Item]:
-    """Yield the records of an owner that any of the ends has, each once."""
+async def _items(owner: Owner, kinds: Sequence[keys.Kind], *ends: Driver) -> AsyncIterator[Item]:
+    """Yield the records of an owner that any of the ends has, of these kinds, each once."""
     async for user in _users(owner, *ends):
-        scopes = _scopes(owner.tenant, user) if user else _UNOWNED_SCOPES
-        for kind, scope in scopes.items():
+        for kind in kinds:
+            scope = keys.scope(owner.tenant, user, kind) if user else _UNOWNED_SCOPES.get(kind)
+            if scope is None:
+                continue
             async for name in _union(*(operations.names(end, scope) for end in ends)):
                 yield Item(owner.tenant, user, kind, Key(scope, name))
 
@@ -384,10 +407,6 @@ async def _users(owner: Owner, *ends: Driver) -> AsyncIterator[str]:
     scope = keys.directory_scope(owner.tenant)
     async for name in _union(*(operations.names(end, scope) for end in ends)):
         yield keys.unname(name)
-
-
-def _scopes(tenant: str, user: str) -> Mapping[keys.Kind, str]:
-    return {kind: keys.scope(tenant, user, kind) for kind in KINDS}
 
 
 async def _union(*listings: AsyncIterator[str]) -> AsyncIterator[str]:

@@ -331,6 +331,7 @@ class Sessions:
         user: str | None = None,
         *,
         older_than: float | None = None,
+        transcripts_older_than: float | None = None,
         dry_run: bool = False,
         on_step: Callable[[Purged], None] = lambda purged: None,
         on_found: Callable[[Found], None] = lambda found: None,
@@ -343,10 +344,14 @@ class Sessions:
         added to them. A turn that is added during the purge stays. What has no time, as turns without `ts`,
         is kept.
 
+        `transcripts_older_than` removes the oldest turns of transcripts: pages whose turns, of which they
+        have 64, are all that old. The records of the conversations keep what they have, and turns that no
+        summary covers yet stay in their pages.
+
         Works in short steps, and may be interrupted and repeated. `dry_run=True` counts and writes nothing.
         `on_step` is called with the counts so far, and `on_found` with each record that is purged by its age.
         """
-        if tenant is None and (older_than is not None or user is not None):
+        if tenant is None and (older_than, transcripts_older_than, user) != (None, None, None):
             raise ConfigurationError("name the tenant: its conversations cannot be found without it")
 
         def found(one: Found) -> None:
@@ -359,6 +364,7 @@ class Sessions:
             self._codec,
             self._directory,
             older_than=older_than,
+            transcripts_older_than=transcripts_older_than,
             dry_run=dry_run,
             on_step=on_step,
             on_found=found,
@@ -385,9 +391,10 @@ class Sessions:
     ) -> Expiring:
         """Give what is stored for a tenant, or for one user, a time to live of `ttl` seconds from now.
 
-        Conversations, item logs and saved states expire; graphs do not. Keeps all content. Replaces the time
-        to live that a record has, whether it is shorter or longer, since it cannot be read. A turn that is
-        added later resets it to `session_ttl_s`. Running this again starts the time again. `on_step` is
+        Conversations with their transcripts, item logs and saved states expire; graphs do not. Keeps all
+        content. Replaces the time to live that a record has, whether it is shorter or longer, since it cannot
+        be read. A turn that is added later resets it to `session_ttl_s`, or `transcript_ttl_s`, but not that
+        of a page of the transcript that is complete. Running this again starts the time again. `on_step` is
         called with the counts so far.
         """
         expire = Expire(self._driver, self._codec, self._directory, ttl=ttl, on_step=on_step)

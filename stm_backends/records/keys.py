@@ -136,6 +136,22 @@ def page_key(key: Key, epoch: str, page: int, spill: int = 0) -> Key:
     return Key(scope, name(f"{prefix}{epoch}:{page:010x}" + (f".{spill}" if spill else "")))
 
 
+def pages_of_epoch(key: Key, epoch: str) -> Key:
+    """Return the scope of a transcript's pages, and the prefix of the names of those of one epoch."""
+    scope, first = page_key(key, epoch, 0)
+    return Key(scope, first.rpartition(":")[0] + ":")
+
+
+def page_number(name: str) -> int:
+    """Return the number of the page in the name of its record. Raises `ValueError` for any other name."""
+    return int(name.rpartition(":")[2].partition(".")[0], 16)
+
+
+def page_epoch(name: str) -> str:
+    """Return the epoch in the name of a page's record."""
+    return unname(name.rpartition(":")[0].partition(":")[2])
+
+
 def _beneath(key: Key, kind: Kind) -> Key:
     """Return the scope of what belongs to a record, and the prefix of its names there."""
     owner, _, _ = key.scope.rpartition(":")

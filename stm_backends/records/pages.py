@@ -146,7 +146,7 @@ class Pages:
         record = await self._driver.load(where)
         if record is None or not record.tail or len(record.tail) > self._driver.traits.max_drop:
             return False
-        found = resolved(self._opened(record), known)
+        found = resolved(self.opened(record), known)
         numbers = range(page * TURNS, (page + 1) * TURNS)
         if found.keys() != {*numbers} or await self._driver.load(spill) is not None:
             return False
@@ -160,8 +160,12 @@ class Pages:
             "turns": [copy.turn for copy in copies],
         }
         change = ledger.Change(self._codec.seal("page", content), drop=len(record.tail))
-        empty = ledger.unchanged_by(lambda _: self._codec.seal("page", {"first": numbers[0], "turns": []}))
+        empty = ledger.unchanged_by(lambda _: self.nothing(numbers[0]))
         return await ledger.fold(self._driver, where, record, change, unchanged=empty)
+
+    def nothing(self, first: int) -> bytes:
+        """Return the body of a page that has its turns in entries, if any."""
+        return self._codec.seal("page", {"first": first, "turns": []})
 
     # Reading
 
@@ -174,13 +178,13 @@ class Pages:
             return {}
         pages = range(first // TURNS, (end - 1) // TURNS + 1)
         found: dict[int, StoredTurn] = {}
-        for copies in await operations.together(pages, lambda page: self._page(key, transcript, page)):
+        for copies in await operations.together(pages, lambda page: self.copies(key, transcript, page)):
             for number, copy in sorted(copies.items()):
                 if first <= number < end:
                     found[number] = stored_turn(copy.turn)
         return found
 
-    async def _page(self, key: Key, transcript: Transcript, page: int) -> Mapping[int, Copy]:
+    async def copies(self, key: Key, transcript: Transcript, page: int) -> Mapping[int, Copy]:
         """Return the copies that count of a page's turns."""
         wanted = {*range(page * TURNS, min((page + 1) * TURNS, transcript.base))}
         known = {transcript.base - 1: transcript.last}
@@ -190,14 +194,14 @@ class Pages:
             record = await self._driver.load(keys.page_key(key, transcript.epoch, page, spill))
             if record is None:
                 break
-            contents += self._opened(record)
+            contents += self.opened(record)
             found = resolved(contents, known)
             # Turns that were changed later may be in a later record.
             if wanted <= found.keys() and not transcript.rev:
                 break
         return found
 
-    def _opened(self, record: Record) -> list[Mapping[str, Any]]:
+    def opened(self, record: Record) -> list[Mapping[str, Any]]:
         """Return what the entries of a page hold, its body first."""
         with located(self._driver.name, "transcript"):
             values = [*([] if record.body is None else [record.body]), *record.tail]
@@ -206,9 +210,7 @@ class Pages:
 
 async def erase(driver: Driver, key: Key, epoch: str = "") -> int:
     """Remove the pages of a record, of one epoch or of all; returns how many. The record comes first."""
-    scope, prefix = keys.pages_of(key)
-    if epoch:
-        prefix = keys.page_key(key, epoch, 0).name.rpartition(":")[0] + ":"
+    scope, prefix = keys.pages_of(key) if not epoch else keys.pages_of_epoch(key, epoch)
     erased = 0
 
     async def remove(name: str) -> None:
