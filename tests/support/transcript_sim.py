@@ -205,7 +205,7 @@ class Sim:
         await driver.open()
         memory = DistributedShortTermMemory(driver, key)
         while not stop.is_set():
-            before, limit = set(said), self.chance.choice([3, 17, 50])
+            before, limit = set(said), self.chance.choice([3, 17, 50] if len(said) < 200 else [50, 200])
             backwards = self.chance.random() < 0.5
             found = await (self._backwards if backwards else self._forwards)(memory, limit)
             ids = [turn.id for turn in found]
@@ -216,7 +216,7 @@ class Sim:
             if missed := before.difference(ids):
                 self.problems.append(f"a reader missed {len(missed)} of {len(before)} turns")
             self.counts["readings"] += 1
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05 + len(found) / 200)
 
     async def _forwards(self, memory: DistributedShortTermMemory, limit: int) -> list[TranscriptTurn]:
         found: list[TranscriptTurn] = []
