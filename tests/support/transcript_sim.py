@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -39,6 +39,7 @@ class World:
     truncates: bool = False
     full: bool = False
     unconfirmed: bool = False
+    leaseless: bool = False
 
 
 class FaultDriver(WrapperDriver):
@@ -96,7 +97,9 @@ def chained(previous: str, text: str) -> str:
 class Pod:
     driver: FaultDriver
     backgrounds: Backgrounds
-    memories: dict[MemoryKey, DistributedShortTermMemory] = field(default_factory=dict)
+    memories: dict[MemoryKey, DistributedShortTermMemory] = field(
+        default_factory=dict[MemoryKey, DistributedShortTermMemory]
+    )
 
 
 class Sim:
@@ -177,7 +180,9 @@ class Sim:
             self.counts["trimmed"] += memory.stats.trimmed
             self.counts["dropped"] += memory.stats.dropped
 
-    async def writer(self, key: MemoryKey, name: str, turns: int, said: dict[str, tuple[float, float]]) -> None:
+    async def writer(
+        self, key: MemoryKey, name: str, turns: int, said: dict[str, tuple[float, float]]
+    ) -> None:
         now = asyncio.get_running_loop().time
         for number in range(turns):
             turn_id, start = f"{name}-{number}", now()
@@ -194,15 +199,13 @@ class Sim:
             if self.chance.random() < 0.6:
                 await asyncio.sleep(self.chance.random() * 0.02)
 
-    async def reader(
-        self, key: MemoryKey, said: dict[str, tuple[float, float]], stop: asyncio.Event
-    ) -> None:
+    async def reader(self, key: MemoryKey, said: dict[str, tuple[float, float]], stop: asyncio.Event) -> None:
         """Read the whole conversation again and again, forwards and backwards, in pages of several sizes."""
         driver = MemoryDriver(self.store, clock=asyncio.get_running_loop().time)
         await driver.open()
         memory = DistributedShortTermMemory(driver, key)
         while not stop.is_set():
-            before, limit = set(said), self.chance.choice([3, 17, 50])
+            before, limit = set(said), self.chance.choice([3, 17, 50] if len(said) < 200 else [50, 200])
             backwards = self.chance.random() < 0.5
             found = await (self._backwards if backwards else self._forwards)(memory, limit)
             ids = [turn.id for turn in found]
@@ -213,7 +216,7 @@ class Sim:
             if missed := before.difference(ids):
                 self.problems.append(f"a reader missed {len(missed)} of {len(before)} turns")
             self.counts["readings"] += 1
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05 + len(found) / 200)
 
     async def _forwards(self, memory: DistributedShortTermMemory, limit: int) -> list[TranscriptTurn]:
         found: list[TranscriptTurn] = []
@@ -250,7 +253,8 @@ class Sim:
         """Simulate, and return the problems."""
         self.pods = [await self.opened() for _ in range(PODS)]
         stop, said = asyncio.Event(), dict[MemoryKey, dict[str, tuple[float, float]]]()
-        writers, others = [], [asyncio.create_task(self.model(stop))]
+        writers: list[Coroutine[Any, Any, None]] = []
+        others = [asyncio.create_task(self.model(stop))]
         each = self.world.turns // self.world.conversations // PODS
         for number in range(self.world.conversations):
             key = MemoryKey("t", "u", f"c{number}")
@@ -261,8 +265,7 @@ class Sim:
         stop.set()
         await asyncio.gather(*others)
         self.calm = True
-        while self._late:
-            await asyncio.sleep(0.05)
+        await asyncio.gather(*self._late)
         for pod in self.pods:
             self.end(pod)
         await asyncio.sleep(1.0)
@@ -283,9 +286,7 @@ class Sim:
             await memory.add_turn(ConversationTurn(f"nudge{number}#", "ok"), turn_id=f"nudge{number}")
             await asyncio.sleep(0.3)
 
-    async def check(
-        self, memory: DistributedShortTermMemory, said: dict[str, tuple[float, float]]
-    ) -> None:
+    async def check(self, memory: DistributedShortTermMemory, said: dict[str, tuple[float, float]]) -> None:
         found = [turn async for turn in memory.each_turn()]
         ids = [turn.id for turn in found]
         twice = [one for one, count in Counter(ids).items() if count > 1]

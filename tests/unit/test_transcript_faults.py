@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from stm_backends.memory.shared import due
 from stm_backends.memory.shared.archive import Archive
+from stm_backends.memory.shared.due import Due
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.records import pages
 from stm_backends.records.body import Transcript
@@ -23,6 +25,7 @@ WORLDS = {
     "truncation": World(2, truncates=True),
     "full-records": World(3, full=True),
     "unconfirmed": World(4, unconfirmed=True),
+    "all-at-once": World(5, leaseless=True),
 }
 
 
@@ -34,9 +37,18 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     logging.getLogger("stm_backends").setLevel(logging.CRITICAL)
 
 
+def held_by_nobody(step: Due, lease_left: float, *, overdue: bool = False) -> Due:
+    """Let every process fold at once."""
+    del lease_left, overdue
+    return step
+
+
 def simulated(world: World) -> Sim:
     sim = Sim(world)
-    clock.run(sim.run())
+    with pytest.MonkeyPatch.context() as patch:
+        if world.leaseless:
+            patch.setattr(due, "unless_held", held_by_nobody)
+        clock.run(sim.run())
     return sim
 
 
