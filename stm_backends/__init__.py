@@ -1,6 +1,7 @@
 """Conversation memory for agents that run on many machines."""
 
-from stm_backends.admin.sessions import OnConflict, Sessions
+from stm_backends.admin.importing import OnConflict
+from stm_backends.admin.sessions import Sessions
 from stm_backends.backend import Backend, open_backend
 from stm_backends.errors import (
     AmbiguousBackend,

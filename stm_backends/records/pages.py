@@ -24,7 +24,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
-from stm_backends.drivers.contract import Driver, Key, Record
+from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
 from stm_backends.errors import Corrupt, StorageError, TooLarge, located
 from stm_backends.records import keys, ledger, operations
 from stm_backends.records.body import Transcript, digest
@@ -117,6 +117,26 @@ class Pages:
             fields |= {"summary": summary, "upto": transcript.summarized}
         head, turns = encode_json(fields)[:-1], b",".join(one.data for one in leaving)
         return self._codec.seal_encoded("page", b'%b,"turns":[%b]}' % (head, turns))
+
+    async def put_new(
+        self,
+        key: Key,
+        transcript: Transcript,
+        leaving: Sequence[Leaving],
+        *,
+        summary: str,
+        ttl: float | None,
+    ) -> None:
+        """Store turns of one page of an epoch that no other process uses: a complete page is one body."""
+        if len(leaving) == TURNS:
+            where = keys.page_key(key, transcript.epoch, transcript.base // TURNS)
+            try:
+                change = ledger.Change(self._entry(transcript, leaving, summary), ttl=ttl)
+                if await ledger.replace(self._driver, where, change, expect=ABSENT):
+                    return
+            except TooLarge:
+                pass
+        await self.put(key, transcript, leaving, summary=summary, ttl=ttl)
 
     async def complete(self, key: Key, before: Transcript, leaving: Sequence[Leaving]) -> None:
         """Rewrite the pages that became full as turns left a record whose transcript was `before`.

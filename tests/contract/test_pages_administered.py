@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.sqlite.driver import SqliteDriver
 from stm_backends.drivers.sqlite.settings import SqliteSettings
 from stm_backends.drivers.wrapper import WrapperDriver
+from stm_backends.errors import InvalidState, SessionExists, SessionNotFound
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.records import keys, pages
 from stm_backends.records.body import Transcript
@@ -353,3 +356,138 @@ async def test_a_sealed_conversation_is_copied_without_its_keys(driver: Driver, 
     assert copy.ok
     assert not problems
     assert await told(Backend(target, sealing=sealing), KEY) == numbered(range(30))
+
+
+# Export and import
+
+
+async def exported(backend: Backend, key: MemoryKey = KEY) -> list[dict[str, Any]]:
+    # As a file has them.
+    return json.loads(json.dumps([line async for line in backend.sessions.export_lines(key)]))
+
+
+async def imported(backend: Backend, lines: list[dict[str, Any]], **options: Any) -> list[MemoryKey]:
+    importing = backend.sessions.importing(**options)
+    return [key for line in lines if (key := await importing.add(line)) is not None]
+
+
+async def test_an_export_brings_the_whole_conversation(driver: Driver, target: Driver) -> None:
+    source = Backend(driver)
+    await converse(source, KEY, range(30))
+    lines = await exported(source)
+    assert [line["first"] for line in lines[:-1]] == [0, 4, 8, 12, 16, 20, 24]
+    assert lines[-1]["transcript"] == {"first": 0, "base": 28, "missing": 0}
+    assert await imported(Backend(target), lines) == [KEY]
+    assert await told(Backend(target), KEY) == numbered(range(30))
+    assert await exported(Backend(target)) == lines
+    await converse(Backend(target), KEY, range(30, 50))
+    assert await told(Backend(target), KEY) == numbered(range(50))
+
+
+async def test_a_page_that_was_imported_is_one_body(driver: Driver, target: Driver) -> None:
+    await converse(Backend(driver), KEY, range(31))
+    await imported(Backend(target), await exported(Backend(driver)))
+    records = [record for record in (await pages_in(target, KEY)).values() if isinstance(record, Record)]
+    assert [(record.body is not None, len(record.tail)) for record in records] == [(True, 0)] * 7 + [
+        (False, 1)
+    ]
+
+
+async def test_a_shortened_transcript_and_a_gap_are_imported(driver: Driver, target: Driver) -> None:
+    await converse(Backend(driver), KEY, range(30), ts=days_ago)
+    snapshot = Snapshot.of(await driver.load(WHERE), CODEC)
+    assert snapshot.body.transcript is not None
+    body = replace(snapshot.body, transcript=replace(snapshot.body.transcript, gap=17, first=6))
+    await driver.replace(WHERE, CODEC.seal_body(body), version="v", expect=snapshot.version or "", ttl=None)
+    lines = await exported(Backend(driver))
+    assert lines[-1]["transcript"] == {"first": 6, "base": 28, "missing": 0, "gap": 17}
+    await imported(Backend(target), lines)
+    found = await transcript_in(target)
+    assert (found.first, found.gap, found.base) == (6, 17, 28)
+    page = await reading(Backend(target), KEY).transcript(after=-1, limit=100)
+    assert [turn.id for turn in page.turns] == [f"t{number}" for number in range(6, 30)]
+
+
+async def test_a_hole_is_exported_and_imported_as_one(driver: Driver, target: Driver) -> None:
+    await converse(Backend(driver), KEY, range(30))
+    names = await pages_of(driver, KEY)
+    await driver.delete(Key(keys.pages_of(WHERE).scope, names[2]))
+    lines = await exported(Backend(driver))
+    assert lines[-1]["transcript"]["missing"] == 4
+    await imported(Backend(target), lines)
+    page = await reading(Backend(target), KEY).transcript(after=-1, limit=100)
+    assert page.missing == (8, 9, 10, 11)
+    assert len(page.turns) == 26
+
+
+@pytest.mark.parametrize("without", [0, 3, 6, 7])
+async def test_lines_without_all_pages_are_refused(driver: Driver, target: Driver, without: int) -> None:
+    await converse(Backend(driver), KEY, range(30))
+    lines = await exported(Backend(driver))
+    with pytest.raises(InvalidState):
+        await imported(Backend(target), [*lines[:without], *lines[without + 1 :], lines[0]])
+    assert await told(Backend(target), KEY) == []
+
+
+async def test_an_interrupted_import_shows_nothing_and_can_be_repeated(
+    driver: Driver, clock: FakeClock, target: Driver
+) -> None:
+    await converse(Backend(target), KEY, range(30))
+    lines = await exported(Backend(target))
+    backend = Backend(driver)
+    await imported(backend, lines[:5])
+    with pytest.raises(SessionNotFound):
+        await exported(backend)
+    assert [key async for key in backend.sessions.list("acme", "u")] == []
+    await purge(driver, FakeClock(time.time() + 60))
+    assert len(await pages_of(driver, KEY)) == 5
+    assert await imported(backend, lines) == [KEY]
+    assert await told(backend, KEY) == numbered(range(30))
+    await backend.sessions.erase_user("acme", "u")
+    await imported(backend, lines[:5])
+    await purge(driver, FakeClock(time.time() + 2 * DAY))
+    assert await pages_of(driver, KEY) == []
+
+
+async def test_an_import_refuses_merges_or_replaces_with_the_pages(driver: Driver, target: Driver) -> None:
+    await converse(Backend(driver), KEY, range(30))
+    lines = await exported(Backend(driver))
+    backend = Backend(target)
+    await converse(backend, KEY, range(100, 120))
+    with pytest.raises(SessionExists):
+        await imported(backend, lines)
+    before = await pages_in(target, KEY)
+    await imported(backend, lines, on_conflict="merge")
+    assert await pages_in(target, KEY) == before
+    assert [name for _, name in await told(backend, KEY)][:20] == [f"t{n}" for n in range(100, 120)]
+    await imported(backend, lines, on_conflict="replace")
+    assert await told(backend, KEY) == numbered(range(30))
+    assert len(await pages_of(target, KEY)) == 7
+    await imported(backend, lines, on_conflict="merge")
+    assert await told(backend, KEY) == numbered(range(30))
+
+
+async def test_a_merge_into_a_new_conversation_brings_the_pages(driver: Driver, target: Driver) -> None:
+    await converse(Backend(driver), KEY, range(30))
+    await converse(Backend(target), KEY, range(30, 31))
+    await imported(Backend(target), await exported(Backend(driver)), on_conflict="merge")
+    found = [name for _, name in await told(Backend(target), KEY)]
+    assert sorted(found) == sorted(f"t{number}" for number in range(31))
+    assert found[:28] == [f"t{number}" for number in range(28)]
+
+
+async def test_a_conversation_is_copied_under_another_key_with_its_pages(driver: Driver) -> None:
+    backend = Backend(driver)
+    await converse(backend, KEY, range(30))
+    assert await backend.sessions.copy(KEY, backend.sessions, under=OTHER) == OTHER
+    await backend.sessions.erase(KEY)
+    assert await told(backend, OTHER) == numbered(range(30))
+
+
+async def test_a_document_without_a_transcript_is_imported_as_before(driver: Driver, target: Driver) -> None:
+    await converse(Backend(driver), KEY, range(30))
+    document = await Backend(driver).sessions.export(KEY)
+    assert "transcript" not in document
+    assert "transcript" not in document["body"]
+    await Backend(target).sessions.import_(document)
+    assert [name for _, name in await told(Backend(target), KEY)] == ["t28", "t29"]
