@@ -58,7 +58,7 @@ def test_every_turn_is_there_once_and_in_order_after_faults(name: str) -> None:
     assert sim.problems == []
     assert sim.counts["turns"] >= 600
     assert sim.counts["killed"] > 3
-    assert sim.counts["readings"] > 10
+    assert sim.counts["readings"] > 3
 
 
 @pytest.mark.full
