@@ -8,7 +8,8 @@ An exported conversation is a JSON object:
  "body":  {"summary", "health", "attempts", "next_attempt_at", "folded", "dropped",
            "forgotten": {"digests", "ages"}},           as in `body.Body`
  "turns": [{"turn_id", "user_message", "assistant_response", "trajectory_digest",
-            "artifacts_shown", "artifacts_hidden_refs", "ts"}, ...]}     oldest first
+            "artifacts_shown", "artifacts_hidden_refs", "ts"}, ...],     oldest first
+ "card":  {"title", "metadata", "pinned", "archived"}}        as far as they were set for the catalogue
 ```
 
 Fields of a newer version of this library, in the body and in turns, are preserved.
@@ -23,12 +24,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
 
 from stm_backends.admin.copying import Owner
+from stm_backends.admin.describing import catalogue_on
 from stm_backends.admin.erasing import EraseKeys, Erasure
 from stm_backends.admin.expiring import Expire, Expiring
 from stm_backends.admin.purging import Found, Purge, Purged
 from stm_backends.admin.receipt import Receipt
 from stm_backends.admin.resealing import OnProblem, Reseal, ResealReport
-from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, Record
+from stm_backends.catalogue.card import SET_BY_USER, Content, checked_changes
+from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, KeepType, Record
 from stm_backends.errors import (
     ConfigurationError,
     Corrupt,
@@ -77,6 +80,7 @@ class Sessions:
         self._driver = driver
         self._codec = codec
         self._directory = directory
+        self._catalogue = catalogue_on(driver, codec, directory)
         self._guard = guard
         self._erase_keys = erase_keys or _no_keys
         self._sealed = sealed
@@ -139,6 +143,8 @@ class Sessions:
                 {**dump_turn(stored), **self._codec.open("turn", record.tail[start]), "ts": stored.turn.ts}
                 for stored, start in zip(snapshot.turns, snapshot.starts, strict=True)
             ]
+        card = await self._catalogue.load(key) or {}
+        shown = {name: card[name] for name in SET_BY_USER if name in card}
         self._observer.exported(Subject.of(key))
         return {
             "format": FORMAT,
@@ -147,6 +153,7 @@ class Sessions:
             # Without the transcript, whose pages are not exported.
             "body": dump_body(replace(snapshot.body.unleased(), transcript=None)),
             "turns": turns,
+            **({"card": shown} if shown else {}),
         }
 
     async def import_(
@@ -191,8 +198,20 @@ class Sessions:
             if not missing:
                 # An interrupted import may have stored them on the server alone, and not on its replicas.
                 await confirming.confirm(self._driver, (where.scope,))
+        await self._note(session, on_conflict, ttl=ttl if missing or on_conflict != "merge" else KEEP)
         self._observer.imported(Subject.of(session.key))
         return session.key
+
+    async def _note(
+        self, session: _Session, on_conflict: OnConflict, *, ttl: float | None | KeepType
+    ) -> None:
+        """Write the card of an imported conversation. A merge changes nothing that was set there."""
+        if on_conflict == "replace":
+            await self._catalogue.forget(session.key)
+        card = await self._catalogue.touch(session.key, ttl=ttl) or {}
+        changes = {name: value for name, value in session.card.items() if name not in card}
+        if changes:
+            await self._catalogue.update(session.key, changes)
 
     def _require_within_limits(self, session: _Session, entries: Collection[bytes]) -> None:
         """Raise `LimitReached` for a document that exceeds the limits of a conversation by itself."""
@@ -334,6 +353,7 @@ class Sessions:
         dry_run: bool = False,
         on_step: Callable[[Purged], None] = lambda purged: None,
         on_found: Callable[[Found], None] = lambda found: None,
+        on_unreadable: Callable[[Found, Corrupt], None] = lambda found, error: None,
     ) -> Purged:
         """Remove what has expired and, with `older_than`, what had no addition for so many seconds.
 
@@ -344,7 +364,8 @@ class Sessions:
         is kept.
 
         Works in short steps, and may be interrupted and repeated. `dry_run=True` counts and writes nothing.
-        `on_step` is called with the counts so far, and `on_found` with each record that is purged by its age.
+        `on_step` is called with the counts so far, `on_found` with each record that is purged by its age, and
+        `on_unreadable` with each that is kept because it cannot be read, and the reason.
         """
         if tenant is None and (older_than is not None or user is not None):
             raise ConfigurationError("name the tenant: its conversations cannot be found without it")
@@ -362,6 +383,7 @@ class Sessions:
             dry_run=dry_run,
             on_step=on_step,
             on_found=found,
+            on_unreadable=on_unreadable,
         )
         try:
             await purge.expired()
@@ -403,11 +425,12 @@ async def _no_keys(tenant: str, user: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """A valid exported conversation. `turns` are by id, oldest first."""
+    """A valid exported conversation. `turns` are by id, oldest first; `card` is what was set for its card."""
 
     key: MemoryKey
     body: Body
     turns: Mapping[str, Mapping[str, Any]]
+    card: Content
 
 
 def _characters(turn: Mapping[str, Any]) -> int:
@@ -485,8 +508,10 @@ def _parse(document: Mapping[str, Any]) -> _Session:
     if loaded.health is MemoryHealth.RECOVERING:
         # Shown, never stored: no attempt on this conversation is running here.
         loaded = replace(loaded, health=MemoryHealth.DEGRADED)
+    card: Mapping[str, Any] = _object(document, "card") if "card" in document else {}
+    changes = checked_changes(**{name: card[name] for name in SET_BY_USER if name in card})
     # A transcript says which pages there are, and there are none of this document.
-    return _Session(key, replace(loaded.unleased(), transcript=None), turns)
+    return _Session(key, replace(loaded.unleased(), transcript=None), turns, changes)
 
 
 def _object(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:

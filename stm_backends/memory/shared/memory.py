@@ -186,6 +186,7 @@ class DistributedShortTermMemory:
     def _appended(self, turn: ConversationTurn, ts: float) -> None:
         """Report a stored turn, once for each turn, with its time."""
         self._maintenance.stats.appended += 1
+        self._maintenance.touch()
         self.observer.turns("appended", 1)
         if self._config.on_turn_added is not None:
             if getattr(turn, "ts", ts) != ts:
