@@ -83,7 +83,8 @@ def full(session: nox.Session) -> None:
     # From Python 3.14 on, coverage measures branches by `sys.monitoring`, without being asked.
     session.run("coverage", "run", "-m", "pytest", *ALL_IN_PARALLEL, *session.posargs)
     last = (f"tests/{path}" for path in FEW_AT_A_TIME)
-    session.run("python", "-m", "pytest", "-n", "2", "--stm-quick", *last)
+    # A long dialogue may last longer than any other test.
+    session.run("python", "-m", "pytest", "-n", "2", "-o", "faulthandler_timeout=1200", "--stm-quick", *last)
     session.run("coverage", "combine", "--quiet")
     run_penguiflows_tests(session)
     session.run("coverage", "report")

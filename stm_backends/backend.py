@@ -12,8 +12,10 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
+from stm_backends.admin.describing import catalogue_on
 from stm_backends.admin.sessions import Sessions
 from stm_backends.admin.stats import Stats
+from stm_backends.catalogue.conversations import Conversations
 from stm_backends.drivers import plugins
 from stm_backends.drivers.checks import require_count, require_event_loop, require_seconds
 from stm_backends.drivers.contract import Driver, Key, Traits
@@ -21,10 +23,13 @@ from stm_backends.drivers.home import Home
 from stm_backends.errors import ConfigurationError
 from stm_backends.history.log import ItemLog
 from stm_backends.memory import policy
+from stm_backends.memory.defaults import remembering
+from stm_backends.memory.schedule import MAX_SUMMARIES
 from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.router import MemoryRouter
-from stm_backends.memory.shared.schedule import MAX_SUMMARIES
+from stm_backends.memory.tasks import LAST_S
+from stm_backends.memory.touches import Touches
 from stm_backends.protocols import Summarizer
 from stm_backends.records.codec import Codec, Transform
 from stm_backends.records.directory import Directory
@@ -96,7 +101,7 @@ def open_backend(  # noqa: PLR0913 -- one for each setting
 
 
 class Backend(AbstractAsyncContextManager["Backend"]):
-    """One driver and the objects that use it: memories, saved states, sessions, item logs and statistics.
+    """One driver and the objects that use it: memories, conversations, saved states, sessions, statistics.
 
     `open_backend` creates a backend by name. Pass a driver to this class to use a client of your own.
     Closing a backend closes its driver.
@@ -127,7 +132,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         self.driver = driver = inner if limits is None else LimitedDriver(inner, guard)
         self._guard = guard
         self._observer = observer
-        self._codec = Codec(transforms)
+        self._codec = Codec(transforms, observer.function_failed)
         self._directory = Directory(
             driver,
             self._codec,
@@ -136,6 +141,9 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         inner.before_parts = self._directory.note_parts
         if sealed is not None:
             sealed.before_replace = self._directory.meet
+        self._catalogue = catalogue_on(driver, self._codec, self._directory)
+        self._touches = Touches(self._catalogue, observer=observer)
+        self.conversations = Conversations(driver, self._catalogue)
         self.state_store = StateStore(driver, self._codec, self._directory, guard, isolation=isolation)
         self.sessions = Sessions(
             driver,
@@ -147,7 +155,9 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             observer=observer,
         )
         self.stats = Stats(driver, self._codec)
-        self._backgrounds = Backgrounds(driver, self._codec, max_summaries=max_summaries, observer=observer)
+        self._backgrounds = Backgrounds(
+            driver, self._codec, max_summaries=max_summaries, observer=observer, touches=self._touches
+        )
         self._close_timeout_s = close_timeout_s
         self._home = Home(self._start_over)
         self._start_over()
@@ -192,8 +202,10 @@ class Backend(AbstractAsyncContextManager["Backend"]):
     ) -> DistributedShortTermMemory:
         """Return the memory of one conversation, shared with every process that uses the same key.
 
-        Reads and writes nothing. The memory objects of a conversation share one background, which uses the
-        configuration and the summarizer of the newest object and ends when the backend is closed. Raises
+        Reads and writes nothing. Without a configuration, it keeps a rolling summary, of at most 3,000
+        tokens with the turns that are shown, and the transcript. The built-in summarizer writes it if none is
+        given. The memory objects of a conversation share one background, which uses the configuration and the
+        summarizer of the newest object and ends when the backend is closed. Raises
         `InvalidKey` for an invalid key, or one that ends with `#short-term`, and `ConfigurationError` for an
         invalid configuration or summarizer.
         """
@@ -231,7 +243,8 @@ class Backend(AbstractAsyncContextManager["Backend"]):
 
         Raises `ConfigurationError` for an invalid configuration or summarizer.
         """
-        config = as_config(config)
+        given, summarizer = remembering(config, summarizer)
+        config = as_config(given)
         policy.summarizer_for(config, summarizer)
         return MemoryRouter(partial(self.memory, config=config, summarizer=summarizer), config)
 
@@ -252,6 +265,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             directory=self._directory,
             guard=self._guard,
             ttl_s=ttl_s,
+            touches=self._touches,
         )
 
     async def ping(self, tenant: str | None = None) -> float:
@@ -307,9 +321,13 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             return
         self._open = False
         self._closing = closing = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._close_timeout_s
         try:
             try:
                 await self._backgrounds.close(timeout=self._close_timeout_s)
+                # Last: the background folds until then, which the catalogue shows.
+                await self._touches.close(timeout=max(until - loop.time(), LAST_S))
             finally:
                 await self.driver.close()
         finally:
@@ -322,6 +340,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         self._open = False
         self._closing: asyncio.Future[None] | None = None
         self._backgrounds.start_over()
+        self._touches.start_over()
 
     async def __aenter__(self) -> Backend:
         await self.open()

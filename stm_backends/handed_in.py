@@ -10,13 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeAlias
+from contextvars import ContextVar
+from numbers import Real
+from typing import Any, Final, TypeAlias, TypeVar
+
+T = TypeVar("T")
 
 Report: TypeAlias = Callable[[str, BaseException], object]
 """Receives the name of a function that failed, and its error."""
 
 Start: TypeAlias = Callable[[Coroutine[Any, Any, object]], "asyncio.Task[object]"]
+
+_report: ContextVar[Report] = ContextVar("stm_report")
 
 PASSED: Final = (KeyboardInterrupt, SystemExit)
 """Exceptions that are never a function's failure."""
@@ -36,15 +43,20 @@ class WrongType(Misbehaved):
 
 
 async def call(
-    function: Callable[..., object], *args: object, within: float, start: Start | None = None
+    function: Callable[..., object],
+    *args: object,
+    within: float,
+    start: Start | None = None,
+    report: Report | None = None,
 ) -> object:
     """Call a function and return its result, awaited if it is awaitable.
 
     Raises the function's `Exception`, `TimeoutError` after `within` seconds even if the function ignores its
     cancellation, and `Misbehaved` for any other exception, such as a cancellation that is not the caller's.
-    `start` makes the task that the function runs in.
+    `start` makes the task that the function runs in. `report` is told what functions fail that it calls
+    itself, see `report`.
     """
-    task = (start or _start)(_run(function, args))
+    task = (start or _start)(_run(function, args, report))
     try:
         done, _ = await asyncio.wait({task}, timeout=within)
     except asyncio.CancelledError:
@@ -55,10 +67,20 @@ async def call(
         raise TimeoutError(f"no answer within {within:g} s")
     if task.cancelled():
         raise Misbehaved("the function was cancelled from within")
-    error = task.exception()
-    if error is None or isinstance(error, (Exception, *PASSED)):
-        return task.result()
-    raise Misbehaved(f"the function raised {type(error).__name__}") from error
+    return call_now(task.result)
+
+
+def call_now(function: Callable[..., T], *args: object) -> T:
+    """Call a function that is not awaited; its result is not checked.
+
+    Raises the function's `Exception`, and `Misbehaved` for any other but `PASSED`.
+    """
+    try:
+        return function(*args)
+    except (Exception, *PASSED):
+        raise
+    except BaseException as error:
+        raise Misbehaved(f"the function raised {type(error).__name__}") from error
 
 
 def kind_of(error: BaseException) -> str:
@@ -78,7 +100,26 @@ def ignore(function: str, error: BaseException) -> None:
     del function, error
 
 
-async def _run(function: Callable[..., object], args: tuple[object, ...]) -> object:
+def report(function: str, error: BaseException) -> None:
+    """Report a failure to the caller of the function that this is called in, if there is one.
+
+    A built-in summarizer has no observer of its own; the memory that calls it has.
+    """
+    _report.get(ignore)(function, error)
+
+
+def number(function: str, answer: object) -> float:
+    """Return an answer that must be a finite number. Raises `Misbehaved`."""
+    if isinstance(answer, bool) or not isinstance(answer, Real):
+        raise WrongType(function, answer, "a number")
+    if not math.isfinite(found := float(answer)):
+        raise Misbehaved(f"{function} returned no finite number")
+    return found
+
+
+async def _run(function: Callable[..., object], args: tuple[object, ...], report: Report | None) -> object:
+    if report is not None:
+        _report.set(report)  # for this task, which has a context of its own
     result = function(*args)
     return await result if inspect.isawaitable(result) else result
 

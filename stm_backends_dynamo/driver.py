@@ -37,7 +37,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from stm_backends.drivers.checks import (
-    require_clock,
+    checked_clock,
     require_drop,
     require_limit,
     require_rewrite,
@@ -66,6 +66,7 @@ from stm_backends_dynamo.client import Requests, is_asynchronous, make_client, r
 from stm_backends_dynamo.errors import (
     DENIED,
     ClientError,
+    before_sending,
     code_of,
     is_invalid,
     is_passing,
@@ -126,7 +127,6 @@ class DynamoDriver:
         clock: Callable[[], float] = time.time,
         sizes: Sizes = Sizes(),  # noqa: B008 -- it cannot be changed
     ) -> None:
-        require_clock(clock)
         if client is not None:
             require_client(client)
         self._settings = settings
@@ -136,7 +136,7 @@ class DynamoDriver:
         is_bound = client is not None and is_asynchronous(client)
         self._home = Home(self._start_over, client=client, asynchronous=is_bound)
         self._create = create
-        self._clock = clock
+        self._clock = checked_clock(clock)
         self._sizes = sizes
         self._parts = Parts()
         self._littered: set[Key] = set()
@@ -154,7 +154,13 @@ class DynamoDriver:
             min_ttl=1.0,
             deadline=settings.deadline_s,
         )
-        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning, home=self._home)
+        self._edge = Edge(
+            backend=self.name,
+            traits=self.traits,
+            meaning=meaning,
+            before_sending=before_sending,
+            home=self._home,
+        )
 
     async def open(self) -> None:
         """Make the client, and with `create=True` the table. Opening twice is harmless."""

@@ -9,7 +9,7 @@ from botocore import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it
 from botocore.exceptions import BotoCoreError, ClientError  # pyright: ignore[reportMissingTypeStubs]
 from botocore.parsers import ResponseParserError  # pyright: ignore[reportMissingTypeStubs]
 
-from stm_backends.drivers.edge import Meaning
+from stm_backends.drivers.edge import Meaning, passed_through
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, Unavailable
 
 NoConnection: Final = exceptions.ConnectionError
@@ -182,6 +182,14 @@ def meaning(error: Exception) -> Meaning | None:
         if kind in _BY_CLASS:
             return _BY_CLASS[kind]
     return None
+
+
+def before_sending(error: BaseException) -> bool:
+    """Return whether an error that is not in the tables was raised before anything was sent.
+
+    Credentials are asked for, and may be renewed, when a request is signed.
+    """
+    return passed_through(error, {"aiobotocore", "botocore"}, {"sign"})
 
 
 def _was_connected(error: BotoCoreError) -> bool:

@@ -43,7 +43,7 @@ from stm_backends.errors import ConfigurationError, Corrupt, TooLarge, Unavailab
 from stm_backends_mongo import statements
 from stm_backends_mongo.calls import Calls
 from stm_backends_mongo.client import make_client, require_client
-from stm_backends_mongo.errors import BEYOND_A_DOCUMENT, NOT_SET_UP, OF_ANOTHER_KIND, meaning
+from stm_backends_mongo.errors import BEYOND_A_DOCUMENT, NOT_SET_UP, OF_ANOTHER_KIND, before_sending, meaning
 from stm_backends_mongo.settings import MongoSettings
 from stm_backends_mongo.statements import Document, values
 from stm_backends_mongo.turns import Turns
@@ -118,7 +118,13 @@ class MongoDriver:
             # The read concern `local` shows what the journal does not have yet.
             shows_unconfirmed=settings.durability != "majority",
         )
-        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning, home=self._home)
+        self._edge = Edge(
+            backend=self.name,
+            traits=self.traits,
+            meaning=meaning,
+            before_sending=before_sending,
+            home=self._home,
+        )
 
     async def open(self) -> None:
         """Connect, and check that the collection is set up. Opening twice is harmless.

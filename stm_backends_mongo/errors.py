@@ -18,7 +18,7 @@ from pymongo.errors import (
     WriteConcernError,
 )
 
-from stm_backends.drivers.edge import Meaning
+from stm_backends.drivers.edge import Meaning, passed_through
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, Unavailable
 
 NOT_SET_UP: Final = frozenset({26})
@@ -115,6 +115,14 @@ def meaning(error: Exception) -> Meaning | None:
         if kind in _KINDS:
             return _KINDS[kind]
     return None
+
+
+def before_sending(error: BaseException) -> bool:
+    """Return whether an error that is not in the tables was raised before anything was sent.
+
+    A new connection calls what its client was given to log in with, such as an OIDC callback.
+    """
+    return passed_through(error, {"pymongo"}, {"connect", "authenticate"})
 
 
 def _code_of(error: Exception) -> int | None:

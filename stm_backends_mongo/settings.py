@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Final, Literal, Self
 from urllib.parse import quote, unquote
 
 from stm_backends.drivers.checks import require_count, require_known
-from stm_backends.drivers.settings import MIB, Settings, query_parsers, setting
+from stm_backends.drivers.settings import MIB, Settings, query_parsers, require_no_placeholder, setting
 from stm_backends.errors import ConfigurationError
 
 Durability = Literal["majority", "primary"]
@@ -144,8 +143,7 @@ def _parts(url: str) -> tuple[str, str, str]:
         raise ConfigurationError("in a MongoDB URL, percent-encode '/' in a user name or password, as %2F")
     if "@" in (user := hosts.rpartition("@")[0]):
         raise ConfigurationError("in a MongoDB URL, percent-encode '@' in a user name or password, as %40")
-    if re.search(r":<\w+>$", user):
-        raise ConfigurationError("the MongoDB URL has <...> where the password belongs; replace it")
+    require_no_placeholder(user)
     if "#" in rest + query or ";" in query:
         raise ConfigurationError("in a MongoDB URL, write '#' as %23, and join options by '&'")
     return f"{scheme.lower()}://{hosts}", unquote(database), query

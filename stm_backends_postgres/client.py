@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
 from stm_backends import handed_in
 from stm_backends.errors import ConfigurationError, Unavailable
+from stm_backends_postgres.errors import unsent
 from stm_backends_postgres.settings import PostgresSettings
+
+logger = logging.getLogger("stm_backends")
+
+GROW_AGAIN_S: Final = 1.0
+"""How long a pool waits to grow after it could not."""
 
 
 class Row(Protocol):
@@ -80,6 +87,9 @@ class _Pool(Protocol):
 
     async def acquire(self, *, timeout: float) -> Connection: ...
     async def release(self, connection: Connection, *, timeout: float) -> None: ...
+    def get_size(self) -> int: ...
+    def get_max_size(self) -> int: ...
+    def get_idle_size(self) -> int: ...
     async def expire_connections(self) -> None: ...
 
 
@@ -87,7 +97,7 @@ class HandedIn:
     """A pool that was handed in, and stays open.
 
     Raises `ConfigurationError` for anything else. An operation waits for a connection at most `patience_s`
-    seconds.
+    seconds. If the pool can open no more, operations share those that it has, and the pool grows later.
     """
 
     def __init__(self, client: object, *, patience_s: float) -> None:
@@ -100,6 +110,8 @@ class HandedIn:
         self._pool = cast("_Pool", client)
         self._patience_s = patience_s
         self._releasing: set[asyncio.Task[None]] = set()
+        self._given_back = asyncio.Event()
+        self._grow_at = -math.inf
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -107,12 +119,38 @@ class HandedIn:
         return getattr(self._pool, "_loop", None) or asyncio.get_running_loop()
 
     async def take(self) -> Connection:
-        """Return a connection for one operation."""
-        return await self._pool.acquire(timeout=self._patience_s)
+        """Return a connection for one operation. Raises what asyncpg raises if the pool has none."""
+        async with asyncio.timeout(self._patience_s):
+            while (connection := await self._acquire()) is None:
+                self._given_back.clear()
+                # Others may use the pool too, and give back what this driver does not see.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._given_back.wait(), GROW_AGAIN_S)
+            return connection
+
+    async def _acquire(self) -> Connection | None:
+        """Return a connection; `None` if all are in use, and no more can be opened."""
+        pool, now = self._pool, asyncio.get_running_loop().time
+        if now() < self._grow_at and not pool.get_idle_size():
+            return None
+        try:
+            return await pool.acquire(timeout=self._patience_s)
+        except asyncpg.InterfaceError:  # the pool is closed
+            raise
+        except Exception as error:
+            if not pool.get_size():
+                raise
+            if self._grow_at == -math.inf:
+                warn_of_size(pool.get_max_size(), error)
+            self._grow_at = now() + GROW_AGAIN_S
+            return None
 
     async def give_back(self, connection: Connection) -> None:
         """Release a connection, which may include a reset by the server."""
-        await self._pool.release(connection, timeout=self._patience_s)
+        try:
+            await self._pool.release(connection, timeout=self._patience_s)
+        finally:
+            self._given_back.set()
 
     def give_up(self, connection: Connection, error: BaseException) -> None:
         """Release a connection in a task, because the server may not answer the cancel request."""
@@ -138,6 +176,14 @@ class HandedIn:
         """Leave the pool open, and wait for its connections that are being released."""
         if self._releasing:
             await asyncio.wait(self._releasing, timeout=patience_s)
+
+
+def warn_of_size(most: int, error: Exception) -> None:
+    """Say in the log why a pool has fewer connections than it may have."""
+    logger.warning(
+        "postgres: the pool has fewer than %d connections, because no more can be opened: %s",
+        *(most, unsent(error, "open") or type(error).__name__),
+    )
 
 
 def connect_options(settings: PostgresSettings) -> dict[str, Any]:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import logging
 import math
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
-from stm_backends_postgres.client import Connection
-from stm_backends_postgres.errors import unsent
-
-logger = logging.getLogger("stm_backends")
+from stm_backends_postgres.client import GROW_AGAIN_S, Connection, warn_of_size
 
 LIFETIME_S: Final = 1800.0
 """How long a connection is used, so that a new password, address or certificate reaches every connection."""
@@ -23,9 +19,8 @@ LIFETIME_S: Final = 1800.0
 IDLE_S: Final = 300.0
 """How long a connection may be unused before it is closed."""
 
-GROW_AGAIN_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
-"""How long the pool waits to grow after it could not; doubled after each attempt, up to the longest."""
+"""How long the pool waits at most to grow after it could not; the pause doubles after each attempt."""
 
 
 class Connections:
@@ -162,10 +157,7 @@ class Connections:
             pause = min(GROW_AGAIN_S * 2**self._refusals, LONGEST_PAUSE_S)
             self._refusals, self._grow_at = self._refusals + 1, self.loop.time() + pause
             if self._refusals == 1 and isinstance(error, Exception):
-                logger.warning(
-                    "postgres: the pool has fewer than %d connections, because no more can be opened: %s",
-                    *(self._size, unsent(error, "open") or type(error).__name__),
-                )
+                warn_of_size(self._size, error)
         elif self._unopened == self._size:
             self._fail_waiting(error)
 
@@ -211,9 +203,11 @@ class Connections:
         except Exception:  # noqa: BLE001, S110 -- another connection takes its place
             pass
         finally:
-            if not is_clean:
-                connection.terminate()
-            self._reuse(connection)
+            # An event loop that was closed before its tasks had ended can close no connection any more.
+            if not self.loop.is_closed():
+                if not is_clean:
+                    connection.terminate()
+                self._reuse(connection)
 
     def _expire(self, opened_by: float) -> None:
         self._expired = opened_by

@@ -33,7 +33,7 @@ from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown, Sto
 from stm_backends_postgres.cleaning import Cleaner
 from stm_backends_postgres.client import Connection, HandedIn, Lender, Row, Standby, connect
 from stm_backends_postgres.connections import Connections
-from stm_backends_postgres.errors import is_spent, meaning, unsent
+from stm_backends_postgres.errors import before_sending, is_spent, meaning, unsent
 from stm_backends_postgres.settings import PostgresSettings
 from stm_backends_postgres.statements import DUE_S, STEP_RECORDS, Statements
 from stm_backends_postgres.tables import make_ready
@@ -118,7 +118,13 @@ class PostgresDriver:
             # A write that no synchronous standby has confirmed in time is visible to all readers.
             shows_unconfirmed=True,
         )
-        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning, home=self._home)
+        self._edge = Edge(
+            backend=self.name,
+            traits=self.traits,
+            meaning=meaning,
+            before_sending=before_sending,
+            home=self._home,
+        )
 
     async def open(self) -> None:
         """Connect, and check the tables, or set them up if `create` is set. Twice is harmless.

@@ -12,7 +12,7 @@ from typing import Final
 
 from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
-from stm_backends.drivers.edge import Meaning, with_cause
+from stm_backends.drivers.edge import Meaning, passed_through, with_cause
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, StorageError, Unavailable
 
 _ALTERED: Final = "the tables of this library were changed by another program"
@@ -102,6 +102,14 @@ def meaning(error: Exception) -> Meaning | None:
     if isinstance(error, exceptions.ClientConfigurationError):
         return None
     return _ENDED if _is_unsent(error) else _look_up(_CLIENT, error)
+
+
+def before_sending(error: BaseException) -> bool:
+    """Return whether an error that is not in the tables was raised before anything was sent.
+
+    A new connection asks for its password, and a pool calls its `init` and `setup`.
+    """
+    return passed_through(error, {"asyncpg"}, {"connect", "_acquire"})
 
 
 def is_spent(error: BaseException) -> bool:

@@ -13,7 +13,14 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode
 
 from stm_backends.drivers.checks import require_count, require_known, require_seconds
-from stm_backends.drivers.settings import BAD_PORT, MIB, Settings, query_parsers, setting
+from stm_backends.drivers.settings import (
+    BAD_PORT,
+    MIB,
+    Settings,
+    query_parsers,
+    require_no_placeholder,
+    setting,
+)
 from stm_backends.drivers.tls_files import require_authorities, require_files
 from stm_backends.errors import ConfigurationError
 from stm_backends_postgres.statements import RowSecurity
@@ -240,6 +247,7 @@ class PostgresSettings(Settings):
             _require_system_alone(libpq)
             libpq["sslmode"] = "verify-full"
         login, at, hosts = parts.netloc.rpartition("@")
+        require_no_placeholder(login)
         _require_ports(hosts, libpq.get("port", ""))
         # asyncpg takes the first '@' for the one before the host.
         dsn = f"postgresql://{login.replace('@', '%40')}{at}{hosts}{parts.path}?{urlencode(libpq)}"

@@ -63,7 +63,7 @@ class Cluster:
         self._look: asyncio.Task[None] | None = None
         self._looked_at = -math.inf
 
-    async def exchange(self, key: bytes, *commands: Command) -> list[Any]:
+    async def exchange(self, key: bytes, *commands: Command, apart: bool = False) -> list[Any]:
         """Send commands to the node that has this key, following redirections of the first command."""
         if not self._owners:
             await self._topology()
@@ -75,7 +75,8 @@ class Cluster:
         asking = False
         for _ in range(_REDIRECTIONS):
             try:
-                answers = await self._node(address).exchange(key, *commands, asking=asking)
+                node = self._node(address)
+                answers = await node.exchange(key, *commands, apart=apart, asking=asking)
             except (client.ConnectionError, client.TimeoutError, OSError, asyncio.CancelledError) as error:
                 self._look_again(address)
                 what = meaning(error)
@@ -140,7 +141,7 @@ class Cluster:
     def _left(self, leaving: asyncio.Task[None]) -> None:
         self._leaving.discard(leaving)
         if not leaving.cancelled():
-            leaving.exception()  # of a node that nobody uses any more
+            leaving.exception()  # of a node that is no longer in use
 
     def _address(self, host: str, port: int, *, told_by: Address) -> Address:
         return self._remap((told_by[0] if host in _UNNAMED else host, port))

@@ -1,9 +1,9 @@
 """The Redis driver: records in one Redis, in the master that sentinels name, or spread over a Redis Cluster.
 
-Every operation is one command or one script, and one round trip. There are three exceptions, and none of them
+Every operation is one command or one script, and one round trip. There are four exceptions, and none of them
 does anything twice. A server that does not know a script (it was restarted, or its scripts were flushed) is
 sent the text of it. A cluster that moves a slot redirects the operation. Or it asks for a retry a moment
-later.
+later. And a large record is loaded in slices.
 
 The keys of one scope share a hash tag, so that a record and the index of its scope are in one slot.
 """
@@ -27,9 +27,10 @@ from stm_backends.errors import Corrupt, Unavailable
 from stm_backends_redis import statements
 from stm_backends_redis.client import Client, make_client, require_client
 from stm_backends_redis.durability import Safeguard
-from stm_backends_redis.errors import NODE, REFUSALS, meaning
+from stm_backends_redis.errors import NODE, REFUSALS, before_sending, meaning
 from stm_backends_redis.servers import Argument, Command, Connected, Exchange
 from stm_backends_redis.settings import RedisSettings
+from stm_backends_redis.slices import Slices, measured
 from stm_backends_redis.statements import Statement
 from stm_backends_redis.tidying import Tidying, indexes
 
@@ -44,6 +45,9 @@ _REMAINS: Final = Remains(
 
 _MAX_PAGE: Final = 10_000
 """A larger page would keep the server from other clients for too long."""
+
+_SHARED_PAGE: Final = 1_000
+"""A larger page does not come on the connection that other commands share."""
 
 
 class RedisDriver:
@@ -72,7 +76,13 @@ class RedisDriver:
             deadline=settings.deadline_s,
             shows_unconfirmed=self._safeguard.is_asked,
         )
-        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning, home=self._home)
+        self._edge = Edge(
+            backend=self.name,
+            traits=self.traits,
+            meaning=meaning,
+            before_sending=before_sending,
+            home=self._home,
+        )
 
     async def open(self) -> None:
         """Connect, log in, and check that the server supports the durability settings. Twice is harmless."""
@@ -107,18 +117,25 @@ class RedisDriver:
         self._given = None if given is None else require_client(given, silence_s=silence_s)
         self._client = self._given
         self._opening = asyncio.Lock()
+        self._slices = Slices()
         self._tidying: Tidying | None = None
 
     async def load(self, key: Key) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist."""
         record, _ = self._keys(key)
-        elements: list[bytes] = await self._run("load", statements.LOAD, (record, 0, -1), key=record)
-        if not elements:
-            return None
-        try:
-            return _record(elements)
-        except ValueError:
-            raise Corrupt("a part of the record is missing", backend=self.name, operation="load") from None
+
+        async def ask(statement: Statement, *arguments: int, apart: bool = False) -> list[bytes]:
+            keys = (record,) if statement is statements.LOAD else (1, record)
+            return await self._ask("load", statement, (*keys, *arguments), key=record, apart=apart)
+
+        async def read() -> Record | None:
+            try:
+                elements = await self._slices.read(record, ask)
+                return _record(elements) if elements else None
+            except ValueError:
+                raise Corrupt("a part of the record is missing") from None
+
+        return await self._edge.run("load", read)
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live is reset."""
@@ -190,7 +207,9 @@ class RedisDriver:
         limit = min(limit, _MAX_PAGE)
         index = self._index(scope)
         arguments = (1, index, after.encode(), limit)
-        found: list[bytes] = await self._run("scan", statements.SCAN, arguments, key=index)
+        found: list[bytes] = await self._run(
+            "scan", statements.SCAN, arguments, key=index, apart=limit > _SHARED_PAGE
+        )
         try:
             following, *names = (name.decode() for name in found)
         except UnicodeDecodeError:
@@ -273,36 +292,50 @@ class RedisDriver:
         *,
         key: bytes,
         behind: tuple[Command, ...] = (),
+        apart: bool = False,
     ) -> Any:
-        """Return the answer to a command or a script; `behind` is sent after it in the same packet."""
+        """Return the answer to a command or a script, within the deadline."""
+        return await self._edge.run(
+            operation,
+            lambda: self._ask(operation, statement, arguments, key=key, behind=behind, apart=apart),
+        )
+
+    async def _ask(
+        self,
+        operation: str,
+        statement: Statement,
+        arguments: tuple[Argument, ...],
+        *,
+        key: bytes,
+        behind: tuple[Command, ...] = (),
+        apart: bool = False,
+    ) -> Any:
+        """Return the answer to a command or a script; `behind` is sent after it in the same packet.
+
+        `apart` keeps it from the connection that commands share, as a large answer would hold up the others.
+        """
         client = self._client
-        if client is None:
-            raise self._edge.not_open(operation)
         now = asyncio.get_running_loop().time
         give_up_at = now() + self._settings.deadline_s * 0.8
-
-        async def until_taken() -> Any:
-            # A WAIT behind a script that the server does not know would wait for nothing.
-            command = statement.command if not behind or statement in self._sent else statement.in_full
-            while True:
-                if self._client is not client:  # sending after `close` would connect again
-                    raise self._edge.not_open(operation)
-                try:
-                    answer, *rest = await client.exchange(key, (*command, *arguments), *behind)
-                    if isinstance(answer, Exception):
-                        raise answer
-                    if not behind:
-                        return answer
-                    self._sent.add(statement)
-                    return self._safeguard.confirmed(answer, *rest)
-                except NoScriptError:
-                    command = statement.in_full
-                except REFUSALS:
-                    if now() >= give_up_at:
-                        raise
-                    await asyncio.sleep(random.uniform(0.005, 0.05))
-
-        return await self._edge.run(operation, until_taken)
+        # A WAIT behind a script that the server does not know would wait for nothing.
+        command = statement.command if not behind or statement in self._sent else statement.in_full
+        while True:
+            if client is None or self._client is not client:  # sending after `close` would connect again
+                raise self._edge.not_open(operation)
+            try:
+                answer, *rest = await client.exchange(key, (*command, *arguments), *behind, apart=apart)
+                if isinstance(answer, Exception):
+                    raise answer
+                if not behind:
+                    return answer
+                self._sent.add(statement)
+                return self._safeguard.confirmed(answer, *rest)
+            except NoScriptError:
+                command = statement.in_full
+            except REFUSALS:
+                if now() >= give_up_at:
+                    raise
+                await asyncio.sleep(random.uniform(0.005, 0.05))
 
     async def _greet(self, client: Connected) -> None:
         """Check the login, the server and its kind, without a key: a user may have only those of a tenant."""
@@ -336,8 +369,8 @@ class RedisDriver:
 
 def _record(elements: list[bytes]) -> Record:
     """Return the record that a list holds; raises `ValueError` if the list is incomplete."""
-    version, measure, body, *tail = elements
-    length, size, body_size = map(int, measure.split())
+    length, size, body_size = measured(elements)
+    version, _, body, *tail = elements
     if (len(tail), sum(map(len, tail)), len(body)) != (length, size, max(body_size, 0)):
         raise ValueError
     return Record(version.decode(), None if body_size < 0 else body, tuple(tail))

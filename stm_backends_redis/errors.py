@@ -9,7 +9,7 @@ from typing import Final
 from redis import exceptions as client
 from redis.asyncio import sentinel
 
-from stm_backends.drivers.edge import Meaning
+from stm_backends.drivers.edge import Meaning, passed_through
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, Unavailable
 from stm_backends_redis.statements import CORRUPT
 
@@ -139,6 +139,14 @@ def meaning(error: BaseException) -> Meaning | None:
     return found
 
 
+def before_sending(error: BaseException) -> bool:
+    """Return whether an error that is not in the tables was raised before anything was sent.
+
+    A new connection logs in with the `credential_provider` of its client.
+    """
+    return passed_through(error, {"redis"}, {"connect"})
+
+
 def _meaning(error: BaseException) -> Meaning | None:
     if isinstance(error, Unreachable):
         return _UNREACHABLE
@@ -166,3 +174,9 @@ def _meaning(error: BaseException) -> Meaning | None:
 def is_read_only(error: BaseException) -> bool:
     """Return whether a server refused a write because it is a replica."""
     return meaning(error) is _REPLICA
+
+
+def unconnected(error: BaseException) -> str | None:
+    """Return why a command got no connection; `None` if it had one, and may have been sent."""
+    found = meaning(error)
+    return found[1] if found in (_NO_CONNECTION, _BUSY_CLIENT) else None

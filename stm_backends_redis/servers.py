@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
+import math
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.cluster import ClusterNode, PipelineCommand
@@ -22,10 +26,10 @@ from redis.asyncio.sentinel import (
 )
 from redis.client import NEVER_DECODE
 from redis.credentials import StreamingCredentialProvider
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import MaxConnectionsError, RedisError, ResponseError
 
 from stm_backends.drivers.edge import ConcurrencyLimit
-from stm_backends_redis.errors import is_read_only
+from stm_backends_redis.errors import is_read_only, unconnected
 
 if TYPE_CHECKING:
     from stm_backends_redis.stream import Connections, Stream
@@ -35,7 +39,14 @@ Command: TypeAlias = Sequence[Argument]
 Exchange: TypeAlias = Callable[..., Awaitable[list[Any]]]
 """The method `exchange` of one server."""
 
+T = TypeVar("T")
+
 _ASKING: Final[Command] = ("ASKING",)
+
+_GROW_AGAIN_S: Final = 5.0
+"""How long no further connection is tried after one could not be opened."""
+
+logger = logging.getLogger("stm_backends")
 
 _POOLS: Final = (ConnectionPool, SentinelConnectionPool)
 _CONNECTIONS: Final = (
@@ -58,11 +69,12 @@ class Connected(Protocol):
 
     is_cluster: bool
 
-    async def exchange(self, key: bytes, *commands: Command) -> list[Any]:
+    async def exchange(self, key: bytes, *commands: Command, apart: bool = False) -> list[Any]:
         """Send commands in one packet on one connection to the server that has this key.
 
-        Returns their answers in order: bytes, never decoded, and errors of the server as values. Raises the
-        client library's error if there is no connection, or if it breaks.
+        With `apart`, no other task shares the connection, or waits for a large answer. Returns the answers in
+        order: bytes, never decoded, and errors of the server as values. Raises the client library's error if
+        there is no connection, or if it breaks.
         """
         ...
 
@@ -78,39 +90,110 @@ class Connected(Protocol):
 class Node(Connected, Protocol):
     """One server, which may be a node of a cluster."""
 
-    async def exchange(self, key: bytes, *commands: Command, asking: bool = False) -> list[Any]:
+    async def exchange(
+        self, key: bytes, *commands: Command, apart: bool = False, asking: bool = False
+    ) -> list[Any]:
         """Do the same; `asking` sends ASKING directly before the first command, and drops its answer."""
         ...
+
+
+class Capacity:
+    """Lets commands wait for each other where no further connection can be opened.
+
+    The server may accept fewer connections than the client may make, and a client that is handed in may make
+    fewer than there are commands. Then commands share those that there are, and more are opened later. Only
+    if there is none do they fail, and all that wait with them. A command waits at most `patience_s` seconds.
+    """
+
+    def __init__(self, *, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._in_use = 0
+        self._most = math.inf
+        self._grow_at = -math.inf
+        self._refusal: Exception = MaxConnectionsError()
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def run(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Call `work` when it may have a connection; once more each time that it got none."""
+        now = asyncio.get_running_loop().time
+        while True:
+            while self._in_use >= self._most and now() < self._grow_at:
+                await self._turn()
+            self._in_use += 1
+            try:
+                return await work()
+            except (RedisError, OSError) as error:
+                why = unconnected(error)
+                if why is None:
+                    raise
+                if self._in_use == 1:
+                    self._fail(error)
+                    raise
+                self._refuse(error, why, until=now() + _GROW_AGAIN_S)
+            finally:
+                self._in_use -= 1
+                self._pass_on()
+
+    def _refuse(self, error: Exception, why: str, *, until: float) -> None:
+        if self._most == math.inf:
+            logger.warning("redis: commands share connections, because no more can be opened: %s", why)
+        self._refusal, self._most, self._grow_at = error, self._in_use - 1, until
+
+    async def _turn(self) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await turn
+        except BaseException as error:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._pass_on()  # cancelled or late at the moment in which it was this command's turn
+            if isinstance(error, TimeoutError):
+                raise self._refusal from error
+            raise
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+
+    def _fail(self, error: Exception) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_exception(error)
 
 
 class _Sending:
     """How both kinds of clients send commands.
 
     Commands of concurrent tasks share one connection, a stream. Related commands each get a connection of
-    the client's pool, as do large ones and those with large answers: the others would wait for them.
+    the client's pool, as do large ones and those that are sent `apart`: the others would wait for them.
     """
 
     is_cluster = False
 
-    def __init__(self, stream: Stream | None) -> None:
+    def __init__(self, stream: Stream | None, capacity: Capacity) -> None:
         self._stream = stream
+        self._capacity = capacity
         self._renewals = 0
 
-    async def exchange(self, key: bytes, *commands: Command, asking: bool = False) -> list[Any]:
+    async def exchange(
+        self, key: bytes, *commands: Command, apart: bool = False, asking: bool = False
+    ) -> list[Any]:
         """Send commands in one packet on one connection; one server has all keys."""
-        stream = self._stream
         renewals = self._renewals
         answer = None
-        if stream is not None and len(commands) == 1:  # a second one is WAIT, which blocks its connection
-            answer = stream.send(key, commands[0], asking=asking)
+        # A second command is WAIT, which blocks its connection.
+        if self._stream is not None and len(commands) == 1 and not apart:
+            answer = self._stream.send(commands[0], asking=asking)
         if answer is not None:
             answers = [await answer]
-        elif asking:
-            answers = (await self._send((_ASKING, *commands)))[1:]
         else:
-            answers = await self._send(commands)
-        if stream is not None:
-            stream.note(key, answers[0])
+            sent = (_ASKING, *commands) if asking else commands
+            answers = (await self._capacity.run(lambda: self._send(sent)))[len(sent) - len(commands) :]
         # A late answer of a replica tells nothing about the connections that were made since.
         if renewals == self._renewals and any(map(_is_refusal, answers)):
             self._renewals += 1
@@ -152,8 +235,11 @@ class Server(_Sending):
         pool: Any = client.connection_pool
         # Of the connections of a small pool, none is kept.
         shares = type(pool) in _POOLS and pool.max_connections > 2 and not client.single_connection_client
-        options = pool.connection_kwargs
-        super().__init__(_stream(pool, pool.connection_class, options, silence_s) if shares else None)
+        options, capacity = pool.connection_kwargs, Capacity(patience_s=silence_s / 2)
+        patient = _PatientPool(pool, capacity)
+        super().__init__(
+            _stream(patient, pool.connection_class, options, silence_s) if shares else None, capacity
+        )
         self._client = client
         self._limit = limit
         self._also = also
@@ -196,10 +282,12 @@ class NodeOfClient(_Sending):
 
     def __init__(self, node: ClusterNode, *, silence_s: float) -> None:
         found: Any = node
-        pool = _PoolOfNode(found)
+        capacity = Capacity(patience_s=silence_s / 2)
+        pool = _PatientPool(_PoolOfNode(found), capacity)
         shares = hasattr(found, "release")  # since version 8 of the client library
+        options = found.connection_kwargs
         super().__init__(
-            _stream(pool, found.connection_class, found.connection_kwargs, silence_s) if shares else None
+            _stream(pool, found.connection_class, options, silence_s) if shares else None, capacity
         )
         self._node = found
 
@@ -217,6 +305,19 @@ class NodeOfClient(_Sending):
             if isinstance(command.result, Exception) and not isinstance(command.result, ResponseError):
                 raise command.result
         return [command.result for command in sent]
+
+
+class _PatientPool:
+    """A pool whose connections the stream waits for, as commands do that have one of their own."""
+
+    def __init__(self, pool: Connections, capacity: Capacity) -> None:
+        self._capacity = capacity
+        self._get = pool.get_connection
+        self.release = pool.release
+        self.disconnect = pool.disconnect
+
+    async def get_connection(self) -> AbstractConnection:
+        return await self._capacity.run(self._get)
 
 
 class _PoolOfNode:

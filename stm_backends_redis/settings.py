@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, Literal
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from stm_backends.drivers.checks import require_count, require_seconds
-from stm_backends.drivers.settings import BAD_PORT, MIB, Settings, setting
+from stm_backends.drivers.settings import BAD_PORT, MIB, Settings, require_no_placeholder, setting
 from stm_backends.errors import ConfigurationError
 
 Mode = Literal["single", "cluster", "sentinel"]
@@ -134,6 +134,7 @@ class RedisSettings(Settings):
             raise ConfigurationError("in a redis URL, percent-encode '/' in a user name or password, as %2F")
         mode, tls = _SCHEMES[parts.scheme]
         user, _, hosts = parts.netloc.rpartition("@")
+        require_no_placeholder(user)
         username, _, password = user.partition(":")
         login = {"username": unquote(username), "password": unquote(password)}
         return {

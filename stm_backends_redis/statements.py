@@ -53,8 +53,21 @@ def is_node_of_cluster(facts: object) -> bool:
     return isinstance(facts, dict) and cast("dict[object, object]", facts).get(b"mode") == b"cluster"
 
 
-# Argument: record, 0, -1. One command on one key: a snapshot, in which an expired record is absent.
+# Argument: record, first, last. One command on one key: a snapshot, in which an expired record is absent.
 LOAD: Final = Statement(("LRANGE",), ("LRANGE",))
+
+# KEYS: record. ARGV: the most bytes. Returns the record, or version and measure alone if it has more bytes.
+# A script costs the server more than LOAD, so it is only for records of which nothing is known.
+LOAD_SMALL: Final = _script(
+    """
+local size, body = string.match(redis.call('LINDEX', KEYS[1], 1) or '', ' (%d+) (-?%d+)$')
+local last = size and size + body > tonumber(ARGV[1]) and 1 or -1
+return redis.call('LRANGE', KEYS[1], 0, last)
+"""
+)
+
+HEAD_ALONE: Final = 2
+"""How many elements LOAD_SMALL returns of a large record. A whole record has at least three."""
 
 _MEASURE: Final = """
 local function measure(head)

@@ -19,7 +19,6 @@ from redis.asyncio.connection import AbstractConnection, DefaultParser
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import InvalidResponse, RedisError
 
-from stm_backends.drivers.bounded import Bounded
 from stm_backends.handed_in import PASSED
 from stm_backends_redis.errors import NotConnected, meaning
 
@@ -32,13 +31,10 @@ _PACK: Final[Callable[[tuple[bytes | str | int, ...]], bytes]] = cast("Any", hir
 _ASKING: Final = _PACK(("ASKING",))
 
 LARGE: Final = 64 * 1024
-"""Larger commands and answers, in bytes, share no connection, because others would wait for them."""
+"""Larger commands, in bytes, share no connection, because others would wait for them."""
 
 PACKET: Final = 4
 """How many commands are written without waiting for more, so that the server and this process both work."""
-
-LARGE_KEPT: Final = 1_000
-"""How many keys with large answers are remembered."""
 
 MAX_OUTSTANDING: Final = 1024 * 1024
 """How many bytes of commands a stream holds that are not written or not answered."""
@@ -82,20 +78,13 @@ class Stream:
         self._connecting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_due = False
-        self._large: Bounded[bytes, bool] = Bounded(LARGE_KEPT)
-        """Keys with large answers, oldest first."""
 
-    def send(
-        self, key: bytes, command: Sequence[bytes | str | int], *, asking: bool = False
-    ) -> Answer | None:
+    def send(self, command: Sequence[bytes | str | int], *, asking: bool = False) -> Answer | None:
         """Return the answer to come: bytes, never decoded, or the server's error as a value.
 
-        Returns `None`, and sends nothing, if the command is too large to share a connection, if the last
-        answer for this key was, or if too much is unanswered. `asking` sends ASKING, whose answer is dropped,
-        directly before the command.
+        Returns `None`, and sends nothing, if the command is too large to share a connection, or if too much
+        is unanswered. `asking` sends ASKING, whose answer is dropped, directly before the command.
         """
-        if key in self._large:
-            return None
         line = self._line
         packed = _PACK(tuple(command))
         outstanding = self._queued + (line.unanswered if line is not None else 0)
@@ -116,17 +105,6 @@ class Stream:
             self._is_due = True
             loop.call_soon(self._write)
         return answer
-
-    def note(self, key: bytes, answer: object) -> None:
-        """Remember whether the answer for a key was large: only lists of byte strings are."""
-        parts = cast("list[bytes]", answer)
-        if not (key and isinstance(answer, list) and parts) or type(parts[0]) is not bytes:
-            return
-        large = self._large
-        if sum(map(len, parts)) > LARGE:
-            large[key] = True
-        elif key in large:
-            large.pop(key)
 
     def leave(self, line: Line | None = None) -> None:
         """Send nothing more on the connection; it is closed after its last answer."""
@@ -181,7 +159,7 @@ class Stream:
             self._lines.add(self._line)
         except (asyncio.CancelledError, *PASSED):
             raise
-        except BaseException as error:  # noqa: BLE001 -- nothing was sent, whatever the error is
+        except BaseException as error:  # noqa: BLE001 -- nothing was sent, on any error
             for _, answer, _ in self._queue:
                 if not answer.done():
                     answer.set_exception(_not_connected(error))

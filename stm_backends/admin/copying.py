@@ -24,8 +24,9 @@ from enum import Enum
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from stm_backends import races
+from stm_backends.catalogue.card import SLOT_S
 from stm_backends.drivers.checks import require_fits, require_seconds
-from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
+from stm_backends.drivers.contract import ABSENT, ANY, Driver, Key, Record
 from stm_backends.drivers.wrapper import layer_with
 from stm_backends.errors import (
     Corrupt,
@@ -44,15 +45,14 @@ from stm_backends.records.seals import load_mark, store_mark
 from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 
-KINDS: Final[tuple[keys.Kind, ...]] = tuple(kind for kind in keys.KINDS if kind not in ("part", "planner"))
-"""The kinds that are copied. Parts come with their record. Paused runs expire within an hour, so neither they
-nor the notes that name their users are copied."""
-
-_STAGES: Final[tuple[tuple[keys.Kind, ...], ...]] = (
-    tuple(kind for kind in KINDS if kind != "page"),
-    ("page",),
+KINDS: Final[tuple[keys.Kind, ...]] = tuple(
+    kind for kind in keys.KINDS if kind not in ("card", "recent", "part", "planner")
 )
-"""What is copied one after the other."""
+"""The kinds that are copied and counted. Parts come with their record. Paused runs expire within an hour, so
+neither they nor the notes that name their users are copied."""
+
+CARDS: Final[tuple[keys.Kind, ...]] = ("card", "recent")
+"""What comes with conversations, and is not counted: their cards, and then the names in the index."""
 
 _UNOWNED_SCOPES: Final[Mapping[keys.Kind, str]] = {"blob": keys.OTHER_BLOBS}
 
@@ -169,7 +169,7 @@ class Copy:
 
     async def count(self) -> Mapping[Owner, int]:
         """Return how many records there are to copy, for each owner."""
-        return {owner: await _length(_items(owner, KINDS, self._source)) for owner in self._owners}
+        return {owner: await _length(_items(owner, self._source)) for owner in self._owners}
 
     async def copy(self, on_record: Callable[[int], None] = lambda done: None) -> None:
         """Copy every record that the target does not have completely.
@@ -180,16 +180,20 @@ class Copy:
         for tenant in {owner.tenant for owner in self._owners}:
             await self._bring_mark(tenant)
         await self._each((self._source,), self._copy, on_record)
+        await self._each((self._source,), self._copy_card, kinds=CARDS)
 
     async def verify(self, on_record: Callable[[int], None] = lambda done: None) -> None:
         """Load all records of both ends and compare them, except for those with a known problem."""
         await self._each((self._source, self._target), self._verify, on_record)
+        await self._each((self._source,), self._verify_card, kinds=CARDS)
 
     async def _each(
         self,
         ends: tuple[Driver, ...],
         work: Callable[[Item], Awaitable[None]],
-        on_record: Callable[[int], None],
+        on_record: Callable[[int], None] = lambda done: None,
+        *,
+        kinds: Sequence[keys.Kind] = KINDS,
     ) -> None:
         """Process each record that any of the ends has, several at a time."""
         done = 0
@@ -200,9 +204,11 @@ class Copy:
             done += 1
             on_record(done)
 
-        for kinds in _STAGES:
+        first: list[keys.Kind] = [kind for kind in kinds if kind != "page"]
+        then: list[keys.Kind] = [kind for kind in kinds if kind == "page"]
+        for stage in (first, then):
             for owner in self._owners:
-                await operations.each(_items(owner, kinds, *ends), one)
+                await operations.each(_items(owner, *ends, kinds=stage), one)
 
     async def _bring_mark(self, tenant: str) -> None:
         """Mark a tenant as sealed at the target if it is at the source, and note whether it is."""
@@ -253,6 +259,34 @@ class Copy:
     def _is_without_record(self, page: Key) -> bool:
         """Say whether the record that a page belongs to was not copied."""
         return Key(page.scope, f"{page.name.partition(':')[0]}:") in self._without_pages
+
+    async def _copy_card(self, item: Item) -> None:
+        """Copy a card, or its name in the index, over what the target has of the same conversation."""
+        try:
+            source, target = await self._source.load(item.key), await self._target.load(item.key)
+            if source is None or source.body is None or source == target:
+                return
+            self._require_sealed(item, source)
+            # A name lives longer than its card.
+            ttl = self._ttl if self._ttl is None or item.kind == "card" else self._ttl + SLOT_S
+            async with self._directory.listed((item.tenant, item.user), ttl) as listing:
+                change = ledger.Change(source.body, version=source.version, ttl=ttl)
+                await ledger.replace(self._target, item.key, change, expect=ANY)
+                listing.created = target is None
+        except Corrupt as error:
+            self._note(item, "failed", error)
+
+    async def _verify_card(self, item: Item) -> None:
+        """Find a card that has changed since it was copied, or a name that is missing."""
+        if item.key in self._problems:
+            return
+        try:
+            source, target = await self._source.load(item.key), await self._target.load(item.key)
+        except Corrupt as error:
+            self._note(item, "failed", error)
+        else:
+            if source is not None and source != target:
+                self._note(item, "behind")
 
     def _require_sealed(self, item: Item, source: Record) -> None:
         """Raise `SealMismatch` for clear text of a tenant that is sealed at the target."""
@@ -389,13 +423,11 @@ def _judged(source: Record | None, target: Record | None) -> Outcome:
             return "changed"
 
 
-async def _items(owner: Owner, kinds: Sequence[keys.Kind], *ends: Driver) -> AsyncIterator[Item]:
-    """Yield the records of an owner that any of the ends has, of these kinds, each once."""
+async def _items(owner: Owner, *ends: Driver, kinds: Sequence[keys.Kind] = KINDS) -> AsyncIterator[Item]:
+    """Yield the records of an owner that any of the ends has, each once."""
     async for user in _users(owner, *ends):
-        for kind in kinds:
-            scope = keys.scope(owner.tenant, user, kind) if user else _UNOWNED_SCOPES.get(kind)
-            if scope is None:
-                continue
+        for kind in kinds if user else _UNOWNED_SCOPES.keys() & kinds:
+            scope = keys.scope(owner.tenant, user, kind) if user else _UNOWNED_SCOPES[kind]
             async for name in _union(*(operations.names(end, scope) for end in ends)):
                 yield Item(owner.tenant, user, kind, Key(scope, name))
 

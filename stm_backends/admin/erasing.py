@@ -8,6 +8,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 from stm_backends.admin.receipt import RECORDS, Counted, Receipt
+from stm_backends.catalogue.index import names_of
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.erasing import expired_names, finish_erasure
 from stm_backends.errors import Corrupt, Denied, InvalidKey
@@ -80,6 +81,9 @@ class Erasure:
         transcripts = [place for place, kind in places.items() if kind == "conversations"]
         for place in transcripts:
             await self._pages(place)
+        # Last: whoever writes a card looks for the conversation afterwards.
+        card = keys.card_key(key)
+        await self._card(card)
         for beneath in prefixes:
             async for name in operations.names_of(self._driver, beneath.scope, beneath.name):
                 await self._record(Key(beneath.scope, name), "states")
@@ -90,6 +94,8 @@ class Erasure:
         # Records are deleted even if they are not there, and so confirmed.
         listed = {of(place).scope for place in places for of in (keys.parts_of, keys.pages_of)}
         listed |= {beneath.scope for beneath in prefixes}
+        recent = keys.scope(key.tenant_id, key.user_id, "recent")
+        listed.add(recent)
         await confirming.confirm(self._driver, listed - {place.scope for place in places})
         for place, kind in places.items():
             self._found[kind] += await self._is_there(place)
@@ -99,6 +105,9 @@ class Erasure:
         for beneath in prefixes:
             async for _ in operations.names_of(self._driver, beneath.scope, beneath.name):
                 self._found["states"] += 1
+        self._found["cards"] += await self._is_there(card)
+        async for _ in names_of(card, operations.names(self._driver, recent)):
+            self._found["cards"] += 1
         owner = (key.tenant_id, key.user_id)
         self._erased["directory_entries"] += await self._directory.forget_if_unused(*owner)
         self._observer.erased(Subject.of(key), self._records)
@@ -120,6 +129,15 @@ class Erasure:
             if not name.startswith(of.name):
                 break
             await self._expired(Key(of.scope, name))
+
+    async def _card(self, card: Key) -> None:
+        """Erase a card and all of its names in the index, expired or not."""
+        await self._record(card, "cards")
+        scope = keys.scope(*keys.owner_of(card.scope), "recent")
+        async for name in names_of(card, operations.names(self._driver, scope)):
+            self._erased["cards"] += await self._driver.delete(Key(scope, name))
+        async for name in names_of(card, expired_names(self._driver, scope)):
+            await self._expired(Key(scope, name))
 
     async def _expired(self, place: Key) -> None:
         """Remove a record that has expired, and that the datastore has not removed."""
@@ -216,6 +234,8 @@ def _counted(kind: keys.Kind) -> Counted:
             return "graph_records"
         case "page":
             return "pages"
+        case "card" | "recent":
+            return "cards"
         case "part":
             return "parts"
         case _:

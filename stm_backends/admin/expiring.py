@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, TypeAlias
 
+from stm_backends.admin.describing import catalogue_on
 from stm_backends.drivers.checks import require_seconds
 from stm_backends.drivers.contract import Driver, Key, Record
 from stm_backends.errors import ConfigurationError, Corrupt, TooLarge
@@ -75,6 +77,7 @@ class Expire:
         self._driver = driver
         self._codec = codec
         self._directory = directory
+        self._catalogue = catalogue_on(driver, codec, directory)
         self._ttl = ttl
         self._on_step = on_step
         self.expiring = Expiring()
@@ -85,7 +88,7 @@ class Expire:
             await self.user(tenant, user)
 
     async def user(self, tenant: str, user: str) -> None:
-        """Give the conversations, transcripts, item logs and saved states of a user the time to live."""
+        """Give the conversations, with transcripts and cards, logs and states of a user the time to live."""
         for kind in EXPIRING:
             scope = keys.scope(tenant, user, kind)
 
@@ -96,6 +99,16 @@ class Expire:
                 self._on_step(self.expiring)
 
             await operations.each(operations.names(self._driver, scope), one)
+        cards = keys.scope(tenant, user, "card")
+        await operations.each(operations.names(self._driver, cards), partial(self._expire_card, cards))
+
+    async def _expire_card(self, scope: str, name: str) -> None:
+        """Give a card the time to live; one that cannot be read counts as failed."""
+        try:
+            await self._catalogue.expire(Key(scope, name), self._ttl)
+        except (Corrupt, TooLarge):
+            self.expiring.failed += 1
+        self._on_step(self.expiring)
 
     async def _expire(self, kind: Kind, key: Key) -> str:
         """Give one record the time to live; returns the field of `Expiring` that counts it, or nothing."""

@@ -12,6 +12,7 @@
            "forgotten": {"digests", "ages"}},              as in `body.Body`
  "turns": [{"turn_id", "user_message", "assistant_response", "trajectory_digest",
             "artifacts_shown", "artifacts_hidden_refs", "ts"}, ...],     oldest first
+ "card":  {"title", "metadata", "pinned", "archived"},     as far as they were set for the catalogue
  "transcript": {"first", "base", "missing", "gap"}}        if pages come before it
 ```
 
@@ -26,12 +27,15 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from stm_backends.admin.describing import catalogue_on
+from stm_backends.catalogue.card import SET_BY_USER
 from stm_backends.drivers.contract import Driver
 from stm_backends.errors import SessionNotFound, located
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.records import keys, pages
 from stm_backends.records.body import Transcript
 from stm_backends.records.codec import Codec, dump_body, dump_turn, stored_turn
+from stm_backends.records.directory import Directory
 from stm_backends.records.pages import Copy, Pages
 from stm_backends.types import MemoryKey, StoredTurn
 
@@ -48,10 +52,12 @@ def dump_key(key: MemoryKey) -> dict[str, str]:
 class Export:
     """The export of one conversation, which is not changed."""
 
-    def __init__(self, driver: Driver, codec: Codec, key: MemoryKey) -> None:
+    def __init__(self, driver: Driver, codec: Codec, directory: Directory, key: MemoryKey) -> None:
         self._driver = driver
         self._codec = codec
         self._pages = Pages(driver, codec)
+        self._catalogue = catalogue_on(driver, codec, directory)
+        self._of = key
         self._key = dump_key(key)
         self._where = keys.memory_key(key)
 
@@ -87,6 +93,8 @@ class Export:
                 _turn(stored, self._codec.open("turn", record.tail[start]))
                 for stored, start in zip(snapshot.turns, snapshot.starts, strict=True)
             ]
+        card = await self._catalogue.load(self._of) or {}
+        shown = {name: card[name] for name in SET_BY_USER if name in card}
         document = {
             "format": FORMAT,
             "version": FORMAT_VERSION,
@@ -94,6 +102,7 @@ class Export:
             # Without the transcript: an import makes another one.
             "body": dump_body(replace(snapshot.body.unleased(), transcript=None)),
             "turns": turns,
+            **({"card": shown} if shown else {}),
         }
         return document, snapshot.body.transcript
 

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, cast, get_args
 
+from stm_backends.admin.describing import catalogue_on
 from stm_backends.admin.exporting import FORMAT, FORMAT_VERSION, PAGE_FORMAT
 from stm_backends.admin.purging import IMPORTED
-from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, Key, Record
+from stm_backends.catalogue.card import SET_BY_USER, Content, checked_changes
+from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, KeepType, Key, Record
 from stm_backends.errors import (
     ConfigurationError,
     Corrupt,
@@ -44,11 +46,15 @@ Turns: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A valid exported conversation. `transcript` has no epoch; `None` if no pages came before it."""
+    """A valid exported conversation. `card` is what was set for its card.
+
+    `transcript` has no epoch; it is `None` if no pages came before the conversation.
+    """
 
     key: MemoryKey
     body: Body
     turns: Turns
+    card: Content
     transcript: Transcript | None
 
 
@@ -136,6 +142,7 @@ class Import:
         self._driver = driver
         self._codec = codec
         self._directory = directory
+        self._catalogue = catalogue_on(driver, codec, directory)
         self._pages = Pages(driver, codec)
         self._on_conflict: OnConflict = on_conflict
         self._ttl = ttl
@@ -218,8 +225,19 @@ class Import:
         if not missing:
             # An interrupted import may have stored them on the server alone, and not on its replicas.
             await confirming.confirm(self._driver, (where.scope,))
+        kept = self._on_conflict == "merge" and not missing
+        await self._note(session, ttl=KEEP if kept else self._ttl)
         found = target.body.transcript
         return found is not None and found.epoch == epoch
+
+    async def _note(self, session: Session, *, ttl: float | None | KeepType) -> None:
+        """Write the card of an imported conversation. A merge changes nothing that was set there."""
+        if self._on_conflict == "replace":
+            await self._catalogue.forget(session.key)
+        card = await self._catalogue.touch(session.key, ttl=ttl) or {}
+        changes = {name: value for name, value in session.card.items() if name not in card}
+        if changes:
+            await self._catalogue.update(session.key, changes)
 
     def _require_within_limits(self, session: Session, entries: Collection[bytes]) -> None:
         """Raise `LimitReached` for a document that exceeds the limits of a conversation by itself."""
@@ -326,7 +344,9 @@ def _parse(document: Mapping[str, Any]) -> Session:
         loaded = replace(loaded, health=MemoryHealth.DEGRADED)
     # What a body says of pages is of those of another conversation.
     body = replace(loaded.unleased(), transcript=None)
-    return Session(key, body, turns, _transcript_of(document, body))
+    given: Mapping[str, Any] = _object(document, "card") if "card" in document else {}
+    card = checked_changes(**{name: given[name] for name in SET_BY_USER if name in given})
+    return Session(key, body, turns, card, _transcript_of(document, body))
 
 
 def _transcript_of(document: Mapping[str, Any], body: Body) -> Transcript | None:

@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from stm_backends.admin.describing import catalogue_on
+from stm_backends.catalogue.card import SLOT_S, slot_of
 from stm_backends.drivers.checks import require_seconds
 from stm_backends.drivers.contract import Driver, Key, Record
 from stm_backends.drivers.purges import purges_of
@@ -35,7 +37,7 @@ from stm_backends.records.large.driver import ORPHANED_S
 from stm_backends.records.large.pointers import id_in, time_of
 from stm_backends.records.pages import Copy
 from stm_backends.records.shortening import Shortening
-from stm_backends.types import AHEAD_S
+from stm_backends.types import AHEAD_S, MemoryKey
 
 STEP: Final = 500
 """How many expired records one call of a driver removes."""
@@ -63,8 +65,9 @@ class Purged:
     """What a purge removed or, in a dry run, would remove; updated as it goes.
 
     `expired` counts expired records that were still stored, of all tenants, on datastores that keep them.
-    `conversations` and `logs` were older than asked for, `pages` are those of transcripts that went with them
-    or were older themselves, and `parts` are left-over parts of large values.
+    `conversations` and `logs` were older than asked for; their cards go with them. `pages` are those of
+    transcripts that went with them or were older themselves, `parts` are left-over parts of large values, and
+    `cards` are cards without a conversation and left-over names in their index.
     The rest was kept: `kept` is newer, `undated` has no usable time, `changed` was written to at that
     moment, `unreadable` cannot be read, and `empty` was emptied by an earlier purge and has yet to expire.
     """
@@ -74,6 +77,7 @@ class Purged:
     logs: int = 0
     pages: int = 0
     parts: int = 0
+    cards: int = 0
     kept: int = 0
     undated: int = 0
     changed: int = 0
@@ -98,6 +102,10 @@ class Found(NamedTuple):
     name: str
 
 
+def _found(kind: Kind, key: Key) -> Found:
+    return Found(*keys.owner_of(key.scope), kind, keys.unname(key.name))
+
+
 def last_added(added: Sequence[float], forgotten: Forgotten, *, now: float) -> float | None:
     """Return when something was last added to a record, in epoch seconds; `None` if that is unknown.
 
@@ -116,10 +124,10 @@ class Purge:
     Nothing is remembered between calls, so an interrupted purge is completed by another. With `dry_run`,
     nothing is written. `older_than` and `transcripts_older_than` are in seconds; without both, only what has
     expired is removed. `clock` is in epoch seconds. `on_step` is called now and then, `on_found` for each
-    record that is purged by its age.
+    record that is purged by its age, and `on_unreadable` for each that cannot be read, with the reason.
     """
 
-    def __init__(  # noqa: PLR0913 -- one per setting
+    def __init__(  # noqa: PLR0913 -- the parts, the settings, and three events
         self,
         driver: Driver,
         codec: Codec,
@@ -131,6 +139,7 @@ class Purge:
         clock: Callable[[], float] = time.time,
         on_step: Callable[[Purged], None] = lambda purged: None,
         on_found: Callable[[Found], None] = lambda found: None,
+        on_unreadable: Callable[[Found, Corrupt], None] = lambda found, error: None,
     ) -> None:
         if older_than is not None:
             require_seconds("older_than", older_than)
@@ -143,6 +152,7 @@ class Purge:
         self._driver = driver
         self._codec = codec
         self._directory = directory
+        self._catalogue = catalogue_on(driver, codec, directory, clock=clock)
         self._older_than = older_than
         self._transcripts_older_than = transcripts_older_than
         self._shortening = Shortening(driver, codec, dry_run=dry_run)
@@ -150,6 +160,7 @@ class Purge:
         self._clock = clock
         self._on_step = on_step
         self._on_found = on_found
+        self._on_unreadable = on_unreadable
         self.purged = Purged()
 
     async def expired(self) -> None:
@@ -180,7 +191,10 @@ class Purge:
                 async def judge(name: str, kind: Kind = kind, scope: str = scope) -> None:
                     outcome = await self._judge(kind, Key(scope, name), self._older_than or 0.0)
                     if outcome in ("conversations", "logs"):
-                        self._on_found(Found(tenant, user, kind, keys.unname(name)))
+                        if not self._dry_run:
+                            # Removes the card, unless something is left of the conversation.
+                            await self._catalogue.touch(MemoryKey(tenant, user, keys.unname(name)))
+                        self._on_found(_found(kind, Key(scope, name)))
                     if outcome is not None:
                         setattr(self.purged, outcome, getattr(self.purged, outcome) + 1)
                     self._on_step(self.purged)
@@ -190,6 +204,7 @@ class Purge:
             await self._transcripts(tenant, user, self._transcripts_older_than)
         await self._left_over_pages(tenant, user)
         await self._left_over(tenant, user)
+        await self._left_over_cards(tenant, user)
         if not self._dry_run:
             await self._directory.forget_if_unused(tenant, user)
 
@@ -211,8 +226,9 @@ class Purge:
                 return "changed"
             if kind == "memory":
                 await self._remove_pages(keys.pages_of(key))
-        except Corrupt:
+        except Corrupt as error:
             # The record itself, or the entry of its user, which is sealed.
+            self._on_unreadable(_found(kind, key), error)
             return "unreadable"
         return "conversations" if kind == "memory" else "logs"
 
@@ -257,9 +273,10 @@ class Purge:
         async def shorten(name: str) -> None:
             try:
                 count = await self._shorten(Key(scope, name), older_than)
-            except Corrupt:
+            except Corrupt as error:
                 if self._older_than is None:  # else it was counted before
                     self.purged.unreadable += 1
+                    self._on_unreadable(_found("memory", Key(scope, name)), error)
                 return
             self.purged.pages += count
             if count:
@@ -338,6 +355,30 @@ class Purge:
                     await self._driver.delete(Key(scope, name))
                 self.purged.parts += 1
                 self._on_step(self.purged)
+
+    async def _left_over_cards(self, tenant: str, user: str) -> None:
+        """Remove cards without a conversation and names without a card, as killed processes leave them."""
+        cards, recent = keys.scope(tenant, user, "card"), keys.scope(tenant, user, "recent")
+        # Listed before the records: a card is newer than its conversation.
+        left = {name async for name in operations.names(self._driver, cards)}
+        names = [name async for name in operations.names(self._driver, recent)]
+        there: set[str] = set()
+        if left or names:
+            for kind in DATED:
+                async for name in operations.names(self._driver, keys.scope(tenant, user, kind)):
+                    there.add(keys.card_key(MemoryKey(tenant, user, keys.unname(name))).name)
+        # A later name may be of a card that is being written.
+        latest = slot_of(self._clock() - 2 * SLOT_S)
+        gone = [Key(cards, name) for name in left - there]
+        for name in names:
+            slot, card = keys.slot_and_card(name)
+            if slot > latest and card not in left & there:
+                gone.append(Key(recent, name))
+        for where in gone:
+            if not self._dry_run:
+                await self._driver.delete(where)
+            self.purged.cards += 1
+            self._on_step(self.purged)
 
 
 def _is_imported_after(name: str, until: float) -> bool:

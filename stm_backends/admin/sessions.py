@@ -18,7 +18,7 @@ from stm_backends.admin.purging import Found, Purge, Purged
 from stm_backends.admin.receipt import Receipt
 from stm_backends.admin.resealing import OnProblem, Reseal, ResealReport
 from stm_backends.drivers.contract import Driver
-from stm_backends.errors import ConfigurationError, Denied, InvalidState
+from stm_backends.errors import ConfigurationError, Corrupt, Denied, InvalidState
 from stm_backends.history.log import ItemLog
 from stm_backends.records import keys, operations
 from stm_backends.records.codec import Codec
@@ -102,7 +102,7 @@ class Sessions:
         Without its transcript: `export_lines` has that, too. Raises `SessionNotFound`, and `Corrupt` if this
         version cannot read all of it.
         """
-        document = await Export(self._driver, self._codec, key).document()
+        document = await Export(self._driver, self._codec, self._directory, key).document()
         self._observer.exported(Subject.of(key))
         return document
 
@@ -112,7 +112,7 @@ class Sessions:
         The pages of the transcript come first, oldest first, and what `export` returns comes last, all as of
         one moment. Takes the memory of one page and the record. Raises what `export` does.
         """
-        async for line in Export(self._driver, self._codec, key).lines():
+        async for line in Export(self._driver, self._codec, self._directory, key).lines():
             yield line
         self._observer.exported(Subject.of(key))
 
@@ -254,6 +254,7 @@ class Sessions:
         dry_run: bool = False,
         on_step: Callable[[Purged], None] = lambda purged: None,
         on_found: Callable[[Found], None] = lambda found: None,
+        on_unreadable: Callable[[Found, Corrupt], None] = lambda found, error: None,
     ) -> Purged:
         """Remove what has expired and, with `older_than`, what had no addition for so many seconds.
 
@@ -268,7 +269,8 @@ class Sessions:
         summary covers yet stay in their pages.
 
         Works in short steps, and may be interrupted and repeated. `dry_run=True` counts and writes nothing.
-        `on_step` is called with the counts so far, and `on_found` with each record that is purged by its age.
+        `on_step` is called with the counts so far, `on_found` with each record that is purged by its age, and
+        `on_unreadable` with each that is kept because it cannot be read, and the reason.
         """
         if tenant is None and (older_than, transcripts_older_than, user) != (None, None, None):
             raise ConfigurationError("name the tenant: its conversations cannot be found without it")
@@ -287,6 +289,7 @@ class Sessions:
             dry_run=dry_run,
             on_step=on_step,
             on_found=found,
+            on_unreadable=on_unreadable,
         )
         try:
             await purge.expired()

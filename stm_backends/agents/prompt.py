@@ -76,7 +76,7 @@ def _any_of(known: Any) -> bool:
 def quoted_json(value: object) -> str:
     r"""Return JSON that is safe between tags: `<` is escaped as `\u003c`, so no text can close a tag.
 
-    Unicode's tag characters are left out: nobody sees them, but a model reads them as text.
+    Unicode's tag characters are left out: people do not see them, but a model reads them as text.
     """
     text = _TAGS.sub("", json.dumps(value, ensure_ascii=False)).replace("<", "\\u003c")
     # UTF-8 cannot encode a lone surrogate, so it is written as a JSON escape.

@@ -21,6 +21,7 @@ from stm_backends.admin.importing import OnConflict
 from stm_backends.admin.receipt import Receipt
 from stm_backends.backend import Backend, open_backend
 from stm_backends.cli import datastores, durations, erasing, graphs, render, transfer
+from stm_backends.cli.compacting import compact
 from stm_backends.cli.completion import conversations
 from stm_backends.cli.conformance import conformance
 from stm_backends.cli.copying import copy
@@ -574,6 +575,8 @@ def erase(
 app.command()(purge)
 
 app.command()(expire)
+
+app.command()(compact)
 
 app.command()(conformance)
 

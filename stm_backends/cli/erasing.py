@@ -19,12 +19,14 @@ _NAMES: Final[Mapping[Counted, str]] = {
     "states": "saved state",
     "paused_runs": "paused run",
     "graph_records": "graph record",
+    "cards": "record of the catalogue",
     "parts": "part of large values",
     "expired": "expired record",
     "data_keys": "set of data keys",
     "directory_entries": "directory entry",
 }
 _PLURALS: Final = {
+    "record of the catalogue": "records of the catalogue",
     "part of large values": "parts of large values",
     "set of data keys": "sets of data keys",
 } | {"directory entry": "directory entries"}

@@ -19,6 +19,7 @@ from stm_backends.cli.options import BackendName, SealingName, Url
 from stm_backends.cli.outcome import (
     FAILED,
     GIVE_KEYS,
+    Named,
     counted,
     interruptible,
     reported,
@@ -44,6 +45,7 @@ _PURGED: Final = {
     "logs": ("old log of an agent framework", "old logs of agent frameworks"),
     "pages": ("page of a transcript", "pages of transcripts"),
     "parts": ("left-over part of large values", "left-over parts of large values"),
+    "cards": ("left-over record of the catalogue", "left-over records of the catalogue"),
 }
 """What a purge removes."""
 
@@ -106,7 +108,7 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
 
     Without --tenant and --user, removes only expired records, of all tenants, where the datastore keeps them:
     SQLite, PostgreSQL and Redis. MongoDB and DynamoDB remove them by themselves. For a tenant or a user, also
-    removes left-over parts of large values.
+    removes left-over parts of large values and left-over cards.
 
     The age of a conversation is that of its newest turn, by the turn's own time; one without a time is kept.
     --older-than empties conversations and logs of agent frameworks. The empty records stay listed until they
@@ -119,6 +121,7 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
     status is 1 if a record could not be read, or if nothing is stored for the tenant or user.
     """
     purged, found, exists, keyless = Purged(), list[Found](), True, False
+    unreadable = Named()
 
     def note(one: Found) -> None:
         if json_file:
@@ -148,6 +151,7 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
                     dry_run=dry_run,
                     on_step=step,
                     on_found=note,
+                    on_unreadable=lambda one, error: unreadable.add(_named(one), str(error)),
                 )
 
     with reported(), interruptible(so_far), writing(json_file) if json_file else nullcontext() as numbers:
@@ -173,6 +177,8 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
             typer.echo(f"Their empty records stay listed until they expire in {(older_than or '').strip()}.")
     if purged.unreadable:
         _say_left(f"{counted(purged.unreadable, 'record')} could not be read", keyless=keyless)
+        if not keyless:
+            unreadable.print()
     if not exists:
         say_nothing_stored(tenant or user or "")
     if purged.unreadable or not exists:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import difflib
 import math
-from collections.abc import Iterable, Sequence
-from typing import Final, Literal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Literal, cast
 
 from stm_backends.drivers.contract import AbsentType, AnyType, Expect, KeepType, Traits, Ttl
-from stm_backends.errors import ConfigurationError, TooLarge, Unavailable
+from stm_backends.errors import ConfigurationError, StmError, TooLarge, Unavailable
+from stm_backends.handed_in import call_now, described, number
 
 LONGEST_S: Final = 1e11
 """About three thousand years. Longer is a mistake, and beyond the calendars of some datastores."""
@@ -99,10 +101,24 @@ def require_count(name: str, value: object, *, most: int | None = None) -> None:
         raise ConfigurationError(f"{name} must be {allowed}{_not(value)}")
 
 
-def require_clock(clock: object) -> None:
-    """Raise `ConfigurationError` unless a clock is a function."""
+def checked_clock(clock: object) -> Callable[[], float]:
+    """Return a clock that raises `Unavailable` where the given one raises, or returns no finite number.
+
+    Raises `ConfigurationError` unless a clock is a function. None stands in for it, because a clock of
+    another epoch would let records expire.
+    """
     if isinstance(clock, type) or not callable(clock):
         raise ConfigurationError(f"clock must be a function that returns seconds{_not(clock)}")
+    if clock in (time.time, time.monotonic):
+        return cast("Callable[[], float]", clock)
+
+    def checked() -> float:
+        try:
+            return number("it", call_now(clock))
+        except Exception as error:
+            raise Unavailable(f"the function `clock` failed ({described(error)})") from error
+
+    return checked
 
 
 def require_event_loop(otherwise: str) -> None:
@@ -113,14 +129,22 @@ def require_event_loop(otherwise: str) -> None:
         raise ConfigurationError(otherwise) from None
 
 
-def not_open(*, backend: str = "", operation: str = "") -> Unavailable:
-    """Return the error of a driver that was never opened or is closed; its message says what to do."""
-    return Unavailable(
-        "the backend is not open; use `async with open_backend(...) as backend:` (`with` in "
-        "stm_backends.sync), and use the backend, its driver and its memories within that block",
-        backend=backend,
-        operation=operation,
-    )
+def not_open(*, opened: bool = True, backend: str = "", operation: str = "") -> StmError:
+    """Return the error of a driver that is not open; its message says what to do.
+
+    It is `Unavailable` for one that is closed or could not be opened, and `ConfigurationError` for one that
+    was never `opened`, which is a mistake in the program: a retry does not help.
+    """
+    if not opened:
+        where = ".".join(part for part in (backend, operation) if part)
+        return ConfigurationError(f"{where}: the backend was never opened; {_USE}".removeprefix(": "))
+    return Unavailable(f"the backend is not open; {_USE}", backend=backend, operation=operation)
+
+
+_USE: Final = (
+    "use `async with open_backend(...) as backend:` (`with` in stm_backends.sync), and use the backend, its "
+    "driver and its memories within that block"
+)
 
 
 def _not(value: object) -> str:

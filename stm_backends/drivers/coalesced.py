@@ -88,8 +88,8 @@ class Coalesced(Generic[A]):
         self._max_bytes = max_bytes
         self._average = 1.0
         self._large = LargeKeys()
-        self._shared = _Requests(self._fetch_all, in_flight, self._limit)
-        self._alone = _Requests(self._fetch_all, large_in_flight, lambda: 1)
+        self._shared = _Lane(self._fetch_all, in_flight, self._limit)
+        self._alone = _Lane(self._fetch_all, large_in_flight, lambda: 1)
 
     async def load(self, key: Key) -> A | None:
         """Return the answer for `key`, or `None` if there is no such record; raises what `fetch` raises."""
@@ -127,7 +127,7 @@ class Coalesced(Generic[A]):
         return found
 
 
-class _Requests(Generic[A]):
+class _Lane(Generic[A]):
     """Requests of one kind: at most `in_flight` are in progress, and a waiting one has `limit()` loads."""
 
     def __init__(

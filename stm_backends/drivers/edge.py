@@ -7,7 +7,7 @@ import errno
 import socket
 import ssl
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from stm_backends.drivers.checks import not_open, require_fits
@@ -112,8 +112,6 @@ _FURTHEST_CAUSE: Final = 10
 
 _OTHER_LOOP: Final = ("Event loop is closed", "different loop", "different event loop")
 """Words of the `RuntimeError` that asyncio and clients raise for what belongs to another event loop."""
-_UNSENT: Final = frozenset({"connect", "authenticate", "sign"})
-"""Functions of clients that call what their user handed in, such as credentials, before anything is sent."""
 
 
 def with_cause(meaning: Meaning, error: BaseException, *, opening: bool = False) -> Meaning:
@@ -146,22 +144,32 @@ def _is_of_another_loop(error: BaseException) -> bool:
     )
 
 
-def _of_the_client(error: BaseException, work: Callable[..., object]) -> Meaning | None:
-    """Return what an unknown error means; `None` if the package of `work` raised it, which is then a bug.
+def passed_through(error: BaseException, packages: Collection[str], functions: Collection[str]) -> bool:
+    """Return whether one of these functions, of one of these packages, called what raised an error."""
+    return any(package in packages and name in functions for package, name in _frames(error))
+
+
+def _is_of_the_client(error: BaseException, work: Callable[..., object]) -> bool:
+    """Return whether an unknown error is no bug: it was not raised by the package of `work`, or by this one.
 
     Clients call functions that their user handed in, which may raise anything.
     """
+    *_, (package, _) = _frames(error)
+    return not isinstance(error, StmError) and package not in (_package(work.__module__), "stm_backends")
+
+
+def _frames(error: BaseException) -> list[tuple[str, str]]:
+    """Return the package and the name of each function that an error passed through, its origin last."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    packages = {_package(work.__module__), "stm_backends"}
-    if isinstance(error, StmError) or _package(frames[-1].f_globals.get("__name__", "")) in packages:
-        return None
-    is_unsent = any(frame.f_code.co_name in _UNSENT for frame in frames)
-    kind = Unavailable if is_unsent else OutcomeUnknown
-    return kind, f"the client, or a function that it calls, failed ({type(error).__name__})"
+    return [(_package(one.f_globals.get("__name__", "")), one.f_code.co_name) for one in frames]
 
 
 def _package(module: str) -> str:
     return module.partition(".")[0]
+
+
+def _never(_: BaseException) -> bool:
+    return False
 
 
 class ConcurrencyLimit:
@@ -200,8 +208,9 @@ class ConcurrencyLimit:
 class Edge:
     """Runs the calls of one driver to its client library, and says in each error where it happened.
 
-    `meaning` looks a client's exception up in the driver's table. It returns `None` for an exception that is
-    a bug in the driver, which is raised as it is. No call is made outside of the driver's `home`; without
+    `meaning` looks a client's exception up in the driver's table, and returns `None` for one that is not in
+    it. Such an exception is raised as it is if it is a bug in the driver; otherwise, `before_sending` says
+    whether it was raised before anything was sent. No call is made outside of the driver's `home`; without
     one, the event loop of the first call is the home.
     """
 
@@ -211,12 +220,14 @@ class Edge:
         backend: str,
         traits: Traits,
         meaning: Callable[[Exception], Meaning | None],
+        before_sending: Callable[[BaseException], bool] = _never,
         home: Home | None = None,
     ) -> None:
         self._home = home or Home()
         self._backend = backend
         self._traits = traits
         self._meaning = meaning
+        self._before_sending = before_sending
         self._deadlines = Deadlines(traits.deadline)
 
     async def run(
@@ -253,8 +264,7 @@ class Edge:
                     if operation in _READS:
                         raise ConfigurationError(OF_ANOTHER_LOOP) from error
                     raise OutcomeUnknown(OF_ANOTHER_LOOP) from error
-                known = self._meaning(error) if isinstance(error, Exception) else None
-                meaning = _LATE if late else known or _of_the_client(error, work)
+                meaning = _LATE if late else self._meaning_of(error, work)
                 if meaning is None:
                     raise
                 kind, message = with_cause(meaning, error, opening=operation == "open")
@@ -267,9 +277,17 @@ class Edge:
         limit = self._traits.max_entry if what == "entry" else self._traits.max_record
         require_fits(what, size, limit, backend=self._backend, operation=operation)
 
-    def not_open(self, operation: str) -> Unavailable:
-        """Return the error of a driver that was never opened or is closed."""
-        return not_open(backend=self._backend, operation=operation)
+    def not_open(self, operation: str) -> StmError:
+        """Return the error of a driver that was never opened or is closed; see `checks.not_open`."""
+        return not_open(opened=self._home.was_entered, backend=self._backend, operation=operation)
+
+    def _meaning_of(self, error: BaseException, work: Callable[..., object]) -> Meaning | None:
+        """Return what an error means; `None` for a bug of the driver."""
+        known = self._meaning(error) if isinstance(error, Exception) else None
+        if known is not None or not _is_of_the_client(error, work):
+            return known
+        kind = Unavailable if self._before_sending(error) else OutcomeUnknown
+        return kind, f"the client, or a function that it calls, failed ({type(error).__name__})"
 
     def _passes(self, error: Exception) -> bool:
         """Return whether an error is transient, so that a retry may succeed."""

@@ -58,7 +58,7 @@ class Home:
     farewell of the child would end the parent's session.
     """
 
-    __slots__ = ("__weakref__", "_client", "_is_inherited", "_is_left", "_loop", "_start_over")
+    __slots__ = ("__weakref__", "_client", "_is_inherited", "_is_left", "_loop", "_start_over", "was_entered")
 
     _name = "this backend"
 
@@ -75,6 +75,8 @@ class Home:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_left = True
         self._is_inherited = False
+        self.was_entered = False
+        """Whether it was entered at any time, successfully or not."""
 
     def require(self) -> None:
         """Raise `ConfigurationError` unless this is the home; the first call makes it the home."""
@@ -100,7 +102,7 @@ class Home:
                 self._give_up()
                 if self._client is not None:
                     self._client.enter()
-                self._loop = here
+                self._loop, self.was_entered = here, True
                 _HOMES.add(self)
             self._is_left = False
 

@@ -21,8 +21,8 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from stm_backends.drivers.checks import (
+    checked_clock,
     not_open,
-    require_clock,
     require_count,
     require_drop,
     require_fits,
@@ -157,12 +157,11 @@ class MemoryDriver:
         max_record_bytes: int = 64 * _MIB,
         deadline_s: float = DEFAULT_DEADLINE_S,
     ) -> None:
-        require_clock(clock)
         require_count("max_entry_bytes", max_entry_bytes)
         require_count("max_record_bytes", max_record_bytes)
         require_seconds("deadline_s", deadline_s)
         self._store = MemoryStore() if store is None else store
-        self._clock = clock
+        self._clock = checked_clock(clock)
         self._is_open = False
         self._home = Home(self._start_over)
         self.traits = Traits(
@@ -332,7 +331,7 @@ class MemoryDriver:
     def _begin(self, name: str, operation: str) -> tuple[_Scope, float]:
         """Return a scope and the time; called with the lock of the store held."""
         if not self._is_open:
-            raise not_open()
+            raise not_open(opened=self._home.was_entered, backend=self.name, operation=operation)
         now = self._clock()
         if self._store.mortal and operation not in _READS:
             self._store.sweep(now, self._swept)

@@ -152,6 +152,12 @@ def _require_text(name_or_url: object, url: object) -> None:
                 f"{what} is given as a string: a name such as 'memory', or a URL such as "
                 f"'sqlite:///conversations.db'; not {type(value).__name__}"
             )
+        if value and (value[0] in _QUOTATION_MARKS or value.strip() != value):
+            around = "quotation marks" if value.strip() == value else "white space"
+            raise UnknownBackend(f"{what} is given with {around} around it; leave that out")
+
+
+_QUOTATION_MARKS: Final = "\"'`\u201c\u2018\u00ab"
 
 
 def _is_windows_path(text: str) -> bool:
@@ -169,6 +175,8 @@ _NAME = re.compile(r"[A-Za-z0-9_+.\-]{1,60}")
 
 DATABASE_FILE = re.compile(r"([A-Za-z]:)?[\w./\\+ -]{1,200}\.(db3?|sqlite3?)", re.IGNORECASE)
 """What looks like the path of a database, and cannot be the part of a URL that holds a secret."""
+
+_HOST_AND_PORT = re.compile(r"[\w.\-]+:\d{2,5}(/\w*)?|\[[\da-fA-F:]+\]:\d{2,5}(/\w*)?")
 
 
 def _resolve(name_or_url: str, url: str | None) -> tuple[EntryPoint, BackendPlugin, str | None]:
@@ -255,7 +263,8 @@ def _by_scheme(claims: _Claims, url: str) -> tuple[EntryPoint, BackendPlugin]:
     if not found:
         # Without "//" the word before a colon may be a user's name.
         shown = bool(scheme) and ("://" in url or "@" not in url)
-        error = _unknown("URL scheme", scheme or url, shown=shown, names=claims, known=schemes)
+        asked = url if _HOST_AND_PORT.fullmatch(url) else scheme or url
+        error = _unknown("URL scheme", asked, shown=shown, names=claims, known=schemes)
         if broken:
             error.add_note(f"Could not be asked: {', '.join(broken)}; `stm-backends drivers` says why.")
         raise error
@@ -347,6 +356,8 @@ def _unknown(
     text = asked.lower()
     if DATABASE_FILE.fullmatch(asked):
         problem = f"a path is not a backend; for the SQLite database in it write {_at(asked)}."
+    elif _HOST_AND_PORT.fullmatch(asked):
+        problem = "a host and a port are not a URL: write the scheme of the datastore and '://' before them."
     else:
         problem = (
             f"no installed package provides the {what} {asked!r}."

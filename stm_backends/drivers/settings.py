@@ -22,6 +22,7 @@ AcmeSettings.from_url("acme://db.example/?pool_size=5", prefix="mine:")
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from types import NoneType, UnionType
@@ -163,6 +164,12 @@ BAD_PORT: Final = (
     "name or password"
 )
 """What is said of a port that is none: it may be the beginning of a password."""
+
+
+def require_no_placeholder(login: str) -> None:
+    """Raise `ConfigurationError` for a user and a password that were copied with a placeholder in them."""
+    if re.search(r"<[^<>:@]+>", login):
+        raise ConfigurationError("the URL has <...> where the user or the password belongs; replace it")
 
 
 @functools.cache

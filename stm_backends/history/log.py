@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from stm_backends import races
+from stm_backends.catalogue.card import Activity
 from stm_backends.drivers.contract import Driver, Record
 from stm_backends.errors import (
     InvalidState,
@@ -26,7 +27,9 @@ from stm_backends.errors import (
     located,
 )
 from stm_backends.history import items
+from stm_backends.history.activity import beginning_in
 from stm_backends.history.items import Add, Entry, Item, Log, Pop, Removal
+from stm_backends.memory.touches import Touches
 from stm_backends.races import Lost, contend
 from stm_backends.records import confirming, keys, ledger
 from stm_backends.records.codec import DEEPEST_IN_TURN, Codec, require_json
@@ -42,7 +45,7 @@ TOLERATED_WASTE: Final = 32
 """How many entries without a remaining item justify a fold."""
 
 
-class _Found(NamedTuple):
+class _ReadLog(NamedTuple):
     """A log as it was read, and its record."""
 
     record: Record | None
@@ -57,7 +60,7 @@ class ItemLog:
     never. `clock` is in epoch seconds.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- a backend passes them all; a driver, a key and a kind suffice
         self,
         driver: Driver,
         key: MemoryKey,
@@ -68,8 +71,11 @@ class ItemLog:
         guard: Guard = UNLIMITED,
         ttl_s: float | None = None,
         clock: Callable[[], float] = time.time,
+        touches: Touches | None = None,
     ) -> None:
         self._driver = driver
+        self._key = key
+        self._kind = kind
         self._where = keys.log_key(key, kind)
         self._owner = (key.tenant_id, key.user_id)
         self._whose = Whose(*self._owner, key.session_id)
@@ -78,6 +84,9 @@ class ItemLog:
         self._directory = directory or Directory(driver, self._codec)
         self._ttl_s = ttl_s
         self._clock = clock
+        self._touches = touches
+        # Since the last touch: how many items came and went, and the beginning of the last one with a text.
+        self._added, self._preview = 0, ""
 
     async def items(self, limit: int | None = None) -> list[Item]:
         """Return the latest `limit` items, oldest first, in one round trip; all of them for `None`.
@@ -105,6 +114,7 @@ class ItemLog:
                 self._guard.require("turn_characters", partial(characters_in, item))
             if added:
                 await self._append(Add(_new_id(), added, self._clock()))
+                self._touch(len(added), beginning_in(reversed(added)))
 
     async def pop(self) -> Item | None:
         """Remove the last item and return it; `None` if the log is empty.
@@ -116,6 +126,7 @@ class ItemLog:
         if not (await self._load("pop")).log.items:
             return None
         pop = Pop(_new_id(), self._clock())
+        self._touch(-1)
         try:
             await self._send(items.seal_entry(pop, self._codec))
         except (TooLarge, LimitReached) as error:
@@ -136,6 +147,20 @@ class ItemLog:
     async def clear(self) -> None:
         """Erase the log; raises `OutcomeUnknown` if it may have been erased."""
         await races.retried(lambda: ledger.erase(self._driver, self._where))
+        if self._touches is not None:
+            # The records say whether anything is left of the conversation.
+            self._touches.note(self._key, self._kind, lambda: None, ttl=self._ttl_s, at=0.0)
+
+    def _touch(self, added: int, preview: str = "") -> None:
+        """Note in the catalogue that items came or went."""
+        self._added, self._preview = self._added + added, preview or self._preview
+        if self._touches is not None:
+            self._touches.note(self._key, self._kind, self._look, ttl=self._ttl_s)
+
+    def _look(self) -> Activity:
+        """Return what was added since the last touch."""
+        added, self._added = self._added, 0
+        return Activity((self._kind,), 0.0, None, self._preview, added=added)
 
     async def fold(self) -> bool:
         """Move the oldest entries into the body, which changes no item; returns whether any were moved.
@@ -154,10 +179,10 @@ class ItemLog:
     def _lost(self, message: str) -> OutcomeUnknown:
         return OutcomeUnknown(message, backend=self._driver.name, operation="pop")
 
-    async def _load(self, operation: str) -> _Found:
+    async def _load(self, operation: str) -> _ReadLog:
         record = await self._driver.load(self._where)
         with located(self._driver.name, operation):
-            return _Found(record, items.read(record, self._codec))
+            return _ReadLog(record, items.read(record, self._codec))
 
     async def _pop_from_full(self, pop: Pop, full: TooLarge | LimitReached) -> Item | None:
         """Remove the last item of a log that has no room for another entry, as part of a fold.
@@ -208,7 +233,7 @@ class ItemLog:
         listing = self._directory.listed(self._owner, self._ttl_s)
         return await ledger.append(self._driver, self._where, data, ttl=self._ttl_s, listing=listing)
 
-    async def _tidy(self, found: _Found) -> None:
+    async def _tidy(self, found: _ReadLog) -> None:
         """Fold the log that was read; only logs a failure, because the item was removed."""
         try:
             await self._fold(found)
@@ -217,7 +242,7 @@ class ItemLog:
                 "could not fold a log of items: %s (conversation %s)", error, keys.log_name(self._where)
             )
 
-    async def _fold(self, found: _Found) -> bool | None:
+    async def _fold(self, found: _ReadLog) -> bool | None:
         """Fold the entries that were read; `False` after a lost race, `None` if the body would be too large.
 
         A log whose items do not fit into one body is not folded, so reading it takes longer with each removal
@@ -226,7 +251,7 @@ class ItemLog:
         count = self._covered(found.log)
         return await self._replaced(found, found.log, count=count, drop=count)
 
-    async def _replaced(self, found: _Found, log: Log, *, count: int, drop: int) -> bool | None:
+    async def _replaced(self, found: _ReadLog, log: Log, *, count: int, drop: int) -> bool | None:
         """Store the body of `log` with `count` entries folded in, and drop `drop` entries that were read.
 
         Keeps what recent pops removed if there is room. `False` after a lost race, `None` if there is no

@@ -41,7 +41,7 @@ def recovered(name: str) -> None:
 
 
 def background_stopped(name: str, error: BaseException) -> None:
-    """Log an unexpected error, for example of a clock that was handed in; its message may quote a turn."""
+    """Log an unexpected error; its message may quote a turn."""
     logger.error(
         "the memory's background stopped: %s (conversation %s)",
         type(error).__name__,

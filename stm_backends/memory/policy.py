@@ -261,7 +261,7 @@ def lease_left(
 
 
 def is_overdue(lease: Lease, overdue: Overdue | None, *, now: float) -> bool:
-    """Say whether a lease has ended by this clock, and nobody has noted that."""
+    """Say whether a lease has ended by this clock, and that is not noted yet."""
     return now >= lease.at + lease.ttl and not (overdue and _applies(overdue, lease, now))
 
 

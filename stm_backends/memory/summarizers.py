@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from stm_backends.errors import ConfigurationError
-from stm_backends.handed_in import ignore
-from stm_backends.memory.estimating import GuardedEstimator
+from stm_backends.handed_in import report
+from stm_backends.memory.estimating import guarded_estimator
 from stm_backends.tokens import TokenEstimator, default_token_estimator
 
 _LONG: Final = 240
@@ -89,7 +89,7 @@ class ExtractiveSummarizer:
             raise ConfigurationError("max_tokens must be >= 1")
         self._max_tokens = max_tokens
         self._estimate = (
-            default_token_estimator if token_estimator is None else GuardedEstimator(token_estimator, ignore)
+            default_token_estimator if token_estimator is None else guarded_estimator(token_estimator, report)
         )
 
     async def __call__(self, request: Mapping[str, Any], /) -> Mapping[str, Any]:

@@ -58,7 +58,7 @@ class Background:
     async def call_within(self, timeout: float, function: Callable[..., object], *args: object) -> object:
         """Call a user's function in a new task and return its result; see `handed_in.call`."""
         start = partial(self.start, name="stm-call")
-        return await handed_in.call(function, *args, within=timeout, start=start)
+        return await handed_in.call(function, *args, within=timeout, start=start, report=self.failed)
 
     def __bool__(self) -> bool:
         """Whether a task is running on an open event loop."""

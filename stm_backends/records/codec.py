@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring as _quoted
 from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
 
-from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, SealMismatch, TooLarge
+from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, SealMismatch, TooLarge, Unavailable
+from stm_backends.handed_in import Report, WrongType, call_now, described, ignore
 from stm_backends.records.body import Body, Forgotten, Lease, Overdue, Transcript
 from stm_backends.records.steps import STEP, Steps
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest, seconds_of
@@ -44,6 +45,8 @@ EnvelopeKind: TypeAlias = Literal[
     "postings",
     "heads",
     "page",
+    "card",
+    "recent",
 ]
 
 
@@ -72,13 +75,17 @@ class Codec:
     """Writes JSON objects as envelopes and reads them.
 
     Writing applies the `transforms` in order; reading undoes those that the envelope names. An envelope names
-    each at most once, in the order of the list.
+    each at most once, in the order of the list. `failed` is told of transforms that fail.
     """
 
-    def __init__(self, transforms: Sequence[Transform] = ()) -> None:
-        self.transforms = transforms
+    def __init__(self, transforms: Sequence[Transform] = (), failed: Report = ignore) -> None:
         self._transforms = _by_name(transforms)
+        self._failed = failed
         self._headers = {kind: f"stm/{FORMAT} {kind}\n".encode("ascii") for kind in get_args(EnvelopeKind)}
+
+    def after(self, first: Transform) -> Codec:
+        """Return the codec that applies this transform before all others."""
+        return Codec((first, *self._transforms.values()), self._failed)
 
     def seal(self, kind: EnvelopeKind, content: Mapping[str, Any]) -> bytes:
         """Return the envelope of one JSON object whose values `require_json` has accepted."""
@@ -95,7 +102,15 @@ class Codec:
             raise TooLarge("entry", size=len(data), limit=LARGEST_CONTENT)
         header = self._headers[kind][:-1]
         for name, transform in self._transforms.items():
-            encoded = transform.encode(data)
+            try:
+                encoded = call_now(transform.encode, data)
+                if encoded is not None:
+                    encoded = _as_bytes(encoded, "bytes or None")
+            except Exception as error:
+                self._failed("transform", error)
+                raise Unavailable(
+                    f"the transform {name!r} failed ({described(error)}); nothing was written"
+                ) from error
             if encoded is not None:
                 data, header = encoded, header + b" " + name.encode("ascii")
         return header + b"\n" + data
@@ -126,11 +141,14 @@ class Codec:
         data, transforms = self._read_header(kind, envelope)
         for name in reversed(transforms):
             try:
-                data = self._transforms[name].decode(data, LARGEST_CONTENT)
-            except Exception:  # noqa: BLE001 -- a transform may raise anything
-                data = None
-            if data is None or len(data) > LARGEST_CONTENT:
-                raise Corrupt(f"the transform {name!r} could not read the stored bytes")
+                data = _as_bytes(call_now(self._transforms[name].decode, data, LARGEST_CONTENT), "bytes")
+            except Exception as error:
+                self._failed("transform", error)
+                raise Corrupt(
+                    f"the transform {name!r} could not read the stored bytes ({described(error)})"
+                ) from error
+            if len(data) > LARGEST_CONTENT:
+                raise Corrupt(f"the transform {name!r} returned more than it may")
         return data
 
     def _read_header(self, kind: EnvelopeKind, envelope: bytes) -> tuple[bytes, list[str]]:
@@ -211,6 +229,12 @@ def _is_deeper(value: object, deepest: int) -> bool:
             return False
         level = below
     return any(isinstance(one, (dict, list)) for one in level)
+
+
+def _as_bytes(returned: object, expected: str) -> bytes:
+    if not isinstance(returned, (bytes, bytearray, memoryview)):
+        raise WrongType("it", returned, expected)
+    return bytes(cast("bytes", returned))  # the same object if it is `bytes`
 
 
 def _by_name(transforms: object) -> dict[str, Transform]:

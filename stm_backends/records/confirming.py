@@ -15,7 +15,7 @@ from stm_backends.races import ATTEMPTS
 from stm_backends.records import keys, operations
 
 
-class Seen(Protocol):
+class Loaded(Protocol):
     """A record as it was loaded, in any form that has its version and its entries."""
 
     @property
@@ -28,11 +28,11 @@ class Seen(Protocol):
 async def confirmed(
     driver: Driver,
     key: Key,
-    seen: Seen,
+    seen: Loaded,
     going: int,
     *,
     store: Callable[[str], Awaitable[bool]],
-    load: Callable[[], Awaitable[Seen | None]],
+    load: Callable[[], Awaitable[Loaded | None]],
 ) -> str | None:
     """Return the record's version once its oldest `going` entries are confirmed; `None` after a lost race.
 
@@ -56,7 +56,12 @@ async def confirmed(
 
 
 async def still_there(
-    driver: Driver, seen: Seen, going: int, version: str | None, *, load: Callable[[], Awaitable[Seen | None]]
+    driver: Driver,
+    seen: Loaded,
+    going: int,
+    version: str | None,
+    *,
+    load: Callable[[], Awaitable[Loaded | None]],
 ) -> bool:
     """Say whether the oldest entries that were seen are the first ones under a version that was just stored.
 

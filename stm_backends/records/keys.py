@@ -29,12 +29,23 @@ from stm_backends.types import MemoryKey
 LogKind: TypeAlias = Literal["openai-agents", "langchain"]
 """The framework whose items a log holds. Items of frameworks differ in shape, so each has its own logs."""
 
-Kind: TypeAlias = Literal["memory", "blob", "planner", "graph", "page", "part"] | LogKind
+Kind: TypeAlias = Literal["memory", "blob", "planner", "graph", "page", "card", "recent", "part"] | LogKind
 """What a record of a user holds: a conversation, a saved state, a note of a paused run, a vertex or words of
-a graph, a log, a page of a transcript, or a part of a value that is too large for any of these."""
+a graph, a log, a page of a transcript, a card of the catalogue or a name in its index, or a part of a value
+that is too large for any of these."""
 
 LOG_KINDS: Final[tuple[LogKind, ...]] = get_args(LogKind)
-KINDS: Final[tuple[Kind, ...]] = ("memory", "blob", "planner", *LOG_KINDS, "graph", "page", "part")
+KINDS: Final[tuple[Kind, ...]] = (
+    "memory",
+    "blob",
+    "planner",
+    *LOG_KINDS,
+    "graph",
+    "page",
+    "card",
+    "recent",
+    "part",
+)
 """All kinds. Pages come after the conversations that they belong to, and parts last: erasing in this order
 leaves no record that refers to one that was erased."""
 
@@ -54,6 +65,8 @@ RESERVED_PREFIX: Final = "kv:v1:"
 
 _SHORT_TERM: Final = "#short-term"
 """How the session ids of conversations end that hold the short-term memory of a session."""
+
+_SLOT_BYTES: Final = len("00000000:")
 
 _PARTS_AFTER: Final = {"session": 2, "task": 3}
 """How many parts PenguiFlow writes at least after these words in a `kv:v1:` key."""
@@ -81,9 +94,14 @@ def short_term_of(key: MemoryKey) -> MemoryKey:
     return MemoryKey(key.tenant_id, key.user_id, f"{key.session_id}{_SHORT_TERM}")
 
 
+def is_dialogue(key: MemoryKey) -> bool:
+    """Say whether this is not the key of a conversation that `short_term_of` names, which has no dialogue."""
+    return not (isinstance(key.session_id, str) and key.session_id.endswith(_SHORT_TERM))  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
+
+
 def require_dialogue(key: MemoryKey) -> None:
     """Raise `InvalidKey` for the key of a conversation that `short_term_of` names: it holds no dialogue."""
-    if isinstance(key.session_id, str) and key.session_id.endswith(_SHORT_TERM):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
+    if not is_dialogue(key):
         raise InvalidKey(
             f"a session id that ends with {_SHORT_TERM!r} names the short-term memory of a session, which "
             "SharedShortTermMemory opens; give the conversation another id"
@@ -93,6 +111,28 @@ def require_dialogue(key: MemoryKey) -> None:
 def log_key(key: MemoryKey, kind: LogKind) -> Key:
     """Return the key of the items that an agent framework keeps of a conversation."""
     return Key(scope(key.tenant_id, key.user_id, kind), name(_checked("session_id", key.session_id)))
+
+
+def card_key(key: MemoryKey) -> Key:
+    """Return the key of a conversation's card, one for all kinds of its records.
+
+    A session id that is too long for a name in the index is hashed; its card says it.
+    """
+    session = name(_checked("session_id", key.session_id))
+    if len(session.encode()) > MAX_KEY_BYTES - _SLOT_BYTES:
+        session = f"{NO_NAME}:{hashlib.sha256(session.encode()).hexdigest()}"
+    return Key(scope(key.tenant_id, key.user_id, "card"), session)
+
+
+def recent_key(tenant_id: str, user_id: str, slot: str, card: str) -> Key:
+    """Return the key of the name of a card in the index, in a slot of eight digits; see `catalogue`."""
+    return Key(scope(tenant_id, user_id, "recent"), f"{slot}:{card}")
+
+
+def slot_and_card(recent: str) -> tuple[str, str]:
+    """Return the slot, and the name of the card, of a name in the index."""
+    slot, _, card = recent.partition(":")
+    return slot, card
 
 
 def vertex_key(tenant_id: str, user_id: str, vertex_id: str) -> Key:

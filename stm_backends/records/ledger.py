@@ -65,15 +65,15 @@ class Change:
         return max(self.drop, len(self.rewrite))
 
 
-class Removal(Enum):
-    """The decision to remove a record, with its tail."""
+class Deletion(Enum):
+    """The decision to delete a record, with its tail."""
 
-    REMOVE = "remove"
+    DELETE = "delete"
 
 
-REMOVE: Final = Removal.REMOVE
+DELETE: Final = Deletion.DELETE
 
-Decide: TypeAlias = Callable[[Record | None], Awaitable[tuple[Change | Removal | None, T]]]
+Decide: TypeAlias = Callable[[Record | None], Awaitable[tuple[Change | Deletion | None, T]]]
 """Returns what is to be done with a record as it was loaded, `None` for nothing, and the result of that."""
 
 BodyOf: TypeAlias = Callable[[Record], bytes]
@@ -240,7 +240,7 @@ async def update(
         change, result = await decide(record)
         if change is None:
             return result
-        if isinstance(change, Removal):
+        if isinstance(change, Deletion):
             if record is None:
                 return result
             done = await delete(driver, key, expect=record.version)

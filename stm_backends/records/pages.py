@@ -62,7 +62,7 @@ class Pages:
 
     def __init__(self, driver: Driver, codec: Codec) -> None:
         self._driver = driver
-        self._codec = Codec((Preset(), *codec.transforms))
+        self._codec = codec.after(Preset())
 
     # Writing
 

@@ -58,7 +58,7 @@ class _Keys:
 
 
 @dataclass(slots=True, weakref_slot=True)
-class _Turns:
+class _Access:
     """Who reads, creates or unwraps the keys of an owner now, and the last outage that one of them met."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -98,7 +98,7 @@ class EnvelopeKeys:
         self._known: Bounded[Owner, _Keys] = Bounded(_REMEMBERED)
         self._asked = 0
         # Concurrent calls for an owner ask the store and the key service once.
-        self._turns: WeakValueDictionary[Owner, _Turns] = WeakValueDictionary()
+        self._accesses: WeakValueDictionary[Owner, _Access] = WeakValueDictionary()
         self._erasures = 0
 
     async def open(self) -> None:
@@ -259,15 +259,15 @@ class EnvelopeKeys:
         An outage that one call meets is that of all that waited for it: else each would wait for a time-out
         of its own, after all before it.
         """
-        turns = self._turns.setdefault(owner, _Turns())
-        before = turns.outage
-        async with turns.lock:
-            if turns.outage is not None and turns.outage is not before:
-                raise Unavailable("a concurrent call for the same data keys failed") from turns.outage
+        access = self._accesses.setdefault(owner, _Access())
+        before = access.outage
+        async with access.lock:
+            if access.outage is not None and access.outage is not before:
+                raise Unavailable("a concurrent call for the same data keys failed") from access.outage
             try:
                 yield
             except Unavailable as error:
-                turns.outage = error
+                access.outage = error
                 raise
 
     def _holder(self, owner: Owner) -> Owner:

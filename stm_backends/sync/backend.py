@@ -137,7 +137,7 @@ class Backend(AbstractContextManager["Backend"]):
         loop = self._loop
         if loop is None:
             work.close()
-            raise not_open(backend=self.name, operation="run")
+            raise not_open(opened=bool(self._process), backend=self.name, operation="run")
         return loop.run(work)
 
     def open(self) -> None:

@@ -41,14 +41,19 @@ class Graphs:
     be several. Two names are two graphs; an implementation with a single graph may ignore the name and set
     `several=False`. The suite clears graphs. `close` ends an instance.
 
-    The rest is optional; a check that needs what is missing is reported as not asked: `outage()` is a
-    context in which the datastore cannot be reached.
+    The rest is optional; a check that needs what is missing is reported as not asked:
+
+    - `outage()` is a context in which the datastore cannot be reached.
+    - `fail_over(name, vertex_id, lost)` has the newest `lost` edges from a vertex lost with their server.
+      That server still answers the next graph that is opened under this name, until this graph changes the
+      vertex, which reaches the server that took over.
     """
 
     open: Callable[[str], Awaitable[Any]]
     close: Callable[[Any], Awaitable[None]] | None = None
     several: bool = True
     outage: Callable[[], AbstractAsyncContextManager[object]] | None = None
+    fail_over: Callable[[str, str, int], Awaitable[None]] | None = None
 
 
 class GraphBench:
@@ -62,10 +67,20 @@ class GraphBench:
 
     async def graph(self, name: str = "one") -> Any:
         """Return a new instance of a graph that only this check uses."""
-        graph = await self.graphs.open(f"{self._word}-{name}")
+        graph = await self.graphs.open(self._full(name))
         opened = self._opened.setdefault(name, [])
         opened.append(graph)
         return Recorded(graph, self.history, f"{name}{len(opened)}", METHODS)
+
+    async def fail_over(self, vertex_id: str, lost: int, name: str = "one") -> None:
+        """Have the newest edges from a vertex lost with their server, which still answers the next graph."""
+        if self.graphs.fail_over is None:
+            not_asked("needs `Graphs.fail_over`")
+        self.history.say(f"the server fails over, and loses {lost} edges")
+        await self.graphs.fail_over(self._full(name), vertex_id, lost)
+
+    def _full(self, name: str) -> str:
+        return f"{self._word}-{name}"
 
     async def shared(self) -> tuple[Any, Any]:
         """Return two instances of a graph with atomic changes, or end the check."""
@@ -488,6 +503,20 @@ class GraphContract(Contract):
             must_be(found, [] if stored is None else [stored], f"it is stored so after round {round_}")
 
     # Outages
+
+    @check("graph.failover")
+    async def test_no_edge_is_dropped_for_those_that_a_former_server_shows(self, bench: GraphBench) -> None:
+        """As many edges are moved as a load has shown, on a server that has others under that version."""
+        one, other, where = await bench.graph(), await bench.graph(), bench.id()
+        for vertex_id in (where, bench.id("lost"), bench.id("kept")):
+            await one.add_vertex(vertex_id, "memory", {"n": 1})
+        await one.add_edge(where, bench.id("lost"), "knows", {})
+        await bench.fail_over(where, 1)
+        await other.add_edge(where, bench.id("kept"), "knows", {})
+        behind = await bench.graph()
+        await behind.add_vertex(where, "memory", {"n": 2})
+        expected = [(bench.id("kept"), "knows")]
+        must_be(await ids_of(other.query_children(where)), expected, "the new server has this edge")
 
     @check("graph.outage")
     async def test_an_outage_raises_and_is_never_an_empty_answer(self, bench: GraphBench) -> None:

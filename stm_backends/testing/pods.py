@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final, cast
 
 from stm_backends.backend import Backend
-from stm_backends.drivers.contract import KEEP, Driver
+from stm_backends.drivers.contract import KEEP, Driver, Key, Record
 from stm_backends.errors import Unavailable
 from stm_backends.records.keys import memory_key
+from stm_backends.sealing.keys import Sealing
 from stm_backends.testing.workbench.drivers import OPERATIONS, Datastore
+from stm_backends.testing.workbench.former import FormerServer, fail_over
 from stm_backends.testing.workbench.memories import Memories
 from stm_backends.types import MemoryKey
 
@@ -27,7 +31,7 @@ def memories_on(datastore: Datastore, *, deadline_s: float = 5.0) -> Memories:
     `deadline_s` is the driver's: it determines how long the lease of a killed pod may last.
     """
     pods = _Pods(datastore)
-    return Memories(
+    memories = Memories(
         open=pods.open,
         close=pods.close,
         again=pods.again,
@@ -37,7 +41,11 @@ def memories_on(datastore: Datastore, *, deadline_s: float = 5.0) -> Memories:
         outage=datastore.outage,
         round_trips=lambda: pods.round_trips,
         lease_s=LONGEST_SUMMARY_S + 3 * deadline_s + 5.0,
+        sealed=lambda sealing: replace(memories, open=partial(pods.open, sealing=sealing)),
+        erase=pods.erase,
+        fail_over=pods.fail_over,
     )
+    return memories
 
 
 class _Pods:
@@ -45,17 +53,23 @@ class _Pods:
         self._datastore = datastore
         self._open: dict[int, tuple[Backend, _Mortal, MemoryKey]] = {}
         self._given: dict[int, tuple[object, Any]] = {}
-        self._users: Counter[tuple[str, str]] = Counter()
+        self._users: Counter[str] = Counter()
+        self._former: dict[Key, Record] = {}
         self.round_trips = 0
 
-    async def open(self, key: MemoryKey, config: object, summarizer: Any) -> Any:
-        driver = _Mortal(await self._datastore.open(), self)
-        backend = Backend(cast("Driver", driver), close_timeout_s=0.2)
+    async def open(
+        self, key: MemoryKey, config: object, summarizer: Any, *, sealing: Sealing | None = None
+    ) -> Any:
+        where, inner = memory_key(key), await self._datastore.open()
+        if where in self._former:
+            inner = FormerServer(inner, where, self._former.pop(where))
+        driver = _Mortal(inner, self)
+        backend = Backend(cast("Driver", driver), sealing=sealing, close_timeout_s=0.2)
         await backend.open()
         memory = backend.memory(key, config, summarizer=summarizer)
         self._open[id(memory)] = backend, driver, key
         self._given[id(memory)] = config, summarizer
-        self._users[key.tenant_id, key.user_id] += 1
+        self._users[key.tenant_id] += 1
         return memory
 
     def again(self, memory: Any) -> Any:
@@ -67,13 +81,16 @@ class _Pods:
         del self._given[id(memory)]
         backend, driver, key = self._open.pop(id(memory))
         driver.dead = False
-        user = key.tenant_id, key.user_id
-        self._users[user] -= 1
+        self._users[key.tenant_id] -= 1
         await memory.close(timeout=0)
-        if not self._users[user]:
-            # The last one takes away what the check has stored.
-            await backend.sessions.erase_user(*user)
+        if not self._users[key.tenant_id]:
+            # The last one takes away what the check has stored; it was opened first, and has the right keys.
+            await backend.sessions.erase_tenant(key.tenant_id)
         await backend.close()
+
+    async def erase(self, memory: Any) -> None:
+        backend, _, key = self._open[id(memory)]
+        await backend.sessions.erase_user(key.tenant_id, key.user_id)
 
     async def kill(self, memory: Any) -> None:
         self._open[id(memory)][1].dead = True
@@ -86,6 +103,13 @@ class _Pods:
             record = await driver.load(where)
             assert record is not None, "what is to be damaged must have been stored"
             await driver.replace(where, FUTURE, version="future", expect=record.version, ttl=KEEP)
+        finally:
+            await driver.close()
+
+    async def fail_over(self, key: MemoryKey, lost: int) -> None:
+        driver, where = await self._datastore.open(), memory_key(key)
+        try:
+            self._former[where] = await fail_over(driver, where, lost)
         finally:
             await driver.close()
 

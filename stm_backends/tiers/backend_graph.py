@@ -7,7 +7,7 @@ import copy
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, get_args
 from weakref import WeakValueDictionary
@@ -23,6 +23,7 @@ from stm_backends.errors import (
     Unavailable,
     located,
 )
+from stm_backends.guarded import guarded_utc_clock, utc_now
 from stm_backends.records import keys, ledger, operations
 from stm_backends.records.large.driver import ORPHANED_S
 from stm_backends.records.limits import Whose, characters_in
@@ -38,7 +39,7 @@ from stm_backends.tiers.graph import (
 )
 from stm_backends.tiers.heads import Heads
 from stm_backends.tiers.index import Index
-from stm_backends.tiers.relevance import Head
+from stm_backends.tiers.relevance import EntryHead
 from stm_backends.tiers.stored import LABEL, head_of
 from stm_backends.tiers.vertices import Stored
 
@@ -70,7 +71,7 @@ class BackendGraph:
         backend: Backend,
         owner: tuple[str, str],
         *,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], datetime] = utc_now,
     ) -> None:
         if not hasattr(backend, "driver"):
             raise ConfigurationError(f"backend is what open_backend(...) opens, not {type(backend).__name__}")
@@ -83,7 +84,7 @@ class BackendGraph:
         self.owner = self._owner = (owner[0], owner[1])
         self._scope = keys.scope(*self._owner, "graph")
         self._guard = backend.guard
-        self._clock = clock
+        self._clock = guarded_utc_clock(clock, backend.observer.function_failed)
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._index = Index(self._driver, self._codec, self._directory, self._owner)
         self._heads = Heads(self._driver, self._codec, self._directory, self._owner)
@@ -139,7 +140,7 @@ class BackendGraph:
                 await races.retried(lambda where=where: ledger.erase(self._driver, where))
         await self._directory.forget_if_unused(*self._owner)
 
-    async def list_heads(self) -> dict[str, Head]:
+    async def list_heads(self) -> dict[str, EntryHead]:
         """Return what ranks the memories; see `RankedGraph`.
 
         Loads one record and lists the names of the vertices. Only vertices without a head are loaded, and get
@@ -389,7 +390,7 @@ class BackendGraph:
         added = dict[str, frozenset[str]]()
         used, existed, gone = "", False, False
 
-        async def decided(record: Record | None) -> tuple[ledger.Change | ledger.Removal | None, _Changed]:
+        async def decided(record: Record | None) -> tuple[ledger.Change | ledger.Deletion | None, _Changed]:
             nonlocal used, existed, gone
             stored, used = self._opened(record), ""
             # The user may have been erased in between, so no word of this may stay.
@@ -398,7 +399,7 @@ class BackendGraph:
             wanted = decide(stored)
             if wanted is None:
                 # Edges that wait for a vertex are not those of a vertex that was removed.
-                return (None if stored.label is None else ledger.REMOVE), _Changed(stored, None)
+                return (None if stored.label is None else ledger.DELETE), _Changed(stored, None)
             if not again and vertices.same(stored, wanted):
                 return None, _Changed(stored, stored)
             vertices.require_properties(wanted.properties)
@@ -473,7 +474,7 @@ class BackendGraph:
         return vertices.seal(vertices.read(record, self._codec), self._codec)
 
 
-def _head_of(stored: Stored) -> Head | None:
+def _head_of(stored: Stored) -> EntryHead | None:
     return head_of(stored.properties) if stored.label == LABEL else None
 
 

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, cast
 
 from stm_backends.errors import ConfigurationError, InvalidState
+from stm_backends.guarded import utc_now
 from stm_backends.records.codec import require_json
 from stm_backends.tiers import relevance
 
@@ -25,11 +26,6 @@ class MemoryTier(Enum):
     @classmethod
     def _missing_(cls, value: object) -> MemoryTier:
         raise ConfigurationError(f"a tier must be one of: {', '.join(tier.value for tier in cls)}")
-
-
-def utc_now() -> datetime:
-    """Return the time in UTC."""
-    return datetime.now(UTC)
 
 
 @dataclass

@@ -7,8 +7,10 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from stm_backends.guarded import guarded_utc_clock, utc_now
+from stm_backends.handed_in import ignore
 from stm_backends.tiers import relevance
-from stm_backends.tiers.entry import MemoryEntry, MemoryTier, Tier, utc_now
+from stm_backends.tiers.entry import MemoryEntry, MemoryTier, Tier
 
 
 class FleetingMemory(Tier):
@@ -19,7 +21,7 @@ class FleetingMemory(Tier):
     """
 
     def __init__(self, *, clock: Callable[[], datetime] = utc_now) -> None:
-        self._clock = clock
+        self._clock = guarded_utc_clock(clock, ignore)
         self._entries: dict[str, MemoryEntry] = {}
 
     async def remember(self, key: str, value: Any) -> None:

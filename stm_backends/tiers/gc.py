@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stm_backends.tiers.manager import MemoryManager
 
 
-class _Tier(Protocol):
+class _Maintained(Protocol):
     async def listed(self) -> list[MemoryEntry]: ...
     async def with_vectors(self) -> list[WithVector]: ...
     async def discard(self, entry: MemoryEntry) -> bool: ...
@@ -122,7 +122,7 @@ class MemoryGarbageCollector:
 
         Without a model nothing happens. An empty answer changes nothing, nor does one that is not JSON of the
         same type for an entry that is not text. An entry that was changed while the model answered keeps its
-        change. Raises what the provider raises; entries improved before that stay improved.
+        change. Raises `Unavailable` if the model fails; entries improved before that stay improved.
         """
         if self.llm_provider is None:
             return 0
@@ -134,7 +134,8 @@ class MemoryGarbageCollector:
         improved = 0
         for entry in entries:
             others = ((one.key, one.content) for one in entries if one is not entry)
-            answer = await ask(self.llm_provider, improvement_prompt(entry.key, entry.content, others))
+            prompt = improvement_prompt(entry.key, entry.content, others)
+            answer = await ask(self.llm_provider, prompt, self._manager.observer.function_failed)
             content = _content_in(answer, entry.content)
             if content is not None and content != entry.content:
                 improved += await store.rewrite(entry, content)
@@ -154,7 +155,7 @@ class MemoryGarbageCollector:
         refuses an entry, for instance as too large, everything else is done and the error is raised. If the
         graph fails, the error is raised and the session can be ended again.
         """
-        # Once before the summary: whatever happens to the summary, the entries are safe.
+        # Once before the summary, so that the entries are safe even if the summary fails.
         await self._promote()
         try:
             await self._manager.short_term.summarize(self.llm_provider)
@@ -216,8 +217,8 @@ class MemoryGarbageCollector:
             self._manager.observer.memories(event, MemoryTier(tier).value, count)
         return count
 
-    def _store(self, tier: MemoryTier) -> _Tier | None:
-        stores: dict[MemoryTier, _Tier] = {
+    def _store(self, tier: MemoryTier) -> _Maintained | None:
+        stores: dict[MemoryTier, _Maintained] = {
             MemoryTier.SHORT_TERM: self._manager.short_term,
             MemoryTier.LONG_TERM: self._manager.long_term,
         }

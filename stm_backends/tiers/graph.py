@@ -8,12 +8,14 @@ of a trace is `{"source_id", "target_id", "label", "properties"}`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, Protocol, TypeAlias, TypeGuard, TypeVar, cast, runtime_checkable
 
 from stm_backends.errors import StmError
+from stm_backends.guarded import guarded_utc_clock, utc_now
+from stm_backends.handed_in import ignore
 from stm_backends.records.codec import decode_json, encode_json, require_json
-from stm_backends.tiers.relevance import Head
+from stm_backends.tiers.relevance import EntryHead
 
 Properties: TypeAlias = dict[str, Any]
 Vertex: TypeAlias = dict[str, Any]
@@ -129,7 +131,7 @@ class SearchableGraph(SharedGraph, Protocol):
 class RankedGraph(SharedGraph, Protocol):
     """A graph that knows what ranks its memories, so that a context window does not read all contents."""
 
-    async def list_heads(self) -> dict[str, Head]:
+    async def list_heads(self) -> dict[str, EntryHead]:
         """Return the heads of the vertices with the label `memory`, by id, without the superseded ones.
 
         A head may be older than its vertex, for instance if an older version of this library changed it.
@@ -162,8 +164,8 @@ class InProcessGraph:
     that JSON cannot represent raise `InvalidState`. `clock` returns the time of creation.
     """
 
-    def __init__(self, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        self._clock = clock
+    def __init__(self, *, clock: Callable[[], datetime] = utc_now) -> None:
+        self._clock = guarded_utc_clock(clock, ignore)
         self._vertices: dict[str, tuple[str, bytes, str]] = {}  # label, JSON of the properties, created_at
         self._edges: dict[tuple[str, str, str], bytes] = {}
 

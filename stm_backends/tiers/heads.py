@@ -24,7 +24,7 @@ from stm_backends.memory.tasks import LoopLock
 from stm_backends.records import keys, ledger, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
-from stm_backends.tiers.relevance import Head
+from stm_backends.tiers.relevance import EntryHead
 
 logger = logging.getLogger("stm_backends")
 
@@ -32,7 +32,7 @@ AT_ONCE: Final = 1000
 """How many heads one entry has at most."""
 
 
-Known: TypeAlias = dict[str, tuple[str, Head | None]]
+Known: TypeAlias = dict[str, tuple[str, EntryHead | None]]
 """Vertex ids and heads, by the name of the vertex's record."""
 
 
@@ -47,7 +47,7 @@ class Heads:
         self._at = keys.heads_key(*owner)
         self._known: Known = {}
         self._version, self._length = "", 0
-        self._waiting: dict[str, Head | None] = {}
+        self._waiting: dict[str, EntryHead | None] = {}
         self._gone: set[str] = set()
         self._writing = LoopLock()
 
@@ -68,11 +68,11 @@ class Heads:
         self._version, self._length = version, len(tail)
         return {**self._known}
 
-    def had(self, vertex_id: str) -> Head | None:
+    def had(self, vertex_id: str) -> EntryHead | None:
         """Return the head that a vertex had when they were last read."""
         return self._known.get(self._name(vertex_id), ("", None))[1]
 
-    async def note(self, heads: Mapping[str, Head | None], gone: Iterable[str] = ()) -> None:
+    async def note(self, heads: Mapping[str, EntryHead | None], gone: Iterable[str] = ()) -> None:
         """Store heads by vertex id; only logs a failure, after which the next call stores them.
 
         Concurrent calls share one append.
@@ -134,7 +134,7 @@ class Heads:
         return self._codec.seal("heads", {"heads": dict(known.values())})
 
 
-def _head(numbers: list[Any]) -> Head:
+def _head(numbers: list[Any]) -> EntryHead:
     """Return a stored head; a later version of this library may add numbers at the end."""
     importance, access_count, created_at, last_accessed, size, *_ = numbers
-    return Head(float(importance), int(access_count), float(created_at), float(last_accessed), int(size))
+    return EntryHead(float(importance), int(access_count), float(created_at), float(last_accessed), int(size))

@@ -10,17 +10,17 @@ from typing import Any, Final
 
 from stm_backends.drivers.checks import require_count
 from stm_backends.drivers.tasks import all_of
+from stm_backends.guarded import guarded_utc_clock, utc_now
 from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, MemoryEvent, Observer
 from stm_backends.tiers import merging, postings, relevance, stored
-from stm_backends.tiers.embedding import Embedder, embed, vector_in
+from stm_backends.tiers.embedding import Embedder, GuardedEmbedder, vector_in
 from stm_backends.tiers.entry import (
     MemoryEntry,
     MemoryTier,
     Tier,
     require_fraction,
     require_is_entry,
-    utc_now,
 )
 from stm_backends.tiers.graph import (
     Change,
@@ -36,7 +36,7 @@ from stm_backends.tiers.holding import HeldEntries, is_outage, report_uncounted
 from stm_backends.tiers.known import KnownEntries, Reading
 from stm_backends.tiers.merging import WithVector
 from stm_backends.tiers.plain import PlainGraph
-from stm_backends.tiers.relevance import Head
+from stm_backends.tiers.relevance import EntryHead
 from stm_backends.tiers.stored import LABEL, Stored, vertex_id
 
 logger = logging.getLogger("stm_backends")
@@ -89,13 +89,13 @@ class LongTermMemory(Tier):
         self.relevance_threshold = relevance_threshold
         graph = InProcessGraph(clock=clock) if graph_backend is None else graph_backend
         self._graph: SharedGraph = graph if provides(graph, SharedGraph) else PlainGraph(graph)
-        self._embedder = embedder
         self.recall_cosine = recall_cosine
         self.duplicate_cosine = duplicate_cosine
         self._hold_on_outage = hold_on_outage
-        self._observer = guarded(observer)
+        self._observer = observer = guarded(observer)
+        self._embedder = None if embedder is None else GuardedEmbedder(embedder, observer.function_failed)
         self._held = HeldEntries(self._store_held)
-        self._clock = clock
+        self._clock = guarded_utc_clock(clock, self._observer.function_failed)
         self._known = KnownEntries()
 
     async def remember(self, entry: MemoryEntry) -> None:
@@ -158,7 +158,7 @@ class LongTermMemory(Tier):
         words = postings.words_of(query)
         wanted = None
         if self._embedder is not None and query.strip():
-            [wanted] = await embed(self._embedder, [query])
+            wanted = await self._embedder.wanted(query, self.recall_cosine)
 
         def found(entry: MemoryEntry, properties: Stored) -> bool:
             if not words:
@@ -167,9 +167,7 @@ class LongTermMemory(Tier):
             elif words <= postings.words_of([entry.key, entry.tags, entry.content]):
                 return True
             vector = vector_in(properties)
-            if wanted is None or vector is None:
-                return False
-            return relevance.cosine(wanted, vector) >= self.recall_cosine
+            return wanted is not None and vector is not None and wanted.is_near(vector)
 
         graph = self._graph
         if self._embedder is None and words and provides(graph, SearchableGraph):
@@ -252,7 +250,7 @@ class LongTermMemory(Tier):
         """Return all entries, each with its vector, if it has one. This does not count as an access."""
         return [(entry, vector_in(properties)) async for entry, properties in self._all()]
 
-    async def heads(self) -> dict[str, Head]:
+    async def heads(self) -> dict[str, EntryHead]:
         """Return what ranks each entry, by key. This does not count as an access."""
         if not provides(self._graph, RankedGraph):
             heads = {entry.key: stored.head_of(properties) async for entry, properties in self._all()}
@@ -265,7 +263,7 @@ class LongTermMemory(Tier):
         self._known.has_all(found.keys(), before)
         return found
 
-    async def opened(self, heads: Mapping[str, Head]) -> list[MemoryEntry]:
+    async def opened(self, heads: Mapping[str, EntryHead]) -> list[MemoryEntry]:
         """Return entries by what ranked them, the most relevant first, and count an access to each.
 
         One that is gone, or has become larger, is left out.
@@ -405,7 +403,7 @@ class LongTermMemory(Tier):
     async def _fields_of(self, entry: MemoryEntry) -> dict[str, Any]:
         fields = {**entry.to_dict(), "run_id": entry.source_run_id or None, "vector": None}
         if self._embedder is not None:
-            [vector] = await embed(self._embedder, [entry.content])
+            [vector] = await self._embedder.vectors([entry.content])
             fields["vector"] = {"text": str(entry.content), "of": vector}
         return fields
 

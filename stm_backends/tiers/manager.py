@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from stm_backends.drivers.checks import require_count
 from stm_backends.errors import ConfigurationError
+from stm_backends.guarded import guarded_utc_clock, utc_now
 from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer
 from stm_backends.tiers import relevance
 from stm_backends.tiers.backend_graph import BackendGraph
 from stm_backends.tiers.embedding import Embedder
-from stm_backends.tiers.entry import MemoryEntry, MemoryTier, utc_now
+from stm_backends.tiers.entry import MemoryEntry, MemoryTier
 from stm_backends.tiers.fleeting import FleetingMemory
 from stm_backends.tiers.gc import MemoryGarbageCollector
 from stm_backends.tiers.graph import GraphBackend
@@ -71,8 +72,8 @@ class MemoryManager:
             raise ConfigurationError("embedder must be an async function of a list of texts")
         if observer is None:
             observer = SILENT if backend is None else backend.observer
-        self.now = clock
         self.observer = observer = guarded(observer)
+        self.now = clock = guarded_utc_clock(clock, observer.function_failed)
         self.fleeting = FleetingMemory(clock=clock)
         if short_term is None:
             short_term = ShortTermMemory(

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final, cast
 
-from stm_backends import handed_in
-from stm_backends.errors import ConfigurationError
+from stm_backends import handed_in, logs
+from stm_backends.errors import ConfigurationError, Unavailable
 from stm_backends.telemetry.observer import Observer
-
-logger = logging.getLogger("stm_backends")
 
 ANSWER_S: Final = 120.0
 """How many seconds a model may take to answer."""
@@ -64,22 +61,28 @@ def _quoted(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str).replace("<", "\\u003c")
 
 
-async def ask(provider: Any, prompt: str) -> str:
+async def ask(provider: Any, prompt: str, failed: handed_in.Report) -> str:
     """Return a model's answer to a prompt, without white space around it; `""` for an empty one.
 
     The provider has `generate(messages=...)` or is called with the messages. It answers a text, or an object
-    with `content` or `text`, at once or awaitable. A list of blocks with `text` is a text, too. Raises what
-    the provider raises (`Misbehaved` for what is no `Exception`), `TimeoutError` after `ANSWER_S`, and
-    `ConfigurationError` for any other provider or answer.
+    with `content` or `text`, at once or awaitable. A list of blocks with `text` is a text, too. Raises
+    `Unavailable` if the provider fails or takes longer than `ANSWER_S`, and `ConfigurationError` for any
+    other provider or answer. `failed` is told of a failure.
     """
     require_provider(provider)
     messages = [{"role": "user", "content": prompt}]
     generate = getattr(provider, "generate", None)
     asked = partial(generate, messages=messages) if callable(generate) else partial(provider, messages)
-    answer = await handed_in.call(asked, within=ANSWER_S)
-    found = _text_in(answer)
-    if found is None:
-        raise ConfigurationError(f"llm_provider answered {type(answer).__name__}, which has no text")
+    try:
+        answer = await handed_in.call(asked, within=ANSWER_S)
+        if (found := _text_in(answer)) is None:
+            raise handed_in.WrongType("llm_provider", answer, "a text")
+    except handed_in.WrongType as error:
+        failed("llm_provider", error)
+        raise ConfigurationError(str(error)) from error
+    except Exception as error:
+        failed("llm_provider", error)
+        raise Unavailable(f"the model failed ({handed_in.described(error)})", operation="generate") from error
     return found.strip()
 
 
@@ -87,9 +90,9 @@ async def summary(provider: Any, prompt: str, observer: Observer, tier: str) -> 
     """Return a model's answer, or `None` if it fails or has no text; then that is logged and counted."""
     require_provider(provider)
     try:
-        return await ask(provider, prompt)
-    except Exception as error:  # noqa: BLE001 -- any provider
-        logger.warning("the model failed (%s): a summary of memories is cut text", handed_in.described(error))
+        return await ask(provider, prompt, observer.function_failed)
+    except (ConfigurationError, Unavailable) as error:
+        logs.failed("the model failed (%s): a summary of memories is cut text", error.__cause__ or error)
         observer.memories("truncated", tier, 1)
         return None
 

@@ -58,7 +58,7 @@ def score(importance: float, access_count: int, created_at: float, last_accessed
     return min(max(recency * 0.3 + frequency * 0.2 + importance * 0.4 + decay * 0.1, 0.0), 1.0)
 
 
-class Head(NamedTuple):
+class EntryHead(NamedTuple):
     """What ranks an entry of long-term memory, and the characters of its key and content.
 
     Times are in seconds since 1970.

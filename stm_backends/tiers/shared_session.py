@@ -13,12 +13,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from stm_backends.errors import Corrupt, TooLarge, Unavailable
+from stm_backends.guarded import utc_now
 from stm_backends.records import keys
 from stm_backends.records.codec import require_json
 from stm_backends.telemetry.observer import Observer
 from stm_backends.tiers import relevance
 from stm_backends.tiers.embedding import Embedder
-from stm_backends.tiers.entry import MemoryEntry, utc_now
+from stm_backends.tiers.entry import MemoryEntry
 from stm_backends.tiers.session import Operation, Session
 from stm_backends.tiers.short_term import ShortTermMemory, report_pruned
 from stm_backends.types import (

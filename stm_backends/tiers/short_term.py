@@ -10,18 +10,18 @@ from typing import Any, Final, Protocol, cast
 
 from stm_backends.drivers.checks import require_count
 from stm_backends.errors import ConfigurationError, StmError
+from stm_backends.guarded import guarded_utc_clock, utc_now
 from stm_backends.memory.tasks import LoopLock
 from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer
 from stm_backends.tiers import relevance
-from stm_backends.tiers.embedding import Embedder, embed
+from stm_backends.tiers.embedding import Embedder, GuardedEmbedder
 from stm_backends.tiers.entry import (
     MemoryEntry,
     MemoryTier,
     Tier,
     require_fraction,
     require_is_entry,
-    utc_now,
 )
 from stm_backends.tiers.holding import report_uncounted
 from stm_backends.tiers.merging import WithVector
@@ -111,10 +111,10 @@ class ShortTermMemory(Tier):
         self.refresh_interval = refresh_interval
         self.owner: tuple[str, str] | None = None
         self._session_id = session_id or uuid.uuid4().hex
-        self._embedder = embedder
         self.recall_cosine = recall_cosine
-        self._clock = clock
         self._observer = observer = guarded(observer)
+        self._embedder = None if embedder is None else GuardedEmbedder(embedder, observer.function_failed)
+        self._clock = guarded_utc_clock(clock, observer.function_failed)
         self.journal = journal or LocalJournal(observer)
         self._vectors: dict[str, tuple[str, list[float]]] = {}
         self._summarizing = LoopLock()
@@ -352,16 +352,14 @@ class ShortTermMemory(Tier):
         if self._embedder is None or not session.entries or not query.strip():
             return set()
         vectors = await self._all_vectors(self._embedder, session)
-        [wanted] = await embed(self._embedder, [query])
-        return {
-            key for key, vector in vectors.items() if relevance.cosine(wanted, vector) >= self.recall_cosine
-        }
+        wanted = await self._embedder.wanted(query, self.recall_cosine)
+        return {key for key, vector in vectors.items() if wanted.is_near(vector)}
 
-    async def _all_vectors(self, embedder: Embedder, session: Session) -> dict[str, list[float]]:
+    async def _all_vectors(self, embedder: GuardedEmbedder, session: Session) -> dict[str, list[float]]:
         texts = {key: str(one.entry.content) for key, one in session.entries.items()}
         known = {key: one for key, one in self._vectors.items() if one[0] == texts.get(key)}
         new = [key for key in texts if key not in known]
-        for key, vector in zip(new, await embed(embedder, [texts[key] for key in new]), strict=True):
+        for key, vector in zip(new, await embedder.vectors([texts[key] for key in new]), strict=True):
             known[key] = (texts[key], vector)
         self._vectors = known
         return {key: vector for key, (_, vector) in known.items()}

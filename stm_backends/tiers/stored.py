@@ -25,7 +25,7 @@ from stm_backends.errors import InvalidState
 from stm_backends.tiers import relevance
 from stm_backends.tiers.entry import MemoryEntry
 from stm_backends.tiers.graph import Change
-from stm_backends.tiers.relevance import Head
+from stm_backends.tiers.relevance import EntryHead
 
 Stored: TypeAlias = Mapping[str, Any]
 
@@ -42,7 +42,7 @@ def live(properties: Stored | None) -> Stored | None:
     return None if properties is None or properties.get("superseded_by") is not None else properties
 
 
-def head_of(properties: Stored) -> Head | None:
+def head_of(properties: Stored) -> EntryHead | None:
     """Return what ranks an entry; `None` for one that is superseded, and for any other properties."""
     if live(properties) is None:
         return None
@@ -50,7 +50,7 @@ def head_of(properties: Stored) -> Head | None:
         importance = float(properties["importance"])
         if not 0 <= importance <= 1:
             return None
-        return Head(
+        return EntryHead(
             importance,
             int(properties["access_count"]),
             _seconds(properties["created_at"]),

@@ -144,6 +144,8 @@ def test_an_unreadable_conversation_is_kept_and_ends_with_status_1(url: str) -> 
     assert done.exit_code == 1
     assert "1 old conversation" in done.stdout
     assert "1 record could not be read" in done.stderr
+    assert "acme:u1:old2: " in done.stderr
+    assert "damaged" not in done.stderr
 
 
 @pytest.mark.parametrize(

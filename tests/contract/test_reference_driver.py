@@ -8,7 +8,7 @@ import pytest
 
 from stm_backends.drivers.contract import ABSENT, ANY, Key, Record
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore, open_driver
-from stm_backends.errors import ConfigurationError, TooLarge, Unavailable
+from stm_backends.errors import ConfigurationError, TooLarge
 from stm_backends.testing import Datastore, DriverContract, FakeClock, open_at
 from stm_backends.testing.workbench.drivers import Bench
 
@@ -51,8 +51,8 @@ async def driver(clock, store):
     return made
 
 
-async def test_a_driver_that_was_never_opened_is_unavailable():
-    with pytest.raises(Unavailable, match=r"memory\.load: the backend is not open; use `async with"):
+async def test_a_driver_that_was_never_opened_says_how_to_open_it():
+    with pytest.raises(ConfigurationError, match=r"memory\.load: the backend was never opened; use"):
         await MemoryDriver().load(Key("s", "n"))
 
 

@@ -164,7 +164,9 @@ async def test_a_log_that_another_process_starts_again_loses_its_old_end(path: P
     async with open_backend(f"sqlite:///{path}") as one, open_backend(f"sqlite:///{path}") as two:
         for number in range(50):
             await one.memory(KEY, CONFIG).add_turn(turn(number))
-        await one.driver.delete(Key("acme:ada:memory", "chat"))
+        await one.conversations.get(KEY)
+        for kind in ("memory", "card"):
+            await one.driver.delete(Key(f"acme:ada:{kind}", "chat"))
         # Copies the log into the file without cutting it.
         with closing(sqlite3.connect(path)) as connection:
             assert connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[0] == 0

@@ -559,8 +559,8 @@ async def test_opening_at_once_from_several_tasks_makes_one_thread(path, threads
     await driver.close()
 
 
-async def test_a_driver_that_was_never_opened_is_unavailable(path):
-    with pytest.raises(Unavailable, match="not open; use `async with"):
+async def test_a_driver_that_was_never_opened_says_how_to_open_it(path):
+    with pytest.raises(ConfigurationError, match="never opened; use `async with"):
         await SqliteDriver(SqliteSettings(path=str(path))).load(KEY)
 
 

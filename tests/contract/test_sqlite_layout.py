@@ -23,11 +23,13 @@ def path(tmp_path):
 
 
 def tables(path):
-    """Return what is set up in a file, however its text is laid out."""
+    """Return what is set up in a file, however its text is laid out, with or without rowids."""
     with other_connection(path) as connection:
         rows = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
         meta = connection.execute("SELECT name, value FROM stm_meta ORDER BY name").fetchall()
-    return {(kind, name, " ".join((sql or "").split())) for kind, name, sql in rows}, meta
+    texts = {(kind, name): " ".join((sql or "").split()) for kind, name, sql in rows}
+    texts.pop(("index", "sqlite_autoindex_stm_entry_1"), None)
+    return {(*one, text.removesuffix(" WITHOUT ROWID")) for one, text in texts.items()}, meta
 
 
 @contextlib.asynccontextmanager
@@ -138,3 +140,56 @@ async def test_a_newer_layout_that_this_code_cannot_use_is_refused_and_nothing_i
         async with opened(path):
             pass
     assert path.read_bytes() == before
+
+
+def has_rowids(path):
+    with other_connection(path) as connection:
+        (sql,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'stm_entry'").fetchone()
+    return "WITHOUT ROWID" not in sql
+
+
+async def test_a_new_file_stores_a_thousand_bytes_in_little_more(path):
+    async with opened(path) as driver:
+        for number in range(500):
+            key = Key("s", str(number % 25))
+            await driver.append(key, bytes([number % 256]) * 1_000, initial_version="v", ttl=None)
+    assert has_rowids(path)
+    assert path.stat().st_size < 1.2 * 500 * 1_000
+
+
+async def test_compacting_converts_a_file_while_an_old_process_runs_on(path):
+    now = time.time()
+    async with old_process(path) as old:
+        for number in range(50):
+            await old("append", "s", str(number % 5), "x" * 1_000, now, None)
+        async with opened(path) as driver:
+            before = [await driver.load(Key("s", str(number))) for number in range(5)]
+            assert not has_rowids(path)
+            compacted = await driver.compact()
+            assert has_rowids(path)
+            assert compacted.after < compacted.before / 2
+            assert [await driver.load(Key("s", str(number))) for number in range(5)] == before
+            # The old process goes on with the new table, and so does the trigger that removes entries.
+            assert await old("append", "s", "0", "y", now, None) == 11
+            assert (await driver.load(Key("s", "0"))).tail[-1] == b"y"
+            assert await driver.delete(Key("s", "0"))
+            again = await driver.compact()
+            assert again.after <= again.before
+    with other_connection(path) as connection:
+        assert connection.execute("SELECT count(*) FROM stm_entry").fetchone() == (40,)
+
+
+async def test_a_conversion_that_fails_leaves_the_file_as_it_was(path, monkeypatch):
+    sqlite_layout_1.Process(str(path)).connection.close()
+    async with opened(path) as driver:
+        await driver.append(KEY, b"a", initial_version="v", ttl=None)
+        before = tables(path)
+        for place in range(len(statements.CONVERT) + 1):
+            failing = (*statements.CONVERT[:place], "no SQL", *statements.CONVERT[place:])
+            with monkeypatch.context() as patched:
+                patched.setattr(statements, "CONVERT", failing)
+                with pytest.raises(Corrupt):
+                    await driver.compact()
+            assert tables(path) == before
+            assert not has_rowids(path)
+        assert await driver.append(KEY, b"b", initial_version="v", ttl=None) == 2

@@ -19,6 +19,7 @@ from stm_backends import (
     MemoryHealth,
     MemoryKey,
     ShortTermMemoryConfig,
+    Unavailable,
     open_backend,
 )
 from stm_backends.integrations.openai import OpenAISummarizer
@@ -366,6 +367,7 @@ async def test_an_answer_that_failed_changes_no_memory(ask: Summarizers, reply: 
     with Endpoint(reply) as endpoint:
         memory = MemoryManager(llm_provider=ask(endpoint))
         await memory.remember("k", "vague", tier=MemoryTier.LONG_TERM)
-        with pytest.raises(error):
+        with pytest.raises(Unavailable, match="the model failed") as raised:
             await memory.gc.improve_memory(MemoryTier.LONG_TERM)
+        assert isinstance(raised.value.__cause__, error)
         assert [one.content for one in await memory.recall("k")] == ["vague"]

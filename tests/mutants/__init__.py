@@ -63,6 +63,7 @@ from tests.mutants.graphs import (
     CaselessIds,
     ChangesWriteEdgesBack,
     ClearKeepsEdges,
+    DropsEdgesItHasNotSeen,
     EdgesMakeVertices,
     EdgesWithoutDirection,
     FindsAnyWord,
@@ -172,11 +173,15 @@ from tests.mutants.optional import (
 )
 from tests.mutants.pods import (
     ClearsWhatIsPending,
+    ConfirmsTheVersionAlone,
+    DropsWhatItHasLoaded,
     EveryPodSummarizes,
     FailureLosesItsRace,
     FlushGivesUpWhileDegraded,
     ForgetsTurnIds,
     LeaseForEver,
+    LeavesNoMark,
+    MakesALostKeyAgain,
     OrdersByClock,
     OutageIsAnEmptyMemory,
     OverwritesWhatItCannotRead,
@@ -184,7 +189,9 @@ from tests.mutants.pods import (
     OwnCopyPerPod,
     Pod,
     ReadsBeforeItAdds,
+    RemembersAnErasedKey,
     RetryDoublesATurn,
+    SealsBesideOtherKeys,
     TrimsWithoutTheLease,
 )
 from tests.mutants.replaces import (
@@ -500,6 +507,7 @@ BACKEND_GRAPHS: Final[dict[type[BackendGraph], Caught]] = {
     FindsAnyWord: Caught("test_a_search_finds_by_words_what_is_stored_now"),
     FindsSuperseded: Caught("test_a_search_finds_by_words_what_is_stored_now"),
     KeepsOldWords: Caught("test_a_search_finds_by_words_what_is_stored_now"),
+    DropsEdgesItHasNotSeen: Caught("test_no_edge_is_dropped_for_those_that_a_former_server_shows"),
     OneStampPerVertex: Caught("test_concurrent_writes_leave_no_vertex_without_its_words"),
 }
 """Our graph with a broken index."""
@@ -555,6 +563,20 @@ PODS: Final[dict[type[Pod], Caught]] = {
     EveryPodSummarizes: Caught("test_one_pod_summarizes_at_a_time"),
     LeaseForEver: Caught("test_another_pod_takes_over_from_one_killed_while_it_summarizes"),
     ClearsWhatIsPending: Caught("test_turns_that_another_pod_adds_during_a_summary_survive_it"),
+    SealsBesideOtherKeys: Caught(
+        "test_a_process_with_other_keys_is_refused_and_changes_nothing", {"other": "other bytes"}
+    ),
+    LeavesNoMark: Caught(
+        "test_a_process_with_other_keys_is_refused_and_changes_nothing", {"other": "no keys"}
+    ),
+    MakesALostKeyAgain: Caught("test_no_key_is_made_for_a_user_whose_key_was_lost"),
+    RemembersAnErasedKey: Caught("test_turns_added_after_an_erasure_are_readable_in_every_process"),
+    ConfirmsTheVersionAlone: Caught(
+        "test_no_turn_is_dropped_for_those_that_a_former_server_shows", {"strategy": "rolling_summary"}
+    ),
+    DropsWhatItHasLoaded: Caught(
+        "test_no_turn_is_dropped_for_those_that_a_former_server_shows", {"strategy": "truncation"}
+    ),
 }
 """Memories that pods share."""
 

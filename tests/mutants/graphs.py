@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from stm_backends.backend import Backend
 from stm_backends.errors import Unavailable
 from stm_backends.tiers import postings
 from stm_backends.tiers.backend_graph import BackendGraph
@@ -366,3 +367,12 @@ class FindsSuperseded(BackendGraph):
                 *(postings.words_of(vertex["properties"].get(n)) for n in ("key", "content", "tags"))
             )
         ][:limit]
+
+
+class DropsEdgesItHasNotSeen(BackendGraph):
+    """Takes what a load has shown for confirmed, though the driver declares that it may not be."""
+
+    def __init__(self, backend: Backend, owner: tuple[str, str]) -> None:
+        driver: Any = backend.driver
+        driver.traits = replace(driver.traits, shows_unconfirmed=False)
+        super().__init__(backend, owner)

@@ -6,15 +6,15 @@ from collections.abc import Awaitable, Callable
 
 from stm_backends.drivers.contract import Driver, Key, new_version
 from stm_backends.records import confirming
-from stm_backends.records.confirming import Seen
+from stm_backends.records.confirming import Loaded
 from stm_backends.records.ledger import Change
 
 Store = Callable[[str], Awaitable[bool]]
-Load = Callable[[], Awaitable[Seen | None]]
+Load = Callable[[], Awaitable[Loaded | None]]
 
 
 async def trusts_the_load(
-    driver: Driver, key: Key, seen: Seen, going: int, *, store: Store, load: Load
+    driver: Driver, key: Key, seen: Loaded, going: int, *, store: Store, load: Load
 ) -> str | None:
     """Drops what a load has shown."""
     del driver, key, going, store, load
@@ -22,7 +22,7 @@ async def trusts_the_load(
 
 
 async def loads_again(
-    driver: Driver, key: Key, seen: Seen, going: int, *, store: Store, load: Load
+    driver: Driver, key: Key, seen: Loaded, going: int, *, store: Store, load: Load
 ) -> str | None:
     """Loads again, which the old server answers, and writes nothing before."""
     del key, store
@@ -31,7 +31,7 @@ async def loads_again(
 
 
 async def looks_at_nothing(
-    driver: Driver, key: Key, seen: Seen, going: int, *, store: Store, load: Load
+    driver: Driver, key: Key, seen: Loaded, going: int, *, store: Store, load: Load
 ) -> str | None:
     """Stores the body as it is, and does not look which entries the server has."""
     del driver, key, seen, going, load
@@ -40,7 +40,7 @@ async def looks_at_nothing(
 
 
 async def looks_at_the_version(
-    driver: Driver, key: Key, seen: Seen, going: int, *, store: Store, load: Load
+    driver: Driver, key: Key, seen: Loaded, going: int, *, store: Store, load: Load
 ) -> str | None:
     """Stores the body as it is, and compares the version alone."""
     del going

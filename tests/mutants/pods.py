@@ -6,26 +6,33 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
+from unittest import mock
 
 from stm_backends.drivers.contract import (
     KEEP,
     AbsentType,
     AnyType,
+    Driver,
     KeepType,
     Key,
     Record,
     new_version,
 )
+from stm_backends.drivers.wrapper import layer_with
 from stm_backends.errors import Corrupt, StorageError
 from stm_backends.memory.local.memory import DefaultShortTermMemory
+from stm_backends.records import confirming
 from stm_backends.records.body import Lease
 from stm_backends.records.codec import Codec
+from stm_backends.records.confirming import Loaded
 from stm_backends.records.keys import memory_key
+from stm_backends.sealing.keys import Sealing
 from stm_backends.testing.pods import memories_on
 from stm_backends.testing.workbench.drivers import Datastore
 from stm_backends.testing.workbench.faulty import FaultyDriver
 from stm_backends.testing.workbench.memories import Memories
 from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey
+from tests.mutants import sealing as seals
 from tests.mutants.replaces import FoldClearsTheTail
 from tests.support.leases import without_lease
 
@@ -56,7 +63,10 @@ class Pod:
 
 def pods_of(kind: type[Pod], datastore: Datastore, *, deadline_s: float) -> Memories:
     """Return the memories of a broken kind."""
-    right = memories_on(datastore, deadline_s=deadline_s)
+    return _broken(kind, memories_on(datastore, deadline_s=deadline_s), datastore)
+
+
+def _broken(kind: type[Pod], right: Memories, datastore: Datastore) -> Memories:
 
     async def open_one(key: MemoryKey, config: Any, summarizer: Any) -> Any:
         return kind(await right.open(key, config, summarizer), key, datastore, config, summarizer)
@@ -73,7 +83,15 @@ def pods_of(kind: type[Pod], datastore: Datastore, *, deadline_s: float) -> Memo
         inner = right.again(memory.inner)
         return kind(inner, memory.key, datastore, memory.config, memory.summarizer)
 
-    return replace(right, open=open_one, close=close, kill=kill, again=again)
+    async def erase(memory: Any) -> None:
+        assert right.erase is not None
+        await right.erase(memory.inner)
+
+    def sealed(sealing: Sealing) -> Memories:
+        assert right.sealed is not None
+        return _broken(kind, right.sealed(sealing), datastore)
+
+    return replace(right, open=open_one, close=close, kill=kill, again=again, erase=erase, sealed=sealed)
 
 
 class OwnCopyPerPod(Pod):
@@ -251,3 +269,66 @@ class ClearsWhatIsPending(Pod):
     """Clears everything when a summary is stored, instead of the turns that it covers."""
 
     driver = FoldClearsTheTail
+
+
+class _OtherSealing(Pod):
+    """A pod whose sealed driver has broken marks, or looks for stale keys in another way."""
+
+    marks: ClassVar[type[Any] | None] = None
+    stale: ClassVar[type[Any] | None] = None
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        driver = layer_with(self.inner._shared.driver, "reseal")  # noqa: SLF001 -- the memory is what it breaks
+        if driver is not None and self.marks is not None:
+            driver.marks.__class__ = self.marks
+        if driver is not None and self.stale is not None:
+            driver._stale_keys.__class__ = self.stale  # noqa: SLF001 -- likewise
+
+
+class SealsBesideOtherKeys(_OtherSealing):
+    """Adds its own key to those of a tenant without comparing them."""
+
+    marks = seals.OverwritesTheMark.marks_kind
+
+
+class LeavesNoMark(_OtherSealing):
+    """Does not tell processes without keys that a tenant is sealed."""
+
+    marks = seals.MarksNoTenant.marks_kind
+
+
+class MakesALostKeyAgain(_OtherSealing):
+    """Makes a data key for a user whose key is not in the store of keys."""
+
+    marks = seals.MakesAKeyForALostOne.marks_kind
+
+
+class RemembersAnErasedKey(_OtherSealing):
+    """Seals with the key that it remembers, though another process has erased it."""
+
+    stale = seals.SealsWithAnErasedKey.stale
+
+
+class DropsWhatItHasLoaded(Pod):
+    """Takes what a load has shown for confirmed, though the driver declares that it may not be."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        driver = self.inner._shared.driver  # noqa: SLF001 -- likewise
+        driver.traits = replace(driver.traits, shows_unconfirmed=False)
+
+
+class ConfirmsTheVersionAlone(Pod):
+    """Does not compare which turns stand under the version that it has stored."""
+
+    async def get_llm_context(self) -> dict[str, Any]:
+        async def of_none(driver: Driver, seen: Loaded, going: int, *rest: Any, **load: Any) -> bool:
+            del going
+            return await still_there(driver, seen, 0, *rest, **load)
+
+        still_there = confirming.still_there
+        with mock.patch.object(confirming, "still_there", of_none):
+            shown = await self.inner.get_llm_context()
+            await self.inner.flush()
+        return shown

@@ -13,7 +13,7 @@ from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it 
 
 from stm_backends.drivers.contract import Key
 from stm_backends.errors import OutcomeUnknown
-from stm_backends_postgres.client import Connection, Lender
+from stm_backends_postgres.client import Connection, HandedIn, Lender
 from stm_backends_postgres.connections import Connections
 from stm_backends_postgres.driver import PostgresDriver
 
@@ -69,6 +69,13 @@ class NeverGrows(Connections):
     def _refuse(self, error: BaseException) -> None:
         super()._refuse(error)
         self._grow_at = math.inf
+
+
+class RaisesWhatThePoolRaises(HandedIn):
+    """Fails operations if the pool cannot grow, although its connections are free in a moment."""
+
+    async def _acquire(self) -> Connection | None:
+        return await self._pool.acquire(timeout=self._patience_s)
 
 
 class RetriesLostWrites(PostgresDriver):

@@ -1,8 +1,16 @@
-"""Streams of the Redis driver that are broken; the tests in test_stream.py name which test rejects each."""
+"""Broken streams and slices of Redis; `test_stream.py` and `test_redis_slices.py` say what rejects each."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from stm_backends_redis.servers import Capacity
+from stm_backends_redis.slices import Ask, Slices
+from stm_backends_redis.statements import LOAD, Statement
 from stm_backends_redis.stream import Line
+
+T = TypeVar("T")
 
 
 class AnswersTheNextCaller(Line):
@@ -22,3 +30,32 @@ class WritesTwice(Line):
         self._stream._queue[:0] = self.sent  # noqa: SLF001 -- no driver does this
         self.sent.clear()
         super().connection_lost(exc)
+
+
+class FailsWithoutRoom(Capacity):
+    """Fails a command that gets no connection, although others will be free in a moment."""
+
+    async def run(self, work: Callable[[], Awaitable[T]]) -> T:
+        return await work()
+
+
+class MixesTwoMoments(Slices):
+    """Does not look whether a large record was changed between two of its slices."""
+
+    async def _in_slices(self, ask: Ask) -> list[bytes]:
+        seen: list[list[bytes]] = []
+
+        async def answer(statement: Statement, *arguments: int, apart: bool = False) -> list[bytes]:
+            if arguments == (0, 0):
+                return seen[0][:1]
+            seen.append(await ask(statement, *arguments, apart=apart))
+            return [*seen[-1]]
+
+        return await super()._in_slices(answer)
+
+
+class ReadsAtOnce(Slices):
+    """Asks for a large record in one piece."""
+
+    async def _in_slices(self, ask: Ask) -> list[bytes]:
+        return await ask(LOAD, 0, -1, apart=True)

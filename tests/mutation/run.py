@@ -58,9 +58,9 @@ class Target:
 
 
 def units(module: str, *names: str) -> Target:
-    """Return a module of memories, before files of unit tests."""
+    """Return a module before files of unit tests."""
     stages = tuple(("-m", "not full", f"tests/unit/test_{name}.py") for name in names)
-    return Target((f"stm_backends/memory/{module}.py",), stages)
+    return Target((f"stm_backends/{module}.py",), stages)
 
 
 MEMORY = "tests/contract/test_reference_driver.py::TestMemoryDriver"
@@ -81,10 +81,16 @@ TARGETS = {
         ((*QUICK, SQLITE), (SQLITE,), (f"{SQLITE}AsUsersHaveIt",)),
     ),
     # Pure functions, before unit tests.
-    "policy": units("policy", "policy", "default_summarizing", "distributed"),
-    "view": units("view", "view", "default_memory", "distributed"),
-    "merge": units("local/merge", "merging", "default_write_back", "default_persistence", "merge"),
-    "due": units("shared/due", "due", "distributed", "background"),
+    "policy": units("memory/policy", "policy", "default_summarizing", "distributed"),
+    "view": units("memory/view", "view", "default_memory", "distributed"),
+    "merge": units("memory/local/merge", "merging", "default_write_back", "default_persistence", "merge"),
+    "due": units("memory/shared/due", "due", "distributed", "background"),
+    # What every write and every driver uses, before unit tests.
+    "races": units("races", "races", "lost_races"),
+    "ledger": units("records/ledger", "ledger", "confirmed_drops", "lost_races", "directory", "state_store"),
+    "bounded": units("drivers/bounded", "bounded"),
+    "home": units("drivers/home", "home"),
+    "coalesced": units("drivers/coalesced", "coalesced"),
 }  # fmt: skip
 
 

@@ -32,6 +32,9 @@ from tests.support.places import EACH, Place
 pytestmark = [pytest.mark.full, pytest.mark.parametrize("datastore", ["sqlite", *EACH])]
 
 TURNS = int(os.environ.get("STM_TEST_LONG_TURNS") or 600)
+LONGEST_S = 1100
+"""How long a replay may last: 3 minutes on two free cores, and more when another test runs."""
+
 RESULT = 30_000
 SUMMARY = 1_000
 SLOW = ("mongo", "dynamo")
@@ -107,7 +110,9 @@ async def test_long_dialogues_with_large_results_outlive_their_pods(
     options = ("--pods", 3, "--kill-every", 10 if slow else 3, *budget)
     began = time.monotonic()
     async with slowly, open_backend(url, create=True) as backend:
-        replaying = asyncio.create_task(asyncio.to_thread(replay, file, tmp_path, "--url", url, *options))
+        replaying = asyncio.create_task(
+            asyncio.to_thread(replay, file, tmp_path, "--url", url, *options, timeout=LONGEST_S)
+        )
         while not replaying.done():
             await model.look(backend)
             await asyncio.sleep(0.5)

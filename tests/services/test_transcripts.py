@@ -56,7 +56,7 @@ async def test_an_outage_of_500_turns_loses_none_and_is_made_up_for(
         memory = backend.memory(KEY, SETTINGS, summarizer=model)
         for number in range(TURNS):
             await memory.add_turn(turn(number))
-        assert memory.health in (MemoryHealth.DEGRADED, MemoryHealth.RECOVERING)
+        assert memory.health is not MemoryHealth.HEALTHY
         assert await said(memory) == everything
         model.down = False
 

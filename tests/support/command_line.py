@@ -34,10 +34,12 @@ def without_coverage() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("COV")}
 
 
-def replay(file: Path, tmp_path: Path, *options: object, **environment: str) -> tuple[int, dict[str, Any]]:
+def replay(
+    file: Path, tmp_path: Path, *options: object, timeout: float = 290, **environment: str
+) -> tuple[int, dict[str, Any]]:
     """Run a replay; returns its exit status and its figures."""
     numbers = tmp_path / "numbers.json"
-    done = cli("replay", file, "--json", numbers, *options, timeout=290, **environment)
+    done = cli("replay", file, "--json", numbers, *options, timeout=timeout, **environment)
     assert numbers.exists(), done.stderr
     assert numbers.stat().st_size, done.stderr
     return done.returncode, json.loads(numbers.read_text())

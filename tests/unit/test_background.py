@@ -18,10 +18,10 @@ from stm_backends.backend import Backend
 from stm_backends.drivers.contract import KEEP, Key, Record, new_version
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import OutcomeUnknown, TooLarge, Unavailable
+from stm_backends.memory.schedule import Timers
 from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.folds import Writes
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
-from stm_backends.memory.shared.schedule import Timers
 from stm_backends.records import keys
 from stm_backends.records.body import Body, Lease, Overdue
 from stm_backends.records.codec import Codec
@@ -546,7 +546,7 @@ async def test_the_background_works_with_what_the_newest_memory_object_brings() 
         old = backend.memory(KEY, config(zone=1), summarizer=first)
         new = backend.memory(KEY, config(zone=1), summarizer=second)
         # One that keeps nothing changes nothing.
-        backend.memory(KEY)
+        backend.memory(KEY, config("none"))
         await added(old, *range(3))
         await old.flush()
         assert (len(first.calls), len(second.calls) > 0) == (0, True)

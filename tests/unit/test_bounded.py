@@ -41,3 +41,13 @@ def test_nothing_is_kept_within_a_bound_of_zero() -> None:
     kept: Bounded[str, int] = Bounded(0)
     kept["a"] = 1
     assert not [*kept]
+
+
+def test_clearing_empties_the_mapping_and_calls_nothing() -> None:
+    gone: list[str] = []
+    kept: Bounded[str, bytes] = Bounded(4, size_of=len, forgotten=lambda key, _: gone.append(key))
+    kept["a"], kept["b"] = b"12", b"34"
+    kept.clear()
+    assert (len(kept), kept.size, gone) == (0, 0, [])
+    kept["c"] = b"1234"
+    assert [*kept] == ["c"]

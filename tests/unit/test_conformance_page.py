@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stm_backends.testing import DriverContract
+from stm_backends.testing import DriverContract, GraphContract, Graphs, Memories, PodsContract
 from stm_backends.testing.workbench.drivers import Datastore
 from tests import mutants
 
@@ -17,9 +17,14 @@ ROW = re.compile(r"^\| (.+?) \| `(test_\w+)` \| (.+?) \| ?(.*?) ?\|$", re.MULTIL
 
 ROWS = ROW.findall(PAGE.read_text())
 
+CONTRACTS = {DriverContract: Datastore, GraphContract: Graphs, PodsContract: Memories}
+
 CAUGHT = {
     kind.__name__: caught.check
-    for kinds in (mutants.DRIVERS, mutants.FILES, mutants.NETWORKED)
+    for kinds in (
+        *(mutants.DRIVERS, mutants.FILES, mutants.NETWORKED),
+        *(mutants.PODS, mutants.BACKEND_GRAPHS),
+    )
     for kind, caught in kinds.items()
 }
 
@@ -39,7 +44,7 @@ def test_a_row_names_a_check_the_mutant_it_rejects_and_real_means(
     mistake: str, check: str, kinds: str, means: str
 ) -> None:
     del mistake
-    assert check in DriverContract.checks()
+    (means_of,) = (kind for contract, kind in CONTRACTS.items() if check in contract.checks())
     assert words(kinds)
     assert [CAUGHT[kind] for kind in words(kinds)] == [check] * len(words(kinds))
-    assert set(words(means)) <= {*Datastore.__dataclass_fields__, "max_record"}
+    assert set(words(means)) <= {*means_of.__dataclass_fields__, "max_record"}

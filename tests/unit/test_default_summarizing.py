@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from stm_backends import logs
-from stm_backends.memory.local.memory import DefaultShortTermMemory
+from stm_backends.memory.local.conversation import Conversation
+from stm_backends.memory.local.memory import AT_ONCE, DefaultShortTermMemory
 from stm_backends.testing.memory_contract import config, shown, turn
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer, covered, summary_of
 from stm_backends.types import MemoryHealth
@@ -293,22 +294,23 @@ async def test_a_clock_that_leaps_makes_the_next_attempt_due_at_once() -> None:
 
 
 def test_a_background_that_dies_ends_a_flush_and_the_next_one_tries_again(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A user's clock that raises is not the summarizer's failure: nothing can be scheduled by it."""
+    """What a mistake of our own would do."""
     broken = asyncio.Event()
     asked: list[bool] = []
+    right = Conversation.next_step
 
-    def time_source() -> float:
+    def next_step(conversation: Conversation, **options: Any) -> Any:
         if broken.is_set() and asyncio.current_task().get_name() == "stm-memory":  # type: ignore[union-attr]
             asked.append(True)
             raise RuntimeError("secret: u0")
-        return clock.now()
+        return right(conversation, **options)
+
+    monkeypatch.setattr(Conversation, "next_step", next_step)
 
     async def main() -> None:
-        one = DefaultShortTermMemory(
-            config=config(zone=1, fold_batch_turns=10), summarizer=Timed(), time_source=time_source
-        )
+        one = DefaultShortTermMemory(config=config(zone=1, fold_batch_turns=10), summarizer=Timed())
         await added(one, 0, 1)
         broken.set()
         await one.flush(timeout=1000)
@@ -497,3 +499,58 @@ async def test_a_listener_hears_that_another_process_ended_a_recovery() -> None:
     await asyncio.sleep(0.5)
     assert changes[2:] == [(MemoryHealth.RECOVERING, MemoryHealth.HEALTHY)]
     await one.close()
+
+
+@clock.virtually
+async def test_a_conversation_that_waits_for_a_slow_model_has_no_task() -> None:
+    released, calls = asyncio.Event(), 0
+
+    async def summarize(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        nonlocal calls
+        calls += 1
+        await released.wait()
+        return {"summary": "so far"}
+
+    memories = [memory(summarize) for _ in range(1000)]
+    for one in memories:
+        await added(one, 0, 1, 2, 3)
+    await asyncio.sleep(0.1)
+    assert calls == AT_ONCE
+    # A step and its call for each place, and this test.
+    assert len(asyncio.all_tasks()) <= 2 * AT_ONCE + 1
+    assert all(one.busy for one in memories)
+    released.set()
+    await asyncio.gather(*(one.flush() for one in memories))
+    assert calls == 1000
+    for one in memories:
+        assert (await one.get_llm_context())["conversation_memory"]["summary"] == "so far"
+
+
+@clock.virtually
+async def test_a_conversation_that_waits_for_its_retry_has_no_task() -> None:
+    memories = [memory(Timed(fails=1), retry_backoff_base_s=60.0) for _ in range(100)]
+    for one in memories:
+        await added(one, 0, 1, 2, 3)
+    await asyncio.sleep(1)
+    assert {one.health for one in memories} == {MemoryHealth.RETRY}
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    await asyncio.sleep(60)
+    assert {one.health for one in memories} == {MemoryHealth.HEALTHY}
+
+
+@clock.virtually
+async def test_a_tenant_whose_model_hangs_leaves_places_to_others() -> None:
+    async def hang(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        await asyncio.sleep(1e6)
+        raise AssertionError
+
+    store = ConditionalStore()
+    for number in range(AT_ONCE):
+        one = memory(hang)
+        await one.hydrate(store, f"acme:u:{number}")
+        await added(one, 0, 1, 2, 3)
+    other = memory(Timed())
+    await other.hydrate(store, "other:u:s")
+    await added(other, 0, 1, 2, 3)
+    await asyncio.sleep(0.1)
+    assert (await shown(other))["summary"]

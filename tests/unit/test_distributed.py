@@ -432,25 +432,6 @@ def entry(number: int) -> bytes:
     return Codec().seal_turn(StoredTurn(f"id{number}", turn(number)))
 
 
-async def test_a_fold_drops_no_turn_that_only_the_new_master_has() -> None:
-    driver = FailingOver(MemoryDriver(MemoryStore()), MemoryDriver(MemoryStore()))
-    for one in driver.writes_to:
-        await one.open()
-    settings = config(zone=0)
-    memory = DistributedShortTermMemory(driver, KEY, settings, summarizer=LedgerSummarizer())
-    await driver.append(RECORD, entry(0), initial_version="v", ttl=None)
-    driver.writes_to = [driver.old]
-    with pytest.raises(OutcomeUnknown):
-        await driver.append(RECORD, entry(1), initial_version="v", ttl=None)
-    driver.writes_to = [driver.new]
-    await driver.append(RECORD, entry(2), initial_version="v", ttl=None)
-    await memory.flush(timeout=0.5)
-    await memory.close()
-    record = await driver.new.load(RECORD)
-    assert record is not None
-    assert entry(2) in record.tail
-
-
 @pytest.mark.parametrize(
     "seen",
     [pytest.param(range(41), id="a trim"), pytest.param([0] * 18, id="a compaction")],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import inspect
 import socket
 import ssl
 from collections.abc import Callable
@@ -23,7 +25,12 @@ def meaning(error: Exception) -> Meaning | None:
     }.get(type(error))
 
 
-def edge_with(*, deadline_s: float, meaning: Callable[[Exception], Meaning | None] = meaning) -> Edge:
+def edge_with(
+    *,
+    deadline_s: float,
+    meaning: Callable[[Exception], Meaning | None] = meaning,
+    before_sending: Callable[[BaseException], bool] = lambda _: False,
+) -> Edge:
     traits = Traits(
         reach="network",
         clock="server",
@@ -33,7 +40,7 @@ def edge_with(*, deadline_s: float, meaning: Callable[[Exception], Meaning | Non
         max_drop=5,
         deadline=deadline_s,
     )
-    return Edge(backend="mine", traits=traits, meaning=meaning)
+    return Edge(backend="mine", traits=traits, meaning=meaning, before_sending=before_sending)
 
 
 @pytest.fixture
@@ -211,16 +218,49 @@ class PanicException(BaseException):
 
 
 @pytest.mark.parametrize("error", [LookupError, PanicException])
-@pytest.mark.parametrize(("method", "kind"), [("connect", Unavailable), ("execute", OutcomeUnknown)])
+@pytest.mark.parametrize(("before_sending", "kind"), [(True, Unavailable), (False, OutcomeUnknown)])
 async def test_what_a_function_within_the_client_raises_is_typed_and_not_quoted(
-    edge: Edge, error: type[BaseException], method: str, kind: type[StorageError]
+    error: type[BaseException], before_sending: bool, kind: type[StorageError]
 ) -> None:
-    client: dict[str, Any] = {"__name__": "client_library.connections"}
-    program = f"async def {method}(function):\n    function()"
-    exec(program, client)  # noqa: S102 -- a module of another package
+    edge, call = edge_with(deadline_s=5.0, before_sending=lambda _: before_sending), _calling("mine.x", "f")
     with pytest.raises(kind, match=f"a function that it calls, failed .{error.__name__}") as caught:
-        await edge.run("append", lambda: client[method](_raising(error("pin 4711"))))
+        await edge.run("append", lambda: call(_raising(error("pin 4711"))))
     assert "4711" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("driver", "module", "function"),
+    [
+        ("redis", "redis.asyncio.connection", "connect"),
+        ("mongo", "pymongo.asynchronous.pool", "connect"),
+        ("mongo", "pymongo.synchronous.auth", "authenticate"),
+        ("postgres", "asyncpg.connection", "connect"),
+        ("postgres", "asyncpg.pool", "_acquire"),
+        ("dynamo", "aiobotocore.signers", "sign"),
+        ("dynamo", "botocore.signers", "sign"),
+    ],
+)
+async def test_a_driver_knows_what_its_client_calls_before_it_sends(
+    driver: str, module: str, function: str
+) -> None:
+    before_sending = importlib.import_module(f"stm_backends_{driver}.errors").before_sending
+    # A release of the client may rename it.
+    assert f"def {function}(" in inspect.getsource(importlib.import_module(module))
+    for name, within, expected in (
+        (module, function, True),
+        (module, "execute", False),
+        ("another.pool", function, False),
+    ):
+        with pytest.raises(LookupError) as caught:
+            await _calling(name, within)(_raising(LookupError()))
+        assert before_sending(caught.value) is expected
+
+
+def _calling(module: str, name: str) -> Any:
+    """Return a function of another module that calls one."""
+    made: dict[str, Any] = {"__name__": module}
+    exec(f"async def {name}(function):\n    function()", made)  # noqa: S102 -- a module of another package
+    return made[name]
 
 
 def _raising(error: BaseException) -> Any:

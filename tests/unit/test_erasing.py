@@ -37,6 +37,7 @@ async def add(backend: Backend, key: MemoryKey, text: str = "Hello") -> None:
     memory = backend.memory(key, CONFIG)
     await memory.add_turn(ConversationTurn(text, "Hi"))
     await memory.close(timeout=5)
+    await backend.conversations.get(key)
 
 
 async def users(backend: Backend) -> list[str]:
@@ -57,6 +58,7 @@ async def test_the_receipt_of_a_user_counts_every_kind(backend: Backend) -> None
     receipt = await backend.sessions.erase_with_receipt("acme", "ada")
     assert receipt.erased == {
         "conversations": 2,
+        "cards": 4,
         "logs": 1,
         "states": 2,
         "paused_runs": 1,
@@ -86,7 +88,7 @@ async def test_the_receipt_of_a_tenant_adds_up_its_users(backend: Backend) -> No
     for user in ("ada", "bob", "c:d"):
         await add(backend, MemoryKey("acme", user, "chat"))
     receipt = await backend.sessions.erase_with_receipt("acme")
-    assert receipt.erased == {"conversations": 3, "directory_entries": 3}
+    assert receipt.erased == {"conversations": 3, "cards": 6, "directory_entries": 3}
     assert await users(backend) == []
 
 

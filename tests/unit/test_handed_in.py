@@ -7,19 +7,23 @@ import gc
 import logging
 import math
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stm_backends import logs
 from stm_backends.backend import Backend, open_backend
+from stm_backends.errors import Corrupt, Unavailable
 from stm_backends.handed_in import Misbehaved, WrongType, call, described, kind_of
-from stm_backends.memory.estimating import GuardedEstimator
+from stm_backends.memory.estimating import guarded_estimator
 from stm_backends.memory.local.memory import DefaultShortTermMemory
 from stm_backends.memory.summarizers import ExtractiveSummarizer
 from stm_backends.memory.tasks import CALLBACK_S, Background
 from stm_backends.telemetry.observer import Observer
 from stm_backends.testing.memory_contract import config, shown, until
+from stm_backends.tiers import MemoryManager, MemoryTier
 from stm_backends.tokens import default_token_estimator
 from stm_backends.types import MemoryHealth, MemoryKey
 from tests.support import clock
@@ -154,14 +158,14 @@ def test_the_default_estimate_stands_in_for_an_estimator_that_fails(
     estimator: Callable[[str], Any], kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     failed: list[tuple[str, str]] = []
-    guarded = GuardedEstimator(estimator, lambda name, error: failed.append((name, kind_of(error))))
+    guarded = guarded_estimator(estimator, lambda name, error: failed.append((name, kind_of(error))))
     assert guarded("four" * 5) == 6
     assert failed == [("token_estimator", kind)]
     assert "the token estimator failed" in caplog.text
 
 
 def test_a_fraction_of_a_token_is_rounded_up() -> None:
-    assert GuardedEstimator(lambda text: 1.2, lambda *_: None)("text") == 2
+    assert guarded_estimator(lambda text: 1.2, lambda *_: None)("text") == 2
 
 
 @estimators
@@ -190,12 +194,28 @@ async def test_an_estimator_that_fails_for_one_text_counts_the_others() -> None:
             raise ValueError(text)
         return 1
 
-    guarded = GuardedEstimator(like_tiktoken, lambda *_: None)
+    guarded = guarded_estimator(like_tiktoken, lambda *_: None)
     assert guarded("x" * 400) == 1
     assert guarded("<|endoftext|>") == default_token_estimator("<|endoftext|>")
 
 
-async def test_a_summarizer_survives_its_estimator() -> None:
+@pytest.mark.parametrize("shared", [False, True], ids=["local", "shared"])
+async def test_an_estimator_of_a_summarizer_that_fails_is_counted(
+    shared: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    observer = Counting()
+    summarizer = ExtractiveSummarizer(token_estimator=raises(PanicException))
+    async with open_backend("memory://", observer=observer) as backend:
+        memory = _memory(backend if shared else None, config(zone=1), summarizer, observer)
+        await added(memory, *range(3))
+        await memory.flush()
+        assert "u0" in (await memory.get_llm_context())["conversation_memory"]["summary"]
+        assert set(observer.failed) == {("token_estimator", "PanicException")}
+        assert "the token estimator failed" in caplog.text
+        await memory.close()
+
+
+async def test_a_summarizer_survives_its_estimator_without_a_memory() -> None:
     summarize = ExtractiveSummarizer(token_estimator=raises(PanicException))
     answer = await summarize({"previous_summary": "", "turns": [{"user": "Book 2 seats", "assistant": "Ok"}]})
     assert "Book 2 seats" in answer["summary"]
@@ -347,3 +367,127 @@ def test_a_callback_that_fails_on_a_later_event_loop_is_counted() -> None:
     for _ in range(2):
         asyncio.run(use())
     assert observer.failed == [("callback", "ValueError")] * 2
+
+
+# Clocks
+
+CLOCKS: Mapping[str, tuple[Callable[[], Any], str]] = {
+    "raises": (raises(ValueError), "ValueError"),
+    "panics": (raises(PanicException), "PanicException"),
+    "is cancelled": (raises(asyncio.CancelledError), "CancelledError"),
+    "nothing": (lambda: None, "WrongType"),
+    "text": (lambda: QUOTED, "WrongType"),
+    "coroutine": (a_coroutine, "WrongType"),
+    "true": (lambda: True, "WrongType"),
+    "nan": (lambda: math.nan, "Misbehaved"),
+}
+clocks = pytest.mark.parametrize(("broken", "kind"), CLOCKS.values(), ids=CLOCKS.keys())
+
+
+@clocks
+async def test_the_systems_clock_stands_in_for_one_that_fails(
+    broken: Callable[[], Any], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    observer = Counting()
+    memory = DefaultShortTermMemory(
+        config=config(zone=1), summarizer=ExtractiveSummarizer(), time_source=broken, observer=observer
+    )
+    await added(memory, *range(3))
+    await memory.flush()
+    assert "u0" in (await memory.get_llm_context())["conversation_memory"]["summary"]
+    assert set(observer.failed) == {("clock", kind)}
+    assert "the clock failed" in caplog.text
+    await memory.close()
+
+
+@pytest.mark.parametrize(
+    ("broken", "kind"),
+    [*(one for one in CLOCKS.values() if one[1] != "Misbehaved"), (lambda: 1.0, "WrongType")],
+)
+async def test_a_clock_of_the_tiers_that_fails_is_counted(broken: Any, kind: str) -> None:
+    observer = Counting()
+    before = datetime.now(UTC)
+    for tier in MemoryTier:
+        memory = MemoryManager(clock=broken, observer=observer)
+        await memory.remember("k", "v", tier=tier)
+        [found] = await memory.recall("k")
+        assert found.created_at >= before
+    assert set(observer.failed) == {("clock", kind)}
+
+
+@clocks
+@pytest.mark.parametrize("name", ["memory", "sqlite"])
+async def test_a_drivers_clock_that_fails_fails_its_operation(
+    broken: Callable[[], Any], kind: str, name: str, tmp_path: Path
+) -> None:
+    """None stands in for it: by a clock of another epoch, records would expire."""
+    now: Callable[[], Any] = clock_of_one
+
+    def told() -> Any:
+        return now()
+
+    options = {} if name == "memory" else {"path": tmp_path / "m.db"}
+    async with open_backend(name, clock=told, **options) as backend:
+        await backend.state_store.save_memory_state("k", {"a": 1})
+        now = broken
+        with pytest.raises(Unavailable, match="the function `clock` failed") as raised:
+            await backend.state_store.save_memory_state("k", {"a": 2})
+        assert kind_of(raised.value.__cause__ or raised.value) == kind
+        with pytest.raises(Unavailable, match="the function `clock` failed"):
+            await backend.state_store.load_memory_state("k")
+        now = clock_of_one
+        assert await backend.state_store.load_memory_state("k") == {"a": 1}
+
+
+def clock_of_one() -> float:
+    return 1.0
+
+
+# Transforms
+
+
+class Transforming:
+    """A transform that does what it is told to."""
+
+    name = "mine"
+
+    def __init__(self) -> None:
+        self.encode: Callable[[bytes], Any] = lambda data: data[::-1]
+        self.decode: Callable[[bytes, int], Any] = lambda data, limit: data[::-1]
+
+
+TRANSFORMS: Mapping[str, tuple[Callable[..., Any], str]] = {
+    "raises": (raises(ValueError), "ValueError"),
+    "panics": (raises(PanicException), "PanicException"),
+    "is cancelled": (raises(asyncio.CancelledError), "CancelledError"),
+    "text": (lambda *_: QUOTED, "WrongType"),
+    "coroutine": (a_coroutine, "WrongType"),
+}
+transforms = pytest.mark.parametrize(("broken", "kind"), TRANSFORMS.values(), ids=TRANSFORMS.keys())
+
+
+@transforms
+async def test_a_transform_that_fails_to_encode_writes_nothing(broken: Any, kind: str) -> None:
+    observer, transform = Counting(), Transforming()
+    async with open_backend("memory://", transforms=[transform], observer=observer) as backend:
+        memory = _memory(backend, config("truncation"), None, observer)
+        await added(memory, 1)
+        transform.encode = broken
+        with pytest.raises(Unavailable, match=r"the transform 'mine' failed .*; nothing was written"):
+            await added(memory, 2)
+        assert observer.failed == [("transform", kind)]
+        assert (await shown(memory))["recent"] == ["u1"]
+
+
+@transforms
+async def test_a_transform_that_fails_to_decode_changes_nothing(broken: Any, kind: str) -> None:
+    observer, transform = Counting(), Transforming()
+    right = transform.decode
+    async with open_backend("memory://", transforms=[transform], observer=observer) as backend:
+        await backend.state_store.save_memory_state("k", {"a": 1})
+        transform.decode = broken
+        with pytest.raises(Corrupt, match="the transform 'mine' could not read the stored bytes"):
+            await backend.state_store.load_memory_state("k")
+        assert ("transform", kind) in observer.failed
+        transform.decode = right
+        assert await backend.state_store.load_memory_state("k") == {"a": 1}

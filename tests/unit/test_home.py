@@ -130,6 +130,14 @@ def test_closing_after_the_event_loop_has_ended_starts_over(loops: Any) -> None:
     loops[0].close()
     assert loops[1].run_until_complete(owner.may_close())
     assert owner.starts == 1
+    loops[1].run_until_complete(owner.use())
+    assert owner.starts == 1
+
+
+def test_what_was_never_opened_may_be_closed(loops: Any) -> None:
+    owner = Owner()
+    assert loops[0].run_until_complete(owner.may_close())
+    assert owner.starts == 0
 
 
 def test_of_two_threads_that_enter_at_once_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,6 +166,16 @@ def test_of_two_threads_that_enter_at_once_one_is_refused(monkeypatch: pytest.Mo
     assert len(refused) == 1
 
 
+def test_a_client_counts_as_asynchronous_unless_its_driver_says_otherwise(loops: Any) -> None:
+    async def enter() -> None:
+        Home(client=client).enter()
+
+    client = Client()
+    loops[0].run_until_complete(enter())
+    with pytest.raises(ConfigurationError, match="the client that was handed in"):
+        loops[1].run_until_complete(enter())
+
+
 # Forks
 
 
@@ -182,6 +200,15 @@ async def test_what_was_not_open_before_a_fork_can_be_opened_after_it() -> None:
     assert owner.home.inherit() is None
     owner.home.enter()
     owner.home.require()
+
+
+def test_what_was_closed_in_the_next_event_loop_can_be_opened_after_a_fork(loops: Any) -> None:
+    owner = Owner()
+    loops[0].run_until_complete(owner.enter())
+    loops[0].close()
+    assert loops[1].run_until_complete(owner.may_close())
+    assert owner.home.inherit() is None
+    loops[1].run_until_complete(owner.enter())
 
 
 def test_a_coroutine_that_goes_on_in_a_forked_process_is_refused() -> None:

@@ -100,7 +100,10 @@ def test_a_url_as_a_host_prints_it_works(url: str, found: dict[str, Any]) -> Non
         (f"{RDS}?connect_timeout=-1", "connect_timeout_s must be a positive number"),
         (f"{DOCDB}&readPreference=secondaryPreferred", "leave out readPreference: nothing is read"),
         (f"{DOCDB}&ssl_ca_certs=rds.pem", "ssl_ca_certs cannot be given here: tlsCAFile"),
-        (ATLAS.replace(":pw@", ":<db_password>@"), "where the password belongs"),
+        (ATLAS.replace(":pw@", ":<db_password>@"), "the password belongs"),
+        (NEON.replace(":npg_pw@", ":<password>@"), "the password belongs"),
+        ("redis://default:<password>@host:6379/0", "the password belongs"),
+        ("rediss://<user>:pw@host", "the user or the password belongs"),
         (
             "rediss://:pw@ec2-1.compute.amazonaws.com:6380?ssl_cert_reqs=none",
             "ssl_cert_reqs .*: .*tls_ca_file",

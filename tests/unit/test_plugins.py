@@ -124,6 +124,26 @@ def test_a_name_in_other_letters_is_a_near_miss_and_any_other_is_none() -> None:
     assert "Did you mean" not in refused(UnknownBackend, "")
 
 
+@pytest.mark.parametrize("text", ["localhost:6379", "db.example.com:5432/0", "10.0.0.7:27017", "[::1]:6379"])
+def test_a_host_and_a_port_are_told_to_lack_a_scheme(text: str) -> None:
+    assert "a host and a port are not a URL: write the scheme" in refused(UnknownBackend, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "around"),
+    [
+        (f'"redis://u:{HIDDEN}@h/0"', "quotation marks"),
+        ("'memory'", "quotation marks"),
+        (f"redis://u:{HIDDEN}@h/0 ", "white space"),
+        (f"redis://u:{HIDDEN}@h/0\r\n", "white space"),
+        (" memory", "white space"),
+    ],
+)
+def test_what_a_file_of_variables_puts_around_a_url_is_named(text: str, around: str) -> None:
+    assert f"is given with {around} around it; leave that out" in refused(UnknownBackend, text)
+    assert around in refused(UnknownBackend, "memory", url=text)
+
+
 def test_a_mistyped_scheme_gets_a_near_miss_and_no_part_of_the_url_is_shown() -> None:
     message = refused(UnknownBackend, f"sqllite://someone:{HIDDEN}@host/db")
     assert "Did you mean 'sqlite'?" in message

@@ -14,9 +14,9 @@ from stm_backends.backend import Backend
 from stm_backends.drivers.contract import Key, Record
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.errors import Unavailable
+from stm_backends.memory.queues import FairQueue
+from stm_backends.memory.schedule import MAX_SUMMARIES, STEPS
 from stm_backends.memory.shared import recent
-from stm_backends.memory.shared.queues import FairQueue
-from stm_backends.memory.shared.schedule import MAX_SUMMARIES, STEPS
 from stm_backends.testing.memory_contract import config, until
 from stm_backends.types import MemoryKey, StoredTurn
 from tests.support import clock

@@ -454,7 +454,7 @@ def test_an_interrupt_while_closing_ends_the_wait_and_releases_the_lease(url: st
 
 def test_before_opening_and_after_closing_a_call_is_refused(url: str) -> None:
     backend = sync.open_backend(url)
-    with pytest.raises(Unavailable):
+    with pytest.raises(ConfigurationError, match="never opened; use"):
         backend.memory(KEY, LAST_TURNS)
     with backend:
         backend.open()
@@ -693,5 +693,5 @@ def test_the_loops_thread_reads_what_only_it_changes(url: str, monkeypatch: pyte
 
 def test_a_manager_before_its_backend_is_open_says_so(url: str) -> None:
     memory = sync.MemoryManager(sync.open_backend(url), ("acme", "u123"))
-    with pytest.raises(Unavailable):
+    with pytest.raises(ConfigurationError, match="never opened; use"):
         memory.remember("k", "v")

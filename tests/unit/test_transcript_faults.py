@@ -34,7 +34,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of few turns, so that many are completed; pauses are as random as the rest."""
     monkeypatch.setattr(pages, "TURNS", 8)
     random.seed(1)
-    logging.getLogger("stm_backends").setLevel(logging.CRITICAL)
+    monkeypatch.setattr(logging.getLogger("stm_backends"), "disabled", True)
 
 
 def held_by_nobody(step: Due, lease_left: float, *, overdue: bool = False) -> Due:
@@ -58,7 +58,7 @@ def test_every_turn_is_there_once_and_in_order_after_faults(name: str) -> None:
     assert sim.problems == []
     assert sim.counts["turns"] >= 600
     assert sim.counts["killed"] > 3
-    assert sim.counts["readings"] > 10
+    assert sim.counts["readings"] > 3
 
 
 @pytest.mark.full

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from stm_backends.drivers.checks import (
+    checked_clock,
     not_open,
-    require_clock,
     require_drop,
     require_fits,
     require_limit,
@@ -29,6 +29,7 @@ from stm_backends.drivers.checks import (
     require_ttl,
 )
 from stm_backends.drivers.coalesced import LARGE_BYTES, LargeKeys
+from stm_backends.drivers.compacts import Compacted
 from stm_backends.drivers.contract import (
     ABSENT,
     ANY,
@@ -63,6 +64,9 @@ _NOT_CUT: Final = (
     "it."
 )
 
+_COMPACTING_S: Final = 86_400.0
+"""For how many seconds compacting waits for other connections, and works."""
+
 _MAX_PAGE: Final = 10_000
 """A larger page would keep the thread from other operations for too long."""
 
@@ -90,12 +94,11 @@ class SqliteDriver:
     name = "sqlite"
 
     def __init__(self, settings: SqliteSettings, *, clock: Callable[[], float] = time.time) -> None:
-        require_clock(clock)
         self._settings = settings
         # SQLite does not take an absolute path for a `file:` URI, and a change of the working directory does
         # not affect it.
         self._path = Path(settings.path).absolute()
-        self._clock = clock
+        self._clock = checked_clock(clock)
         self._files = files.OpenFiles(self._path)
         self._thread: ConnectionThread | None = None
         # The second thread begins with the first load of a large record; other operations wait for none.
@@ -388,6 +391,19 @@ class SqliteDriver:
             gone += done
         return gone
 
+    async def compact(self) -> Compacted:
+        """Convert the tables of an older version to those of a new file, and give back free space."""
+
+        def work(connection: sqlite3.Connection) -> Compacted:
+            statements.cut_log(connection)
+            before = self._path.stat().st_size
+            statements.compact(connection)
+            statements.cut_log(connection)
+            return Compacted(before, self._path.stat().st_size)
+
+        until = asyncio.get_running_loop().time() + _COMPACTING_S
+        return await self._run("compact", work, until=until)
+
     def _purge_step(
         self,
         connection: sqlite3.Connection,
@@ -437,7 +453,7 @@ class SqliteDriver:
                         raise Unavailable(LOCKED) from error
                 attempt += 1
                 await asyncio.sleep(wait)
-            raise not_open()
+            raise not_open(opened=self._home.was_entered, backend=self.name, operation=operation)
 
     def _thread_for_large(self) -> ConnectionThread | None:
         if self._large_thread is None and self._thread is not None:

@@ -24,6 +24,20 @@ LAYOUT: Final = Layout(version=2, readable_since=1)
 OLDEST_SQLITE: Final = (3, 35, 0)
 """The first SQLite that supports RETURNING (2021)."""
 
+# The body is the row with seq 0, the tail are the rows from 1. An append writes one small row of stm_record
+# and one of stm_entry, independent of the size of the record. In a table WITHOUT ROWID, as older versions of
+# this library made it, an entry of more than some 1,000 bytes takes a page of its own; see decision 0062.
+_ENTRIES: Final = """CREATE TABLE IF NOT EXISTS stm_entry (
+            record  INTEGER NOT NULL,
+            seq     INTEGER NOT NULL,
+            entry   BLOB    NOT NULL,
+            PRIMARY KEY (record, seq)
+        )"""
+_DELETE_ENTRIES: Final = """CREATE TRIGGER IF NOT EXISTS stm_record_deleted AFTER DELETE ON stm_record
+        BEGIN
+            DELETE FROM stm_entry WHERE record = old.id;
+        END"""
+
 STEPS: Final[dict[int, tuple[str, ...]]] = {
     1: (
         # Code of layout 1 reads only this row, and uses the file as long as it says 1. So a step that raises
@@ -44,18 +58,8 @@ STEPS: Final[dict[int, tuple[str, ...]]] = {
             UNIQUE (scope, name)
         )""",
         "CREATE INDEX IF NOT EXISTS stm_record_expires ON stm_record (expires) WHERE expires IS NOT NULL",
-        # The body is the row with seq 0, the tail are the rows from 1. An append writes one small row of
-        # stm_record and one of stm_entry, independent of the size of the record.
-        """CREATE TABLE IF NOT EXISTS stm_entry (
-            record  INTEGER NOT NULL,
-            seq     INTEGER NOT NULL,
-            entry   BLOB    NOT NULL,
-            PRIMARY KEY (record, seq)
-        ) WITHOUT ROWID""",
-        """CREATE TRIGGER IF NOT EXISTS stm_record_deleted AFTER DELETE ON stm_record
-        BEGIN
-            DELETE FROM stm_entry WHERE record = old.id;
-        END""",
+        _ENTRIES,
+        _DELETE_ENTRIES,
     ),
     # When the time to live was set, to detect a clock that was set back. Code of layout 1 names the columns
     # that it writes, and does not change this one.
@@ -64,6 +68,18 @@ STEPS: Final[dict[int, tuple[str, ...]]] = {
 """The migration to each layout from the one before; a new file takes all of these steps."""
 
 _SET_META: Final = "INSERT OR REPLACE INTO stm_meta VALUES ('version', {}), ('readable_since', {})"
+
+_HAS_ROWIDS: Final = """
+    SELECT sql NOT LIKE '%WITHOUT ROWID%' FROM sqlite_master WHERE type = 'table' AND name = 'stm_entry'"""
+# The entries of a record beside each other, as a table without rowids had them.
+CONVERT: Final = (
+    "DROP TRIGGER IF EXISTS stm_record_deleted",
+    "ALTER TABLE stm_entry RENAME TO stm_entry_before",
+    _ENTRIES,
+    "INSERT INTO stm_entry SELECT record, seq, entry FROM stm_entry_before ORDER BY record, seq",
+    "DROP TABLE stm_entry_before",
+    _DELETE_ENTRIES,
+)
 
 # Readers and the writer do not wait for each other; the file stores this mode.
 JOURNAL: Final = "PRAGMA journal_mode = WAL"
@@ -159,6 +175,19 @@ def prepare(connection: sqlite3.Connection, settings: SqliteSettings) -> None:
             # Read again, because another process may have migrated the file in between.
             for statement in _steps_from(_layout(connection).version):
                 connection.execute(statement)
+
+
+def compact(connection: sqlite3.Connection) -> None:
+    """Store the entries in the table of a new file, if they are in one of an older version; free the space.
+
+    One transaction converts the table; older versions of this library use the new one, too. Freeing the space
+    waits for no other connection: it raises SQLite's error if one is in the way.
+    """
+    with transaction(connection):
+        (has_rowids,) = connection.execute(_HAS_ROWIDS).fetchone()
+        for statement in () if has_rowids else CONVERT:
+            connection.execute(statement)
+    connection.execute("VACUUM")
 
 
 def cut_log(connection: sqlite3.Connection) -> bool:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
 
 from stm_backends import logs
 from stm_backends.errors import ConfigurationError, InvalidKey, Unavailable
+from stm_backends.guarded import guarded_clock
 from stm_backends.handed_in import WrongType
 from stm_backends.memory import log, policy
 from stm_backends.memory.estimating import checked_config
@@ -30,6 +30,7 @@ from stm_backends.memory.local.state import (
 )
 from stm_backends.memory.local.stores import StateSlot, warn_unwritable
 from stm_backends.memory.policy import Fold, Recover, Step, Trim, Wait
+from stm_backends.memory.schedule import TICK_S, Plan, PlannedWork, Schedule, now
 from stm_backends.memory.tasks import Background, LoopLock
 from stm_backends.memory.view import artifact_in
 from stm_backends.protocols import Summarizer
@@ -51,30 +52,65 @@ from stm_backends.types import (
 logger = logging.getLogger("stm_backends")
 
 
-@dataclass(slots=True, eq=False)
-class _Worker:
-    """One run of the background.
+AT_ONCE: Final = 64
+"""How many conversations without a backend are summarized at once on an event loop; the others wait."""
 
-    `waiting_for` is the time of the attempt that it sleeps until. `recovering` says that it has announced an
-    attempt to leave `DEGRADED`. `failed` says that it ended with an error that is not a failure of the
-    summarizer, for example one of a user's clock.
+_schedules: dict[asyncio.AbstractEventLoop, Schedule] = {}
+
+
+class _Worker(PlannedWork):
+    """The background of a conversation on one event loop; of a turn that waits for it, it has no task.
+
+    `step` takes the step that is due, as part of this work. `waiting_for` is the time of the attempt that it
+    waits for. `recovering` says that it has announced an attempt to leave `DEGRADED`. `failed` says that it
+    ended with an error that is not a failure of the summarizer.
     """
 
-    task: asyncio.Task[None] | None = None
-    waiting_for: float | None = None
-    recovering: bool = False
-    failed: bool = False
+    def __init__(
+        self,
+        tenant: str,
+        background: Background,
+        step: Callable[[_Worker, Plan], Awaitable[Plan | None]],
+        changed: Callable[[], None],
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        super().__init__(tenant, _schedule(self.loop))
+        self.background = background
+        self._step = step
+        self._notify = changed
+        self.waiting_for: float | None = None
+        self.recovering = False
+        self.failed = False
 
     @property
     def running(self) -> bool:
-        """Whether it runs on the current event loop; a task of another loop may never finish."""
-        task = self.task
-        return task is not None and not task.done() and task.get_loop() is _loop()
+        """Whether it takes a step on the current event loop; a task of another loop may never finish."""
+        return self.loop is _loop() and self._running
 
-    def cancel(self) -> None:
-        """Cancel it, unless its loop is closed."""
-        if self.task is not None and not self.task.get_loop().is_closed():
-            self.task.cancel()
+    @property
+    def active(self) -> bool:
+        """Whether it takes a step on the current event loop, or will take one."""
+        return self.loop is _loop() and (self._running or self._plan is not None)
+
+    def propose(self, plan: Plan, waiting_for: float | None) -> None:
+        """Carry out a plan, unless an earlier one exists."""
+        if self._plan is None or plan.at < self._plan.at:
+            self.waiting_for = waiting_for
+        self._propose(plan)
+
+    def take_place(self) -> bool:
+        """Take a place among the summarizer calls for the current task, unless others wait for it."""
+        return self._schedule.calls.take(self.tenant)
+
+    async def _carry_out(self, plan: Plan) -> Plan | None:
+        return await self._step(self, plan)
+
+
+def _schedule(loop: asyncio.AbstractEventLoop) -> Schedule:
+    """Return what the conversations on an event loop wait for."""
+    for ended in [one for one in tuple(_schedules) if one.is_closed()]:
+        _schedules.pop(ended, None)
+    return _schedules.setdefault(loop, Schedule(AT_ONCE))
 
 
 class DefaultShortTermMemory:
@@ -105,7 +141,7 @@ class DefaultShortTermMemory:
                 "this process has no pages to keep turns in"
             )
         self._summarizer = policy.summarizer_for(self._config, summarizer)
-        self._clock = time_source or time.time
+        self._clock = guarded_clock(time_source or time.time, self.observer.function_failed)
         self._background = Background(failed=self.observer.function_failed)
         self._hopeless = False
         self._worker: _Worker | None = None
@@ -208,8 +244,7 @@ class DefaultShortTermMemory:
             self._wake()
             remaining = until - loop.time()
             worker = self._worker
-            task = worker.task if worker is not None else None
-            if worker is None or task is None or task.done() or remaining <= 0:
+            if worker is None or not worker.active or remaining <= 0:
                 return
             attempt = self._conversation.body.next_attempt_at
             waits = worker.waiting_for is not None or attempt != first
@@ -218,7 +253,7 @@ class DefaultShortTermMemory:
             change: asyncio.Future[None] = loop.create_future()
             self._changes.add(change)
             try:
-                await asyncio.wait({change, task}, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({change}, timeout=remaining)
             finally:
                 self._changes.discard(change)
             if worker.failed:
@@ -239,7 +274,7 @@ class DefaultShortTermMemory:
     @property
     def busy(self) -> bool:
         """Whether work of this object is running or scheduled."""
-        return bool(self._background)
+        return bool(self._background) or (self._worker is not None and self._worker.active)
 
     # The state, and the stores that keep it
 
@@ -408,22 +443,27 @@ class DefaultShortTermMemory:
     # The background
 
     def _wake(self) -> None:
-        """Trim if due, and start the background if it has work."""
+        """Trim if due, and plan the background's next step if it has work."""
         worker = self._worker
-        running = worker is not None and worker.running
-        # A worker that is not asleep looks for work itself, and its turns must not be trimmed.
-        if worker is not None and running and worker.waiting_for is None:
+        # A worker that takes a step looks for work after it, and its turns must not be trimmed.
+        if worker is not None and worker.running:
             return
         step = self._next_step()
-        if step is None or self._closed or _loop() is None:
+        if step is None or self._closed or (loop := _loop()) is None:
             return
-        if worker is not None and running:
+        if worker is None or worker.loop is not loop:
+            # One without a key is served like a tenant of its own.
+            tenant = (self._key or str(id(self))).partition(":")[0]
+            self._worker = worker = _Worker(tenant, self._background, self._work, self._changed)
+        worker.failed = False
+        worker.propose(*self._plan_for(step))
+
+    def _plan_for(self, step: Step) -> tuple[Plan, float | None]:
+        """Return the plan for a step, and the time of the attempt that it waits for."""
+        if isinstance(step, Wait):
             attempt = self._conversation.body.next_attempt_at
-            if worker.waiting_for == attempt and isinstance(step, Wait):
-                return
-            worker.cancel()
-        self._worker = worker = _Worker()
-        worker.task = self._background.start(self._work(worker), name="stm-memory")
+            return Plan(now() + max(step.seconds, TICK_S), look=False), attempt
+        return Plan(now(), look=False, summarizes=isinstance(step, Fold)), None
 
     def _next_step(self, *, now: float | None = None) -> Step:
         """Trim if due, and return the next step."""
@@ -439,36 +479,34 @@ class DefaultShortTermMemory:
                 self.observer.turns("dropped", step.count)
                 log.dropped(self._log_name, step.count)
 
-    async def _work(self, worker: _Worker) -> None:
-        """Take all due steps, then end."""
+    async def _work(self, worker: _Worker, plan: Plan) -> Plan | None:
+        """Take the step that is due; returns the plan for the next one."""
         try:
-            await self._do_what_is_due(worker)
-        except Exception as error:  # noqa: BLE001 -- for example of a clock that was handed in
+            return await self._do_what_is_due(worker, plan)
+        except Exception as error:  # noqa: BLE001 -- a mistake of the library must be logged
             worker.failed = True
             log.background_stopped(self._log_name, error)
+            return None
 
-    async def _do_what_is_due(self, worker: _Worker) -> None:
-        """Take one step after another, with the waits of the policy."""
-        while self._worker is worker:
-            due = self._conversation.body.next_attempt_at
-            # After the whole wait, the clock is not needed, which may have stopped.
-            step = self._next_step(now=due if worker.waiting_for == due else None)
-            worker.waiting_for = None
-            match step:
-                case Fold():
-                    with self.observer.background():
-                        await self._fold(step, worker)
-                case Wait(seconds):
-                    worker.waiting_for = due
-                    self._changed()
-                    await asyncio.sleep(seconds)
-                case Recover():
-                    shown = self.health
-                    self._conversation.recover()
-                    log.recovered(self._log_name)
-                    self._announce(shown)
-                case _:
-                    return
+    async def _do_what_is_due(self, worker: _Worker, plan: Plan) -> Plan | None:
+        due = self._conversation.body.next_attempt_at
+        # After the whole wait, the clock is not needed, which may have stopped.
+        step = self._next_step(now=due if worker.waiting_for == due else None)
+        worker.waiting_for = None
+        if isinstance(step, Fold) and (plan.summarizes or worker.take_place()):
+            with self.observer.background():
+                await self._fold(step, worker)
+            step = self._next_step() if self._worker is worker else None
+        if isinstance(step, Recover):
+            shown = self.health
+            self._conversation.recover()
+            log.recovered(self._log_name)
+            self._announce(shown)
+            step = self._next_step()
+        if step is None:
+            return None
+        following, worker.waiting_for = self._plan_for(step)
+        return following
 
     async def _fold(self, fold: Fold, worker: _Worker) -> None:
         conversation, config = self._conversation, self._config
@@ -548,7 +586,7 @@ class DefaultShortTermMemory:
         worker, self._worker = self._worker, None
         if worker is None:
             return False
-        worker.cancel()
+        worker.abandon()
         return worker.recovering
 
 

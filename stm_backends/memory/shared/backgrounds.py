@@ -6,14 +6,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from weakref import WeakValueDictionary
 
 from stm_backends import logs
 from stm_backends.drivers.contract import Driver, Key
+from stm_backends.memory.schedule import MAX_SUMMARIES, Schedule
 from stm_backends.memory.shared.maintenance import Maintenance
 from stm_backends.memory.shared.recent import Recent
 from stm_backends.memory.shared.record import SharedConversation
-from stm_backends.memory.shared.schedule import MAX_SUMMARIES, Schedule
+from stm_backends.memory.touches import Touches
 from stm_backends.records import keys
 from stm_backends.records.codec import Codec
 from stm_backends.records.pages import Pages
@@ -38,12 +40,14 @@ class Backgrounds:
         max_summaries: int = MAX_SUMMARIES,
         observer: Observer = SILENT,
         clock: Callable[[], float] = time.time,
+        touches: Touches | None = None,
     ) -> None:
         self._driver = driver
         self._codec = codec
         self._pages = Pages(driver, codec)
         self._observer = observer
         self._clock = clock
+        self._touches = touches
         self._schedule = Schedule(max_summaries)
         self._recent = Recent()
         self._each: WeakValueDictionary[Key, Maintenance] = WeakValueDictionary()
@@ -62,6 +66,8 @@ class Backgrounds:
         )
         maintenance = Maintenance(shared, key.tenant_id, self._schedule, self._observer)
         self._each[record] = maintenance
+        if self._touches is not None and keys.is_dialogue(key):
+            maintenance.noting = partial(self._touches.note, key, "memory")
         return maintenance
 
     def start_over(self) -> None:

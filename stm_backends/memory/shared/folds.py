@@ -2,13 +2,14 @@
 
 Each is one conditional `replace`. A fold is two: the first takes the lease, and the second stores the
 summary, drops the turns that it covers, and releases the lease. Where a load may show what is not confirmed,
-whatever drops entries stores the body under a new version before, and loads again; see decision 0037.
+a write that drops entries stores the body under a new version before, and loads again; see decision 0037.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, TypeAlias
 
 from stm_backends import races
@@ -16,10 +17,11 @@ from stm_backends.errors import TooLarge
 from stm_backends.handed_in import WrongType
 from stm_backends.memory import log, policy
 from stm_backends.memory.policy import Fold, Gap, Trim
+from stm_backends.memory.schedule import Plan, PlannedWork, Schedule, now
+from stm_backends.memory.shared.activity import look_at
 from stm_backends.memory.shared.due import Compact
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.room import Room
-from stm_backends.memory.shared.schedule import Plan, PlannedWork, Schedule, now
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import cut_summary
 from stm_backends.records import confirming
@@ -57,7 +59,8 @@ class Writes(PlannedWork):
 
     A method is called with a snapshot whose body has no lease: there was none, or it has ended. A lease that
     another process takes meanwhile stays. `hopeless` says that the summarizer's last answer was of a wrong
-    type, so that a retry is unlikely to help.
+    type, so that a retry is unlikely to help. `noting` is `Touches.note` for this
+    conversation, if it is in the catalogue.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Writes(PlannedWork):
         self._keep_ids_for = 10 * shared.driver.traits.deadline
         self._unstored: tuple[Attempt, Exception] | None = None
         self._unnoted: Lease | None = None
+        self.noting: Callable[..., None] | None = None
 
     def use(self, config: ShortTermMemoryConfig, summarizer: Callable[..., object]) -> None:
         """Use these settings from now on, unless they store nothing; the newest memory object wins."""
@@ -81,6 +85,11 @@ class Writes(PlannedWork):
             self.shared.archive.ttl = config.record_ttl_s
             self.hopeless = self.hopeless and summarizer is self._summarizer
             self.config, self._summarizer = config, summarizer
+
+    def touch(self, at: float | None = None) -> None:
+        """Note an activity in the catalogue, by default now; see `Touches.note`."""
+        if self.noting is not None:
+            self.noting(partial(look_at, self.shared), ttl=self.config.session_ttl_s, at=at)
 
     @property
     def lease_s(self) -> float:
@@ -287,6 +296,8 @@ class Writes(PlannedWork):
         self.stats.folded += len(fold.turns)
         self.hopeless = False
         self._observer.turns("folded", len(fold.turns))
+        # At the time of the newest turn, whose own process may have died before it noted that.
+        self.touch(at=0.0)
         if before.health is not MemoryHealth.HEALTHY:
             log.recovered(self.shared.log_name)
         self.background.call_back(self.config.on_summary_updated, before.summary, body.summary)

@@ -15,12 +15,12 @@ from weakref import WeakSet
 from stm_backends.errors import Corrupt, StorageError
 from stm_backends.memory import log, policy
 from stm_backends.memory.policy import CatchUp, Fold, Recover, Trim, Wait
+from stm_backends.memory.schedule import TICK_S, Plan, Schedule, now
 from stm_backends.memory.shared import due
 from stm_backends.memory.shared.due import Compact, Due, Held
 from stm_backends.memory.shared.folds import AGAIN, LOST, Writes, attempt_of
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.room import RoomRequest
-from stm_backends.memory.shared.schedule import TICK_S, Plan, Schedule, now
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.races import pause, pause_after
 from stm_backends.telemetry.observer import Observer
@@ -177,7 +177,7 @@ class Maintenance(Writes):
             self._faults += 1
             if self._faults <= FAULTS_BEFORE_REST:
                 return Plan(now() + 2.0**self._faults, firm=True)
-        except Exception as error:  # noqa: BLE001 -- for example of a clock that was handed in
+        except Exception as error:  # noqa: BLE001 -- a mistake of the library must be logged
             log.background_stopped(self.shared.log_name, error)
             self.failures += 1
         self._plan, self._faults = None, 0

@@ -16,6 +16,7 @@ from typing import Any, Final
 from stm_backends.drivers.contract import Driver
 from stm_backends.errors import LimitReached, OutcomeUnknown, TooLarge
 from stm_backends.memory import log, policy
+from stm_backends.memory.defaults import remembering
 from stm_backends.memory.estimating import checked_config
 from stm_backends.memory.policy import CatchUp, Fold, Recover, Wait
 from stm_backends.memory.shared.backgrounds import Backgrounds
@@ -48,7 +49,8 @@ OVERHEAD: Final = 512
 class DistributedShortTermMemory:
     """The memory of one conversation, shared by every process that opens the same key.
 
-    `config` may be any object with the fields of `ShortTermMemoryConfig`. `backgrounds` holds the clock and
+    `config` may be any object with the fields of `ShortTermMemoryConfig`; without one, the memory keeps a
+    rolling summary and the transcript, and needs no summarizer. `backgrounds` holds the clock and
     the background of each conversation, shared by several memories; by default this memory creates its own.
     `observer` receives events. Raises `ConfigurationError` for `rolling_summary` without a summarizer.
     """
@@ -68,6 +70,7 @@ class DistributedShortTermMemory:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.observer = observer = guarded(observer)
+        config, summarizer = remembering(config, summarizer)
         self._config = checked_config(config, observer.function_failed)
         self._codec = codec or Codec()
         self._directory = directory or Directory(driver, self._codec)
@@ -183,6 +186,7 @@ class DistributedShortTermMemory:
     def _appended(self, turn: ConversationTurn, ts: float) -> None:
         """Report a stored turn, once for each turn, with its time."""
         self._maintenance.stats.appended += 1
+        self._maintenance.touch()
         self.observer.turns("appended", 1)
         if self._config.on_turn_added is not None:
             if getattr(turn, "ts", ts) != ts:

@@ -175,7 +175,7 @@ class _Endless(Exception):
 
 
 async def _tried(name: str, call: Callable[[], Awaitable[object]], limit: float) -> _Answer | BaseException:
-    """Return what a call of the author's code answers or raises, whatever that is."""
+    """Return what a call of the author's code answers or raises, of any type."""
     timeout = asyncio.timeout(limit)
     try:
         with WATCHDOG.watching(f"the first {name}", limit):

@@ -165,7 +165,7 @@ def _listening(*packages: str) -> Generator[Heard]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        # Python shows nobody what a library should no longer use, except its authors.
+        # Python shows what a library should no longer use to its authors alone.
         for kind in (DeprecationWarning, PendingDeprecationWarning):
             warnings.simplefilter("ignore", kind)
         for package in packages:

@@ -83,7 +83,7 @@ class Network(Contract):
             elif isinstance(found, OutcomeUnknown):
                 assert stored in (before, after), "a replace whose answer was lost is done or not done"
             else:
-                must_be(found, True, "nobody else wrote, so no race was lost")
+                must_be(found, True, "no one else wrote, so no race was lost")
                 must_be(stored, after, "the replace was acknowledged")
             must_be(await _retried(place.fold), True, "a retry of the same write")
             must_be(await place.beside.load(place.key), after, "the write and its retry are applied once")
@@ -97,7 +97,7 @@ class Network(Contract):
             if isinstance(found, Unavailable):
                 must_be(stored, Record("initial", None, (b"a", b"b")), _REFUSED)
             elif not isinstance(found, OutcomeUnknown):
-                must_be(found, True, "there was a record, and nobody else deleted it")
+                must_be(found, True, "there was a record, and no one else deleted it")
                 must_be(stored, None, "the delete was acknowledged")
 
     @check("driver.outage", slow={"fault": ["unanswered"]})

@@ -219,7 +219,7 @@ class Races(Contract):
             if isinstance(outcome, late):
                 continue
             if isinstance(outcome, BaseException):
-                raise AssertionError(f"this append is right, whatever else is done; {outcome}") from outcome
+                raise AssertionError(f"this append is right beside any other write; {outcome}") from outcome
             place = records[number % 5].tail[outcome - 1 : outcome]
             must_be(place, (b"%d" % number,), "an append answers the place of its entry")
         for number, record in enumerate(records[:5]):

@@ -165,7 +165,7 @@ class Waiting(Contract):
             assert count <= may_be, "Unavailable says that nothing was done, and no append is done twice"
         else:
             must_be(count, 1, "the append was acknowledged")
-            must_be(waiting.result(), 2, "the record had one entry, and nobody else wrote meanwhile")
+            must_be(waiting.result(), 2, "the record had one entry, and no one else wrote meanwhile")
 
     @check("driver.cancellation")
     async def test_cancelling_a_write_that_waits_leaves_the_others_waiting(self, bench: Bench) -> None:

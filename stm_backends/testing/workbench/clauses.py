@@ -100,6 +100,7 @@ _PROMISES: Final = {
     "graph.races": "Of concurrent changes, updates and edges none is lost.",
     "graph.listing": "A listing has each vertex of a label exactly once.",
     "graph.search": "A search finds the vertices with every word of the text, as they are stored now.",
+    "graph.failover": "An edge that a former server does not show is not dropped on its word.",
     "graph.outage": "An outage raises an error and is never an empty answer.",
     "memory.strategies": "Each strategy shows and keeps what it specifies, in the specified shape.",
     "memory.fidelity": "A turn is stored as given, or refused as a whole.",
@@ -118,6 +119,9 @@ _PROMISES: Final = {
     "memory.round-trips": (
         "Adding a turn and reading take one round trip each, however long the conversation."
     ),
+    "memory.keys": "A process whose keys did not seal what is stored is refused, and changes nothing.",
+    "memory.erasure": "A turn added after an erasure can be read by every process.",
+    "memory.failover": "A turn that a former server does not show is not dropped on its word.",
     "memory.outage": "An outage raises an error and never shows an empty memory.",
     "memory.corruption": "Data that cannot be read raises a typed error and is left unchanged.",
 }

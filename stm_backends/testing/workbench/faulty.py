@@ -99,7 +99,7 @@ class FaultyDriver(MemoryDriver):
         return done
 
     async def lock(self, key: Key, operation: str) -> None:
-        """Wait for whoever holds the record, at most one deadline."""
+        """Wait until the record is free, at most one deadline."""
         if held := self.store.held.get(key):
             try:
                 async with asyncio.timeout(self.traits.deadline):

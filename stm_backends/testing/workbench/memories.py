@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Protocol, cast
 
+from stm_backends.sealing.keys import Sealing
 from stm_backends.testing.workbench.check import not_asked
 from stm_backends.testing.workbench.history import History, Recorded
 from stm_backends.testing.workbench.summarizers import covered
@@ -65,6 +66,12 @@ class Memories:
     - `damage(key)` makes what is stored of a conversation unreadable; `stored(key)` returns it.
     - `outage()` is a context in which the datastore cannot be reached.
     - `round_trips()` returns how many requests the datastore has been sent so far.
+    - `sealed(sealing)` returns the memories of processes that seal what they store with these keys, on the
+      same datastore.
+    - `erase(memory)` erases everything of the user of a memory, with the user's data keys, in its process.
+    - `fail_over(key, lost)` has the newest `lost` turns of a conversation lost with their server. That server
+      still answers the next memory that is opened of it, until this memory summarizes or drops turns, which
+      reaches the server that took over.
     """
 
     open: Callable[[MemoryKey, object, Any], Awaitable[Any]]
@@ -77,6 +84,9 @@ class Memories:
     stored: Callable[[MemoryKey], Awaitable[object]] | None = None
     outage: Callable[[], AbstractAsyncContextManager[object]] | None = None
     round_trips: Callable[[], int] | None = None
+    sealed: Callable[[Sealing], Memories] | None = None
+    erase: Callable[[Any], Awaitable[None]] | None = None
+    fail_over: Callable[[MemoryKey, int], Awaitable[None]] | None = None
 
 
 class MemoryBench:
@@ -89,13 +99,23 @@ class MemoryBench:
 
     def key(self) -> MemoryKey:
         """Return the key of a new conversation."""
-        return MemoryKey("check", uuid.uuid4().hex, "chat")
+        return MemoryKey(f"check-{uuid.uuid4().hex}", "user", "chat")
 
     async def memory(
-        self, config: object = None, summarizer: Any = None, *, key: MemoryKey | None = None
+        self,
+        config: object = None,
+        summarizer: Any = None,
+        *,
+        key: MemoryKey | None = None,
+        sealing: Sealing | None = None,
     ) -> Memory:
-        """Return a memory, of a new conversation if none is named."""
-        memory = await self.memories.open(key or self.key(), config, summarizer)
+        """Return a memory, of a new conversation if none is named, in a process with these keys."""
+        memories = self.memories
+        if sealing is not None:
+            if memories.sealed is None:
+                not_asked("needs `Memories.sealed`")
+            memories = memories.sealed(sealing)
+        memory = await memories.open(key or self.key(), config, summarizer)
         self._opened.append(memory)
         noted = ("add_turn", "get_llm_context", "turns", "flush", "close")
         recorded = Recorded(memory, self.history, f"memory{len(self._opened)}", noted)
@@ -113,6 +133,13 @@ class MemoryBench:
         self.history.say("the memory's process is killed")
         # The wrapper that notes calls is ours; the implementation knows what it has made.
         await self.memories.kill(cast("_Asked", memory).recorded.inner)
+
+    async def erase(self, memory: Memory) -> None:
+        """Erase everything of the user of a memory, in its process."""
+        if self.memories.erase is None:
+            not_asked("needs `Memories.erase`")
+        self.history.say("the user is erased")
+        await self.memories.erase(cast("_Asked", memory).recorded.inner)
 
     def again(self, memory: Memory) -> Memory:
         """Return another memory object of the same conversation, in the same process."""

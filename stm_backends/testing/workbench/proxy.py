@@ -198,7 +198,7 @@ class Proxy:
         self._loop.add_reader(self._listener, self._accept, self._listener)
 
     def _accept(self, listener: socket.socket) -> None:
-        # An asyncio.Server that is closed while it accepts leaves a connection that nobody serves or closes.
+        # An asyncio.Server that is closed while it accepts leaves a connection that no task serves or closes.
         with contextlib.suppress(OSError):
             client, _ = listener.accept()
             self.accepted += 1

@@ -14,6 +14,8 @@ from stm_backends import open_backend
 from stm_backends.drivers.contract import ANY, Key, Record
 from stm_backends.errors import ConfigurationError, Denied, StorageError, Unavailable
 from stm_backends.testing import open_at
+from stm_backends_postgres import PostgresDriver, PostgresSettings
+from tests.mutants.postgres import RaisesWhatThePoolRaises
 from tests.services.postgres.support import as_user, run
 from tests.support.postgresql import Postgres, TlsFront
 from tests.support.tenants import SMALL, serve
@@ -229,16 +231,56 @@ async def test_a_role_without_the_rights_is_denied(url, schema, driver, role, ri
             await backend.driver.append(KEY, b"a", initial_version="initial", ttl=None)
 
 
-@pytest.mark.usefixtures("driver")
-async def test_a_role_with_few_connections_is_refused_no_append(url, schema, role, admin):
+@pytest.fixture
+async def few(url, schema, driver, role, admin):
+    """The URL of a role that may open two connections."""
     name = await role("few")
     await admin.execute(f"ALTER ROLE {name} CONNECTION LIMIT 2")
-    few = await open_at(as_user(url, name), schema=schema, pool_size=10)
+    return as_user(url, name)
+
+
+async def appends_of(driver):
+    appends = [driver.append(KEY, b"a", initial_version="v", ttl=None) for _ in range(20)]
+    return sorted(await asyncio.gather(*appends))
+
+
+async def test_a_role_with_few_connections_is_refused_no_append(few, schema):
+    driver = await open_at(few, schema=schema, pool_size=10)
     try:
-        appends = [few.append(KEY, b"a", initial_version="v", ttl=None) for _ in range(20)]
-        assert sorted(await asyncio.gather(*appends)) == list(range(1, 21))
+        assert await appends_of(driver) == list(range(1, 21))
     finally:
-        await few.close()
+        await driver.close()
+
+
+async def test_a_pool_handed_in_that_cannot_grow_is_refused_no_append(few, schema, caplog):
+    async with asyncpg.create_pool(few, min_size=1, max_size=10) as pool:
+        driver = PostgresDriver(PostgresSettings(schema=schema), client=pool)
+        assert await appends_of(driver) == list(range(1, 21))
+        async with pool.acquire(), pool.acquire():
+            late = asyncio.create_task(driver.append(KEY, b"a", initial_version="v", ttl=None))
+            await asyncio.sleep(0.1)
+            assert not late.done()
+        assert await late == 21, "another user of the pool gave a connection back"
+        await driver.close()
+    (record,) = [one for one in caplog.records if one.name == "stm_backends"]
+    assert "fewer than 10 connections" in record.getMessage()
+
+
+async def test_a_pool_handed_in_without_a_connection_is_unavailable(few, schema):
+    async with asyncpg.create_pool(few, min_size=0, max_size=10) as pool:
+        driver = PostgresDriver(PostgresSettings(schema=schema), client=pool)
+        holding = [await asyncpg.connect(few) for _ in range(2)]
+        with pytest.raises(Unavailable, match="accepts no more connections"):
+            await driver.append(KEY, b"a", initial_version="v", ttl=None)
+        for one in holding:
+            await one.close()
+        await driver.close()
+
+
+async def test_a_pool_that_raises_when_it_cannot_grow_is_rejected(few, schema, caplog, monkeypatch):
+    monkeypatch.setattr("stm_backends_postgres.driver.HandedIn", RaisesWhatThePoolRaises)
+    with pytest.raises(Unavailable, match="accepts no more connections"):
+        await test_a_pool_handed_in_that_cannot_grow_is_refused_no_append(few, schema, caplog)
 
 
 async def test_a_role_that_may_not_create_is_denied_and_creates_nothing(url, schema, role, admin):

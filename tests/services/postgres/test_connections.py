@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import gc
+import sys
 from unittest import mock
 
 import asyncpg
@@ -112,6 +114,14 @@ def kind():
 def driver_kind():
     """The driver; a mutant of it where a test is called for one."""
     return PostgresDriver
+
+
+@contextlib.contextmanager
+def catching_unraisable():
+    """Collect the exceptions that Python could only report."""
+    caught = []
+    with mock.patch.object(sys, "unraisablehook", lambda one: caught.append(one.exc_value)):
+        yield caught
 
 
 async def settle():
@@ -265,6 +275,31 @@ async def test_a_check_that_never_ends_costs_no_connection():
     await settle()
     servers.wires[1].answers.put_nowait("2")
     assert await second == "2"
+
+
+def test_a_check_ends_quietly_with_an_event_loop_that_was_closed(caplog):
+    class Closing(Wire):
+        def terminate(self):
+            asyncio.get_running_loop()  # raises without one, as a client does whose loop was closed
+            super().terminate()
+
+    async def leave():
+        servers = Servers()
+        with mock.patch(f"{__name__}.Wire", Closing):
+            (first,) = servers.start("1")
+            await settle()
+        servers.checked.clear()
+        first.cancel()
+        await settle()
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(leave())
+    loop.close()
+    with catching_unraisable() as caught:
+        del loop
+        gc.collect()
+    assert not caught
+    caplog.clear()  # asyncio says that a task was pending, which is the mistake of who closed the loop
 
 
 async def test_connections_beside_one_that_died_unnoticed_are_replaced(kind):

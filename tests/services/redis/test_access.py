@@ -78,9 +78,9 @@ async def test_the_permissions_of_the_readme_are_enough_and_fewer_are_denied(sta
     server.ask("ACL", "SETUSER", "narrow", "on", ">p", "~stm:*", "+@all", "-zadd")
     narrow = await open_at(server.url, **login("narrow"))
     await refused(narrow, Denied)
-    server.ask("ACL", "SETUSER", "mute", "on", ">p", "~stm:*", "+@all", "-lrange")
+    server.ask("ACL", "SETUSER", "mute", "on", ">p", "~stm:*", "+@all", "-evalsha")
     mute = await open_at(server.url, **login("mute"))
-    with pytest.raises(Denied, match="this user lacks permission for the command 'lrange'"):
+    with pytest.raises(Denied, match="this user lacks permission for the command 'evalsha'"):
         await mute.load(KEY)
     await mute.close()
     assert await narrow.load(KEY) is None, "what was denied has changed nothing"

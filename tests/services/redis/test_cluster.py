@@ -327,7 +327,7 @@ class Node:
         self.is_closed = False
         self.asked = asyncio.Event()
 
-    async def exchange(self, key, *commands, asking=False):
+    async def exchange(self, key, *commands, apart=False, asking=False):
         if commands[0] == ("CLUSTER", "SLOTS"):
             return [[[0, SLOTS - 1, [b"here", 1]]]]
         await asyncio.sleep(0)
@@ -378,7 +378,7 @@ class Pod:
         self.is_closed = False
         Pod.made.append(self)
 
-    async def exchange(self, key, *commands, asking=False):
+    async def exchange(self, key, *commands, apart=False, asking=False):
         if commands[0] == ("CLUSTER", "SLOTS"):
             return [[[0, SLOTS - 1, [Pod.address, 1]]]]
         await self.may_answer.wait()

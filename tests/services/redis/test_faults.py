@@ -11,8 +11,11 @@ from redis.asyncio import Redis
 from stm_backends.drivers.contract import KEEP, Key, Record
 from stm_backends.errors import ConfigurationError, Unavailable
 from stm_backends_redis import RedisDriver
+from stm_backends_redis.errors import NotConnected
+from stm_backends_redis.servers import Capacity
 from stm_backends_redis.settings import RedisSettings
 from stm_backends_redis.stream import LARGE
+from tests.mutants.redis import FailsWithoutRoom
 from tests.support.contract import opened
 
 KEY = Key("tenant:user:memory", "conversation")
@@ -49,6 +52,70 @@ async def test_a_driver_is_guarded_though_a_concurrent_opening_failed(server, mo
     with pytest.raises(ConfigurationError, match="belongs to another event loop"):
         await asyncio.to_thread(asyncio.run, driver.load(KEY))
     await driver.close()
+
+
+async def appends_of(driver):
+    """Append small entries, which share a connection, and large ones, which each need one."""
+    entries = [b"x" * LARGE, b"small"] * 20
+    writes = (driver.append(KEY, entry, initial_version="initial", ttl=None) for entry in entries)
+    return sorted(await asyncio.gather(*writes))
+
+
+async def test_a_server_that_accepts_few_clients_is_shared(server, caplog):
+    server.ask("CONFIG", "SET", "maxclients", 4)
+    async with opened(server.url, deadline_s=20) as driver:
+        assert await appends_of(driver) == list(range(1, 41))
+        (record,) = caplog.records
+        assert "no more can be opened: no connection to the server" in record.getMessage()
+
+
+async def test_a_client_handed_in_that_makes_few_connections_is_shared(server):
+    async with Redis(port=server.port, max_connections=3) as client:
+        driver = RedisDriver(client=client)
+        assert await appends_of(driver) == list(range(1, 41))
+        await driver.close()
+
+
+async def test_a_driver_that_fails_without_a_free_connection_is_rejected(server, monkeypatch):
+    monkeypatch.setattr("stm_backends_redis.servers.Capacity", FailsWithoutRoom)
+    with pytest.raises(Unavailable, match="all connections of the client are in use"):
+        await test_a_client_handed_in_that_makes_few_connections_is_shared(server)
+
+
+async def test_commands_that_wait_fail_with_the_last_connection():
+    capacity, began, go = Capacity(patience_s=30), asyncio.Event(), asyncio.Event()
+
+    async def refused():
+        if began.is_set():
+            raise NotConnected
+        began.set()
+        await go.wait()
+        raise NotConnected
+
+    first = asyncio.create_task(capacity.run(refused))
+    await began.wait()
+    others = [asyncio.create_task(capacity.run(refused)) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    assert not any(task.done() for task in others)
+    others[0].cancel()
+    go.set()
+    ended = await asyncio.gather(first, *others, return_exceptions=True)
+    assert [type(error) for error in ended] == [NotConnected, asyncio.CancelledError, *[NotConnected] * 2]
+
+
+async def test_a_command_that_waits_too_long_for_a_connection_was_not_sent():
+    capacity, held = Capacity(patience_s=0.05), asyncio.Event()
+    holding = asyncio.create_task(capacity.run(held.wait))
+    await asyncio.sleep(0)
+
+    async def refused():
+        raise NotConnected
+
+    with pytest.raises(NotConnected):
+        await capacity.run(refused)
+    held.set()
+    assert await holding
+    assert await capacity.run(held.wait), "the next has its turn"
 
 
 async def test_a_pool_makes_no_more_connections_than_it_may(server):

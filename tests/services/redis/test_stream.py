@@ -28,8 +28,6 @@ from tests.services.redis.test_faults import KEY
 from tests.support.places import quick_on
 from tests.support.redis_server import KINDS, NO_PERSISTENCE, RedisServer
 
-ANY_KEY = b"key"
-
 
 class Session(asyncio.Protocol):
     """A connection to the scripted server. It answers the greeting of the client library by itself."""
@@ -120,7 +118,7 @@ async def stream(pool) -> AsyncIterator[Stream]:
 
 
 def send(stream: Stream, *command: bytes, asking: bool = False) -> asyncio.Future[Any]:
-    answer = stream.send(ANY_KEY, command, asking=asking)
+    answer = stream.send(command, asking=asking)
     assert answer is not None
     return answer
 
@@ -322,16 +320,9 @@ async def test_asking_goes_directly_before_its_command(server, stream):
     assert await asyncio.gather(*answers) == [b"0", b"1", b"2"]
 
 
-async def test_large_commands_and_answers_share_no_connection(server, stream):
-    large = b"x" * LARGE
-    assert stream.send(ANY_KEY, (b"SET", ANY_KEY, large)) is None
-    stream.note(ANY_KEY, [b"x", large])
-    assert stream.send(ANY_KEY, (b"LRANGE", ANY_KEY)) is None
-    for number in range(stream_module.LARGE_KEPT - 1):
-        stream.note(b"%d" % number, [b"x", large])
-    assert stream.send(ANY_KEY, (b"LRANGE", ANY_KEY)) is None
-    stream.note(ANY_KEY, [b"x"])
-    small = send(stream, b"LRANGE", ANY_KEY)
+async def test_large_commands_share_no_connection(server, stream):
+    assert stream.send((b"SET", b"key", b"x" * LARGE)) is None
+    small = send(stream, b"GET", b"key")
     (await server.has_received(1)).answer(b"small")
     assert await small == b"small"
 
@@ -339,14 +330,14 @@ async def test_large_commands_and_answers_share_no_connection(server, stream):
 async def test_no_more_than_so_many_bytes_wait_for_answers(server, stream):
     value = b"x" * (LARGE // 2)
     answers = []
-    while (answer := stream.send(ANY_KEY, (b"SET", ANY_KEY, value))) is not None:
+    while (answer := stream.send((b"SET", b"key", value))) is not None:
         answers.append(answer)
     assert MAX_OUTSTANDING - LARGE < len(answers) * len(value) < MAX_OUTSTANDING
     session = await server.has_received(len(answers))
-    assert stream.send(ANY_KEY, (b"SET", ANY_KEY, value)) is None
+    assert stream.send((b"SET", b"key", value)) is None
     session.answer(*(b"OK" for _ in answers))
     await asyncio.gather(*answers)
-    answers = [send(stream, b"SET", ANY_KEY, value)]
+    answers = [send(stream, b"SET", b"key", value)]
     (await server.has_received(len(session.commands))).answer(b"OK")
     await asyncio.gather(*answers)
 
@@ -383,7 +374,7 @@ async def test_a_late_answer_of_a_replica_leaves_the_next_connection_alone(serve
     connected = Server(client, silence_s=30)
 
     def ask(word: bytes) -> asyncio.Future[Any]:
-        return asyncio.ensure_future(connected.exchange(ANY_KEY, (word,)))
+        return asyncio.ensure_future(connected.exchange(b"key", (word,)))
 
     one, two = ask(b"ONE"), ask(b"TWO")
     replica = await server.has_received(2)
@@ -605,7 +596,7 @@ async def test_commands_without_credentials_do_not_wait_for_idle_connections():
     stream = Stream(pool, silence_s=0.1)
     for attempt in (1, 2):
         with pytest.raises(LookupError):
-            await asyncio.wait_for(stream.send(b"k", ("GET", "k")), 20)
+            await asyncio.wait_for(stream.send(("GET", "k")), 20)
         assert pool.attempts == attempt
     await stream.close()
 

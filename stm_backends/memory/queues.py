@@ -16,7 +16,7 @@ PAUSE_S: Final = 0.05
 tasks, and is closed by then."""
 
 
-class Work(Protocol):
+class QueuedWork(Protocol):
     """The work on one conversation."""
 
     @property
@@ -53,15 +53,15 @@ class FairQueue:
         self._free = self._count
         self._at_work: Counter[str] = Counter()
         self._size = 0
-        self._waiting: OrderedDict[str, OrderedDict[Work, Context]] = OrderedDict()
+        self._waiting: OrderedDict[str, OrderedDict[QueuedWork, Context]] = OrderedDict()
 
     def __len__(self) -> int:
         return self._size
 
-    def __contains__(self, work: Work) -> bool:
+    def __contains__(self, work: QueuedWork) -> bool:
         return work in self._waiting.get(work.tenant, ())
 
-    def enter(self, work: Work) -> bool:
+    def enter(self, work: QueuedWork) -> bool:
         """Start the work as soon as a place is free for its tenant; returns whether it waits for one.
 
         Entering twice changes nothing.
@@ -87,7 +87,7 @@ class FairQueue:
         task.add_done_callback(partial(self._give_back, tenant))
         return True
 
-    def withdraw(self, work: Work) -> None:
+    def withdraw(self, work: QueuedWork) -> None:
         """Remove work from those that wait."""
         if work in self:
             line = self._waiting[work.tenant]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from stm_backends.handed_in import Report, ignore
-from stm_backends.memory.shared.queues import MAX_WAITING, FairQueue
+from stm_backends.memory.queues import MAX_WAITING, FairQueue
 from stm_backends.memory.tasks import Background
 
 TICK_S: Final = 0.001

@@ -1,0 +1,152 @@
+"""The card of a conversation: what a list of conversations shows of it; pure functions.
+
+```
+{"slot": "fff86d2b", "at": 1790000000.5, "created": 1789990000.0, "turns": 12, "kinds": ["memory"],
+ "opening": "the first message", "preview": "the last message",
+ "title": ..., "metadata": {...}, "pinned": true, "archived": true,          as far as they were set
+ "until": 1790090000.0,            until when the name in the index lives, if it expires
+ "session": ...}                   if the card's name is a hash of the session id
+```
+
+`slot` is the hour of the last activity, counted backwards, so that names that begin with it are in the order
+of a list: latest first. Other fields are those of a newer version of this library and are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias, cast
+
+from stm_backends.drivers.contract import Key
+from stm_backends.errors import Corrupt, InvalidState
+from stm_backends.records import keys
+from stm_backends.records.codec import encode_json, require_json
+from stm_backends.types import MemoryKey
+
+SLOT_S: Final = 3600
+"""For how many seconds a conversation keeps its name in the index."""
+
+PREVIEW_CHARACTERS: Final = 120
+TITLE_CHARACTERS: Final = 500
+METADATA_BYTES: Final = 4_096
+"""How long a preview is, and how long a title and metadata, as JSON, may be."""
+
+SET_BY_USER: Final = ("title", "metadata", "pinned", "archived")
+"""The fields that only `update` sets. The rest follows from the conversation."""
+
+Content: TypeAlias = dict[str, Any]
+"""A card as it is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What was seen of a conversation at its last activity, at `at` in epoch seconds.
+
+    `turns` is `None` if only the `added` ones are known. `preview` is the beginning of the last message, and
+    `opening` that of the oldest known one.
+    """
+
+    kinds: tuple[str, ...]
+    at: float
+    turns: int | None
+    preview: str = ""
+    opening: str = ""
+    added: int = 0
+
+
+Look: TypeAlias = Callable[[], Activity | None]
+"""Returns what a process knows of a conversation; `None` means that its records must be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A conversation as the catalogue shows it.
+
+    `title` is the one that was set or, without one, the beginning of the first message. `preview` is the
+    beginning of the last message. `turns` counts all turns of a conversation, in its record or not, and the
+    items of an item log. `created` and `updated` are epoch seconds: of the first and the last activity.
+    `kinds` says what there is of it: `"memory"`, and the frameworks that keep item logs.
+    """
+
+    key: MemoryKey
+    title: str
+    preview: str
+    turns: int
+    created: float
+    updated: float
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    pinned: bool = False
+    archived: bool = False
+    kinds: tuple[str, ...] = ()
+
+
+def slot_of(at: float) -> str:
+    """Return the slot of a time in epoch seconds: the later, the smaller."""
+    return f"{0xFFFFFFFF - int(max(at, 0.0) // SLOT_S):08x}"
+
+
+def beginning_of(text: str) -> str:
+    """Return the beginning of a message, in one line."""
+    line = " ".join(text[: 8 * PREVIEW_CHARACTERS].split())
+    return line if len(line) <= PREVIEW_CHARACTERS else f"{line[: PREVIEW_CHARACTERS - 1].rstrip()}…"
+
+
+def after_activity(before: Content | None, seen: Activity, *, at: float = 0.0, now: float) -> Content:
+    """Return the card after an activity, which moves it to the front unless a later one was noted."""
+    old = before or {}
+    at = float(max(min(max(seen.at, at), now), old.get("at", 0.0)))
+    turns = old.get("turns", 0) + seen.added if seen.turns is None else seen.turns
+    return {
+        **old,
+        "slot": slot_of(at),
+        "at": at,
+        "created": old.get("created", at),
+        "turns": max(turns, 0),
+        "kinds": sorted({*old.get("kinds", ()), *seen.kinds}),
+        "opening": old.get("opening") or seen.opening,
+        "preview": seen.preview or old.get("preview", ""),
+    }
+
+
+def checked_changes(**changes: Any) -> Content:
+    """Return the given fields that are not `None`. Raises `InvalidState` for a value of another type."""
+    given = {name: value for name, value in changes.items() if value is not None}
+    title, metadata = given.get("title", ""), given.get("metadata", {})
+    if not isinstance(title, str) or len(title) > TITLE_CHARACTERS:
+        raise InvalidState(f"title is a string of at most {TITLE_CHARACTERS} characters")
+    if not isinstance(metadata, Mapping):
+        raise InvalidState("metadata is an object")
+    if "metadata" in given:
+        given["metadata"] = stored = dict(cast("Mapping[str, Any]", metadata))
+        require_json(stored, "metadata")
+        if len(encode_json(stored)) > METADATA_BYTES:
+            raise InvalidState(f"metadata takes at most {METADATA_BYTES:,} bytes as JSON")
+    for name in ("pinned", "archived"):
+        if not isinstance(given.get(name, False), bool):
+            raise InvalidState(f"{name} is true or false")
+    return given
+
+
+def card_of(where: Key, content: Content) -> Card:
+    """Return the card in a record. Raises `Corrupt` if a field has another type."""
+    tenant, user = keys.owner_of(where.scope)
+    try:
+        if not math.isfinite(content["at"]) or not isinstance(content["slot"], str):
+            raise ValueError("at")
+        return Card(
+            MemoryKey(tenant, user, content.get("session") or keys.unname(where.name)),
+            str(content.get("title") or content["opening"]),
+            str(content["preview"]),
+            int(content["turns"]),
+            float(content["created"]),
+            float(content["at"]),
+            dict(content.get("metadata", {})),
+            bool(content.get("pinned", False)),
+            bool(content.get("archived", False)),
+            tuple(content["kinds"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        # The cause may quote the conversation.
+        raise Corrupt("a stored card lacks a field, or a field has another type") from None

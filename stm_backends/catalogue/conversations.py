@@ -1,0 +1,113 @@
+"""`backend.conversations`: the conversations of a user as a list, latest first, with what it shows."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, NamedTuple
+
+from stm_backends.catalogue.card import Card, Content, card_of, checked_changes
+from stm_backends.catalogue.index import Catalogue, Place
+from stm_backends.drivers.checks import require_count
+from stm_backends.drivers.contract import Driver
+from stm_backends.errors import ConfigurationError, SessionNotFound
+from stm_backends.records import keys, operations
+from stm_backends.types import MemoryKey
+
+
+class Cards(NamedTuple):
+    """A page of cards. `after` is for the next page; `None` if this is the last one."""
+
+    cards: tuple[Card, ...]
+    after: str | None
+
+
+class Conversations:
+    """The catalogue of every user's conversations on one backend."""
+
+    def __init__(self, driver: Driver, catalogue: Catalogue) -> None:
+        self._driver = driver
+        self._catalogue = catalogue
+
+    async def list(self, tenant: str, user: str, *, after: str | None = None, limit: int = 50) -> Cards:
+        """Return a page of a user's conversations, the one with the latest activity first.
+
+        Takes two requests, whatever the number of conversations. Give the `after` of a page to get the next
+        one. A conversation that becomes active meanwhile moves to the first page. The time of the last
+        activity, the preview and the number of turns may be a minute behind. Raises `ConfigurationError` for
+        an `after` that no page had.
+        """
+        require_count("limit", limit)
+        place = None if after is None else _place_of(after)
+        found, last = await self._catalogue.page(tenant, user, after=place, limit=limit)
+        cards = tuple(card_of(where, content) for where, content in found)
+        return Cards(cards, None if last is None else _text_of(last))
+
+    async def all(self, tenant: str, user: str) -> AsyncIterator[Card]:
+        """Yield all cards of a user, latest first, a page at a time."""
+        after, first = None, True
+        while first or after is not None:
+            page = await self.list(tenant, user, after=after, limit=200)
+            for card in page.cards:
+                yield card
+            after, first = page.after, False
+
+    async def get(self, key: MemoryKey) -> Card:
+        """Return the card of one conversation.
+
+        One without a card, such as of an older version of this library, gets it. Raises `SessionNotFound`.
+        """
+        return self._card(key, await self._catalogue.load(key) or await self._catalogue.touch(key, None))
+
+    async def update(
+        self,
+        key: MemoryKey,
+        *,
+        title: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        pinned: bool | None = None,
+        archived: bool | None = None,
+    ) -> Card:
+        """Set what is given, and return the card. The conversation keeps its place in the list.
+
+        `metadata` replaces the metadata, and an empty title brings back the beginning of the first message.
+        Raises `InvalidState` for a title of more than 500 characters, or for metadata that is no JSON object
+        or takes more than 4,096 bytes; `SessionNotFound`.
+        """
+        changes = checked_changes(title=title, metadata=metadata, pinned=pinned, archived=archived)
+        return self._card(key, await self._catalogue.update(key, changes))
+
+    async def rebuild(self, tenant: str, user: str) -> int:
+        """Give a card to each conversation of a user that has none; returns to how many.
+
+        Needed once for what an older version of this library has stored, where it shall be listed before its
+        next turn. Reads each conversation without a card. Such a card does not expire before the next turn.
+        """
+        kinds: tuple[keys.Kind, ...] = ("memory", *keys.LOG_KINDS)
+        added = 0
+        for kind in kinds:
+            async for name in operations.names(self._driver, keys.scope(tenant, user, kind)):
+                key = MemoryKey(tenant, user, keys.unname(name))
+                if keys.is_dialogue(key) and await self._catalogue.load(key) is None:
+                    added += await self._catalogue.touch(key, None) is not None
+        return added
+
+    def _card(self, key: MemoryKey, content: Content | None) -> Card:
+        if content is None:
+            raise SessionNotFound("there is no conversation under this key")
+        return card_of(keys.card_key(key), content)
+
+
+def _text_of(place: Place) -> str:
+    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode("ascii")
+
+
+def _place_of(text: str) -> Place:
+    try:
+        slot, before, name = json.loads(base64.urlsafe_b64decode(text.encode("ascii")))
+        if not (isinstance(slot, str) and isinstance(before, float) and isinstance(name, str) and slot):
+            raise ValueError(text)
+    except (ValueError, TypeError, UnicodeError):
+        raise ConfigurationError("after is not what a page of conversations had as `after`") from None
+    return Place(slot, before, name)

@@ -1,0 +1,273 @@
+"""The cards of a user's conversations and the index that lists them: how both are written and read.
+
+- `tenant:user:card`, named by the session: the card.
+- `tenant:user:recent`, named `slot:session`: nothing but the name. A scan finds the latest slot first.
+
+The card decides. A change of slot puts the new name, then writes the card, then deletes the old name, so
+that a conversation is in the index at every moment, wherever a process is killed. A name that is behind its
+card is left over, and whoever reads it removes it. A name that is ahead of its card belongs to a write that
+is under way, and stays.
+
+A card is only written for a conversation that exists: a first card is checked against the records before and
+after it is written, because an erasure may come in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from stm_backends import races
+from stm_backends.catalogue.card import SLOT_S, Activity, Content, after_activity
+from stm_backends.drivers.contract import ANY, KEEP, Driver, KeepType, Key, Record
+from stm_backends.errors import Corrupt, Unavailable, located
+from stm_backends.records import keys, ledger
+from stm_backends.records.codec import Codec
+from stm_backends.records.directory import Directory
+from stm_backends.types import MemoryKey
+
+Describe: TypeAlias = Callable[[MemoryKey, str], Awaitable[Activity | None]]
+"""Reads the record of a kind, and the others if nothing is in it, or all for `""`; `None` if nothing is in
+any of them."""
+
+Changed: TypeAlias = Callable[[Content | None], Awaitable[Content | None]]
+"""Returns the card to write instead of the stored one; `None` for no change."""
+
+SPARE: Final = 14
+"""How many names more than cards a page reads: a page that ends within a slot needs the rest of the slot."""
+
+
+class _Written(NamedTuple):
+    """A card before and after a change, and the version that it got."""
+
+    before: Content | None
+    after: Content | None
+    version: str = ""
+
+
+class Place(NamedTuple):
+    """The place of a card in a list: latest first."""
+
+    slot: str
+    before: float
+    name: str
+
+
+class Catalogue:
+    """The cards of all users on one backend. `clock` is in epoch seconds."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        codec: Codec,
+        directory: Directory,
+        *,
+        describe: Describe,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._driver = driver
+        self._codec = codec
+        self._directory = directory
+        self._describe = describe
+        self.clock = clock
+
+    async def load(self, key: MemoryKey) -> Content | None:
+        """Return the card of a conversation; `None` if it has none yet."""
+        record = await self._driver.load(keys.card_key(key))
+        return None if record is None else self._open(record)
+
+    async def touch(
+        self,
+        key: MemoryKey,
+        seen: Activity | None = None,
+        *,
+        kind: str = "",
+        at: float = 0.0,
+        ttl: float | None | KeepType = KEEP,
+    ) -> Content | None:
+        """Note an activity, and return the card; `None` if there is no such conversation.
+
+        Without `seen`, or without a card, the records are read, that of the `kind` first. `at` is the time of
+        the activity in epoch seconds, if it is later than they say. The card lives `ttl` seconds from now.
+        """
+        now = self.clock()
+
+        async def changed(before: Content | None) -> Content | None:
+            found = seen if before is not None and seen is not None else await self._describe(key, kind)
+            return None if found is None else after_activity(before, found, at=at, now=now)
+
+        written = await self._write(keys.card_key(key), key, changed, ttl=ttl)
+        if written.after is None and written.before is not None:
+            await self._remove(keys.card_key(key), written.before, version=written.version)
+        return written.after
+
+    async def update(self, key: MemoryKey, changes: Content) -> Content | None:
+        """Set fields of a card, which keeps its place and its time to live; `None` as in `touch`."""
+
+        async def changed(before: Content | None) -> Content | None:
+            if before is None:
+                found = await self._describe(key, "")
+                before = None if found is None else after_activity(None, found, now=self.clock())
+            return None if before is None else {**before, **changes}
+
+        return (await self._write(keys.card_key(key), key, changed, ttl=KEEP)).after
+
+    async def forget(self, key: MemoryKey) -> bool:
+        """Remove the card of a conversation, and its name; returns whether it had one."""
+        where = keys.card_key(key)
+        record = await self._driver.load(where)
+        if record is not None:
+            await self._remove(where, self._open(record), version=record.version)
+        return record is not None
+
+    async def expire(self, where: Key, ttl: float) -> bool:
+        """Give a stored card, and its name in the index, a time to live; returns whether it exists."""
+
+        async def changed(before: Content | None) -> Content | None:
+            return before
+
+        return (await self._write(where, None, changed, ttl=ttl, renew=True)).after is not None
+
+    async def _write(
+        self,
+        where: Key,
+        key: MemoryKey | None,
+        changed: Changed,
+        *,
+        ttl: float | None | KeepType,
+        renew: bool = False,
+    ) -> _Written:
+        """Change a card: put its name, write it, delete the names that it had.
+
+        `renew` puts the name even if it is there. Without a `key`, no card is created.
+        """
+        put, lives = set[str](), None if ttl is KEEP else ttl
+
+        async def decided(record: Record | None) -> tuple[ledger.Change | None, _Written]:
+            before = None if record is None else self._open(record)
+            after = await changed(before)
+            if after is None:
+                return None, _Written(before, None, record.version if record else "")
+            if before is None and key is not None and where.name.startswith(keys.NO_NAME):
+                after["session"] = key.session_id
+            if before is None or ttl is not KEEP:
+                after = await self._put(where, None if renew else before, after, lives)
+                put.add(after["slot"])
+            change = ledger.Change(self._codec.seal("card", after), ttl=ttl if before else lives)
+            return change, _Written(before, after, change.version)
+
+        # Not again after a creation, as for other records: the card goes if the conversation was erased.
+        await self._directory.note(*keys.owner_of(where.scope), ttl=lives)
+        written = await ledger.update(self._driver, where, decided)
+        if written is None:
+            raise Unavailable(
+                "a card kept changing; it was not changed", backend=self._driver.name, operation="catalogue"
+            )
+        before, after, version = written
+        if after is None:
+            return written
+        # Those of lost races, too.
+        for slot in {*put, *([] if before is None else [before["slot"]])} - {after["slot"]}:
+            await self._delete_name(where, slot)
+        if before is None and key is not None and await self._describe(key, after["kinds"][0]) is None:
+            # The conversation was erased while this was written.
+            await self._remove(where, after, version=version)
+            return _Written(None, None)
+        return written
+
+    async def _put(self, where: Key, before: Content | None, after: Content, ttl: float | None) -> Content:
+        """Put the name of a card into the index, unless it is there for long enough; returns the card.
+
+        A name lives longer than its card by a slot, so that it is not put again within the slot.
+        """
+        now = self.clock()
+        if before is not None and before["slot"] == after["slot"]:
+            lives = before.get("until")
+            if lives is None or (ttl is not None and now + ttl <= lives):
+                return after
+        name_ttl = None if ttl is None else ttl + SLOT_S
+        await self._directory.note(*keys.owner_of(where.scope), ttl=name_ttl)
+        name, change = (
+            _recent(where, after["slot"]),
+            ledger.Change(self._codec.seal("recent", {}), ttl=name_ttl),
+        )
+        await ledger.replace(self._driver, name, change, expect=ANY)
+        after = {name: value for name, value in after.items() if name != "until"}
+        return after if name_ttl is None else {**after, "until": now + name_ttl}
+
+    async def _remove(self, where: Key, content: Content, *, version: str) -> None:
+        """Remove a card that was read or written here, and its name."""
+        if await races.retried(lambda: self._driver.delete(where, expect=version)):
+            await self._delete_name(where, content["slot"])
+
+    async def _delete_name(self, where: Key, slot: str) -> None:
+        await races.retried(lambda: self._driver.delete(_recent(where, slot)))
+
+    async def page(
+        self, tenant: str, user: str, *, after: Place | None, limit: int
+    ) -> tuple[list[tuple[Key, Content]], Place | None]:
+        """Return the cards after a place, latest first, and the place of the last one if there may be more.
+
+        Takes two requests: a scan of names, and the loads of their cards at once. It takes more where one
+        hour has more conversations than a page.
+        """
+        scope, cards = keys.scope(tenant, user, "recent"), keys.scope(tenant, user, "card")
+        found, position = dict[str, Content](), "" if after is None else after.slot
+        while True:
+            page = await self._driver.scan(scope, after=position, limit=limit + SPARE)
+            found |= await self._cards_of(cards, page.names)
+            listed, position = _in_order(found, after), page.after
+            slot = keys.slot_and_card(page.names[-1])[0] if page.names else ""
+            # The slot in which this page of cards ends is to be complete.
+            if position is None or (len(listed) > limit and slot > listed[limit - 1].slot):
+                break
+        shown = listed[:limit]
+        last = shown[-1] if shown and (len(listed) > limit or position is not None) else None
+        return [(Key(cards, one.name), found[one.name]) for one in shown], last
+
+    async def _cards_of(self, cards: str, names: Sequence[str]) -> dict[str, Content]:
+        """Return the cards that names of the index are of; removes the names that are behind their card."""
+        pairs = [keys.slot_and_card(name) for name in names]
+        records = await asyncio.gather(*(self._driver.load(Key(cards, card)) for _, card in pairs))
+        found: dict[str, Content] = {}
+        for (slot, card), record in zip(pairs, records, strict=True):
+            if record is None:
+                continue
+            content = self._open(record)
+            if content["slot"] > slot:
+                continue  # ahead of its card
+            if content["slot"] < slot:
+                await self._delete_name(Key(cards, card), slot)
+            # Also by an old name: the card may have moved since the names were listed.
+            found[card] = content
+        return found
+
+    def _open(self, record: Record) -> Content:
+        with located(self._driver.name, "catalogue"):
+            content = self._codec.open("card", record.body or b"")
+            if not isinstance(content.get("slot"), str) or not isinstance(content.get("at"), float):
+                raise Corrupt("a stored card lacks a field, or a field has another type")
+            return content
+
+
+async def names_of(card: Key, names: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Yield those of a user's names in the index that are of one card.
+
+    A process that was killed may have left one in any slot, so only a listing of all finds them.
+    """
+    async for name in names:
+        if keys.slot_and_card(name)[1] == card.name:
+            yield name
+
+
+def _recent(where: Key, slot: str) -> Key:
+    """Return the key of the name of a card in a slot."""
+    return keys.recent_key(*keys.owner_of(where.scope), slot, where.name)
+
+
+def _in_order(found: dict[str, Content], after: Place | None) -> list[Place]:
+    """Return the places of cards beyond a place, in order."""
+    places = sorted(Place(card["slot"], -card["at"], name) for name, card in found.items())
+    return places if after is None else [place for place in places if place > after]

@@ -1,0 +1,160 @@
+"""When a process writes to the catalogue: at once for a first activity, then at most once a minute.
+
+The calls that add to a conversation only note it. A touch that comes too early waits for a timer, so that the
+last activity of a conversation is never left out. Work that waits is a key and no task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from stm_backends.drivers.bounded import Bounded
+from stm_backends.errors import StorageError
+from stm_backends.memory.tasks import Background
+from stm_backends.records import keys
+from stm_backends.types import MemoryKey
+
+if TYPE_CHECKING:
+    from stm_backends.catalogue.card import Look
+    from stm_backends.catalogue.index import Catalogue
+    from stm_backends.telemetry.observer import Observer
+
+logger = logging.getLogger("stm_backends")
+
+EVERY_S: Final = 60.0
+"""How many seconds after a touch of a conversation a process makes the next."""
+
+REMEMBERED: Final = 4_096
+"""Of how many conversations a process remembers when it touched them."""
+
+AT_ONCE: Final = 8
+"""How many touches are made at once."""
+
+FAULTS: Final = 3
+"""How many storage errors in a row a waiting touch survives."""
+
+
+@dataclass(slots=True, eq=False)
+class _Noted:
+    """A conversation that this process adds to.
+
+    `at` is the time of its last activity in epoch seconds, `due` that of the next touch by the loop's clock.
+    """
+
+    key: MemoryKey
+    kind: str
+    look: Look
+    at: float
+    ttl: float | None
+    waits: bool = True
+    running: bool = False
+    due: float = -math.inf
+    faults: int = 0
+    timer: asyncio.TimerHandle | None = None
+
+
+class Touches:
+    """The touches that one process makes, for all conversations of a backend."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        *,
+        observer: Observer,
+        every: float = EVERY_S,
+        most: int = REMEMBERED,
+    ) -> None:
+        self._catalogue = catalogue
+        self._every = every
+        self._observer = observer
+        self._noted: Bounded[MemoryKey, _Noted] = Bounded(most, forgotten=self._displaced)
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Forget what was noted on an event loop that has ended."""
+        self._noted.clear()
+        self._queue: OrderedDict[_Noted, None] = OrderedDict()
+        self._background = Background(self)
+        self._workers = 0
+        self._closing = False
+
+    def note(
+        self, key: MemoryKey, kind: str, look: Look, *, ttl: float | None, at: float | None = None
+    ) -> None:
+        """Note an activity `at` epoch seconds, by default now, in the record of a kind; returns at once.
+
+        `look` is called when the touch is made. The conversation lives `ttl` seconds; `None` means for ever.
+        """
+        at = self._catalogue.clock() if at is None else at
+        noted = self._noted.use(key)
+        if noted is None:
+            noted = self._noted[key] = _Noted(key, kind, look, at, ttl)
+        noted.kind, noted.look, noted.ttl = kind, look, ttl
+        noted.at, noted.waits = max(noted.at, at), True
+        self._arm(noted)
+
+    def _arm(self, noted: _Noted) -> None:
+        """Let a touch wait for its time, or for a worker if it is due."""
+        loop = asyncio.get_running_loop()
+        if noted.running or noted.timer is not None:
+            return
+        if self._closing or noted.due <= loop.time():
+            self._enter(noted)
+        else:
+            noted.timer = loop.call_at(noted.due, self._enter, noted)
+
+    def _enter(self, noted: _Noted) -> None:
+        if noted.timer is not None:
+            noted.timer.cancel()
+            noted.timer = None
+        self._queue[noted] = None
+        if self._workers < AT_ONCE:
+            self._workers += 1
+            self._background.start(self._work(), name="stm-catalogue")
+
+    def _displaced(self, _: MemoryKey, noted: _Noted) -> None:
+        if noted.timer is not None:
+            self._enter(noted)
+
+    async def _work(self) -> None:
+        try:
+            with self._observer.background():
+                while self._queue:
+                    noted, _ = self._queue.popitem(last=False)
+                    await self._touch(noted)
+        finally:
+            self._workers -= 1
+
+    async def _touch(self, noted: _Noted) -> None:
+        noted.running, noted.waits = True, False
+        noted.due = asyncio.get_running_loop().time() + self._every
+        try:
+            await self._catalogue.touch(noted.key, noted.look(), kind=noted.kind, at=noted.at, ttl=noted.ttl)
+            noted.faults = 0
+        except StorageError as error:
+            noted.faults += 1
+            noted.waits = noted.faults <= FAULTS and not self._closing
+            name = keys.log_name(keys.card_key(noted.key))
+            logger.warning("could not write to the catalogue: %s (conversation %s)", error, name)
+        finally:
+            noted.running = False
+        if noted.waits:
+            self._arm(noted)
+
+    async def close(self, *, timeout: float) -> None:
+        """Make the touches that wait, for at most `timeout` seconds."""
+        self._closing = True
+        try:
+            for noted in [*self._noted.values()]:
+                if noted.timer is not None:
+                    self._enter(noted)
+            await self._background.close(timeout=timeout)
+        finally:
+            self._closing = False
+            self._noted.clear()
+            self._queue.clear()

@@ -1,0 +1,60 @@
+"""A server that has lost its part to another one, and still answers loads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stm_backends.drivers.contract import ABSENT, AbsentType, AnyType, Driver, KeepType, Key, Record, Traits
+from stm_backends.drivers.wrapper import WrapperDriver
+
+
+async def fail_over(driver: Driver, key: Key, lost: int) -> Record:
+    """Have the newest `lost` entries of a record lost with their server; returns the record as it was there.
+
+    The server that takes over has the other entries, under the same version.
+    """
+    record = await driver.load(key)
+    assert record is not None, "what is to be lost must have been stored"
+    await driver.delete(key)
+    if record.body is not None:
+        await driver.replace(key, record.body, version=record.version, expect=ABSENT, ttl=None)
+    for entry in record.tail[: len(record.tail) - lost]:
+        await driver.append(key, entry, initial_version=record.version, ttl=None)
+    return record
+
+
+class FormerServer(WrapperDriver):
+    """Shows one record as a former server had it, until this driver replaces it where `inner` has it."""
+
+    def __init__(self, inner: Driver, key: Key, record: Record) -> None:
+        super().__init__(inner)
+        self._key = key
+        self._record: Record | None = record
+
+    @property
+    def traits(self) -> Traits:
+        """The facts about the driver within; what a former server shows is not confirmed."""
+        return replace(self.inner.traits, shows_unconfirmed=True)
+
+    async def load(self, key: Key) -> Record | None:
+        """Return the record as the server that is asked has it."""
+        return self._record if self._record and key == self._key else await super().load(key)
+
+    async def replace(
+        self,
+        key: Key,
+        body: bytes,
+        *,
+        version: str,
+        expect: str | AbsentType | AnyType,
+        drop: int = 0,
+        rewrite: Sequence[bytes] = (),
+        ttl: float | None | KeepType,
+    ) -> bool:
+        """Store a body and its version on the server that took over, which answers loads from now on."""
+        if key == self._key:
+            self._record = None
+        return await super().replace(
+            key, body, version=version, expect=expect, drop=drop, rewrite=rewrite, ttl=ttl
+        )

@@ -1,0 +1,69 @@
+"""Catalogues that are broken: each is the correct one with one promise taken away."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from stm_backends.catalogue.card import Content
+from stm_backends.catalogue.index import Catalogue
+from stm_backends.drivers.contract import Key
+from stm_backends.memory.touches import Touches
+from stm_backends.records import keys
+
+
+class WritesTheCardFirst(Catalogue):
+    """Puts the new name when the card is written and the old name is gone."""
+
+    async def _write(self, where: Key, *args: Any, **options: Any) -> Any:
+        self.later: list[Any] = []
+        written = await super()._write(where, *args, **options)
+        for put in self.later:
+            await super()._put(*put)
+        return written
+
+    async def _put(self, where: Key, before: Content | None, after: Content, ttl: float | None) -> Content:
+        self.later.append((where, before, after, ttl))
+        return after
+
+
+class KeepsOldNames(Catalogue):
+    """Removes no name that is behind its card."""
+
+    async def _delete_name(self, where: Key, slot: str) -> None:
+        del where, slot
+
+
+class RemovesNamesThatAreAhead(Catalogue):
+    """Takes the name of a card that is being written for a left-over one."""
+
+    async def _cards_of(self, cards: str, names: Any) -> dict[str, Content]:
+        found = await super()._cards_of(cards, names)
+        for slot, card in map(keys.slot_and_card, names):
+            if card not in found or found[card]["slot"] > slot:
+                await self._delete_name(Key(cards, card), slot)
+        return found
+
+
+class WritesCardsOfWhatWasErased(Catalogue):
+    """Does not look whether a conversation is still there once its first card is written."""
+
+    async def _remove(self, where: Key, content: Content, *, version: str) -> None:
+        del where, content, version
+
+
+class LosesTheLastTouch(Touches):
+    """Leaves out a touch that comes too early."""
+
+    def _arm(self, noted: Any) -> None:
+        if noted.due <= asyncio.get_running_loop().time():
+            super()._arm(noted)
+
+
+CATALOGUES: Final[dict[type[Catalogue], str]] = {
+    WritesTheCardFirst: "a_kill_within_a_touch_leaves_each_conversation_once",
+    KeepsOldNames: "a_left_over_name_is_removed",
+    RemovesNamesThatAreAhead: "a_list_during_a_touch_loses_nothing",
+    WritesCardsOfWhatWasErased: "an_erasure_during_a_first_touch_leaves_no_card",
+}
+"""The mutants, and the check that each must fail."""

@@ -1,0 +1,519 @@
+"""The catalogue: each conversation once, in order, wherever a process is killed; nothing that is erased."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from stm_backends import (
+    Backend,
+    ConfigurationError,
+    ConversationTurn,
+    InvalidState,
+    MemoryKey,
+    Sealing,
+    SessionNotFound,
+    ShortTermMemoryConfig,
+    StaticKeys,
+)
+from stm_backends.admin.describing import catalogue_on
+from stm_backends.catalogue.card import SLOT_S, Activity, slot_of
+from stm_backends.catalogue.conversations import Conversations
+from stm_backends.catalogue.index import Catalogue
+from stm_backends.drivers.contract import Driver, Key
+from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
+from stm_backends.drivers.wrapper import Operation, WrapperDriver
+from stm_backends.memory.touches import EVERY_S, Touches
+from stm_backends.records import keys, operations
+from stm_backends.records.codec import Codec
+from stm_backends.records.directory import Directory
+from stm_backends.telemetry.observer import SILENT
+from stm_backends.testing import FakeClock
+from tests.mutants.catalogue import CATALOGUES, LosesTheLastTouch
+from tests.support import clock as virtual
+
+HOUR = float(SLOT_S)
+A, B, C = (MemoryKey("a:b", "u%", f"s:{name}") for name in "abc")
+LAST_TURNS = ShortTermMemoryConfig("truncation")
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+class Deadly(WrapperDriver):
+    """Kills the process before or after its n-th write; or lets somebody act there."""
+
+    def __init__(self, inner: Driver) -> None:
+        super().__init__(inner)
+        self.writes = 0
+        self.acts: dict[tuple[int, str], Callable[[], Awaitable[None]]] = {}
+
+    async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[Any]]) -> Any:
+        if operation not in ("replace", "delete"):
+            return await send()
+        self.writes += 1
+        number = self.writes
+        await self._act(number, "before")
+        done = await send()
+        await self._act(number, "after")
+        return done
+
+    async def _act(self, number: int, moment: str) -> None:
+        if act := self.acts.get((number, moment)):
+            await act()
+
+
+class World:
+    """One datastore with conversations, and processes that touch and list them."""
+
+    def __init__(self, kind: type[Catalogue] = Catalogue) -> None:
+        self.kind = kind
+        self.clock = FakeClock()
+        self.store = MemoryStore()
+        self.there: set[MemoryKey] = {A, B, C}
+
+    async def describe(self, key: MemoryKey, kind: str = "") -> Activity | None:
+        return Activity((kind or "memory",), 0.0, 1, "last", "first") if key in self.there else None
+
+    async def process(self) -> tuple[Catalogue, Deadly]:
+        driver = Deadly(MemoryDriver(self.store, clock=self.clock))
+        await driver.open()
+        directory = Directory(driver, Codec(), clock=self.clock, epoch=self.clock)
+        await directory.note("a:b", "u%")
+        driver.writes = 0
+        catalogue = self.kind(driver, Codec(), directory, describe=self.describe, clock=self.clock)
+        return catalogue, driver
+
+    async def touch(self, catalogue: Catalogue, key: MemoryKey) -> None:
+        seen = Activity(("memory",), 0.0, 2, "newer")
+        await catalogue.touch(key, seen, at=self.clock(), ttl=None)
+
+    async def listed(self, limit: int = 50) -> list[str]:
+        """Return the sessions of all pages, as another process lists them."""
+        catalogue, driver = await self.process()
+        conversations = Conversations(driver, catalogue)
+        found, after = list[str](), None
+        while True:
+            page = await conversations.list("a:b", "u%", after=after, limit=limit)
+            found += [card.key.session_id for card in page.cards]
+            if (after := page.after) is None:
+                return found
+
+    async def names(self) -> list[tuple[str, str]]:
+        _, driver = await self.process()
+        scope = keys.scope("a:b", "u%", "recent")
+        return [keys.slot_and_card(name) async for name in operations.names(driver, scope)]
+
+
+async def filled(kind: type[Catalogue] = Catalogue) -> World:
+    """Return a world in which each conversation was touched once, an hour apart: C is the latest."""
+    world = World(kind)
+    catalogue, _ = await world.process()
+    for key in (A, B, C):
+        await world.clock.pass_time(HOUR)
+        await world.touch(catalogue, key)
+    return world
+
+
+# The promises that a mutant breaks
+
+
+async def a_kill_within_a_touch_leaves_each_conversation_once(kind: type[Catalogue]) -> None:
+    async def killed() -> None:
+        raise Killed
+
+    reached = 0
+    for number, moment in itertools.product(range(1, 4), ("before", "after")):
+        world = await filled(kind)
+        await world.clock.pass_time(HOUR)
+        catalogue, driver = await world.process()
+        driver.acts[number, moment] = killed
+        with pytest.raises(Killed):
+            await world.touch(catalogue, A)
+        reached += 1
+        card_is_new = number == 3 or (number, moment) == (2, "after")
+        expected = ["s:a", "s:c", "s:b"] if card_is_new else ["s:c", "s:b", "s:a"]
+        for limit in (1, 2, 50):
+            assert await world.listed(limit) == expected
+        # The next touch of any process settles the rest.
+        await world.clock.pass_time(HOUR)
+        await world.touch((await world.process())[0], A)
+        assert await world.listed() == ["s:a", "s:c", "s:b"]
+        assert len(await world.names()) == 3
+    assert reached == 6
+
+
+async def a_left_over_name_is_removed(kind: type[Catalogue]) -> None:
+    async def killed() -> None:
+        raise Killed
+
+    world = await filled(kind)
+    await world.clock.pass_time(HOUR)
+    catalogue, driver = await world.process()
+    driver.acts[2, "after"] = killed
+    with pytest.raises(Killed):
+        await world.touch(catalogue, A)
+    assert len(await world.names()) == 4
+    assert await world.listed() == ["s:a", "s:c", "s:b"]
+    assert len(await world.names()) == 3
+
+
+async def a_list_during_a_touch_loses_nothing(kind: type[Catalogue]) -> None:
+    for number, moment in itertools.product(range(1, 4), ("before", "after")):
+        world = await filled(kind)
+        await world.clock.pass_time(HOUR)
+        catalogue, driver = await world.process()
+
+        async def look(world: World = world) -> None:
+            assert sorted(await world.listed(1)) == ["s:a", "s:b", "s:c"]
+
+        driver.acts[number, moment] = look
+        await world.touch(catalogue, A)
+        assert await world.listed() == ["s:a", "s:c", "s:b"]
+
+
+async def an_erasure_during_a_first_touch_leaves_no_card(kind: type[Catalogue]) -> None:
+    for number, moment in itertools.product(range(1, 3), ("before", "after")):
+        world = World(kind)
+        catalogue, driver = await world.process()
+
+        async def erased(world: World = world) -> None:
+            world.there.discard(A)
+
+        driver.acts[number, moment] = erased
+        await catalogue.touch(A, ttl=None)
+        assert await world.names() == []
+        assert await catalogue.load(A) is None
+
+
+CHECKS = {
+    check.__name__: check
+    for check in (
+        a_kill_within_a_touch_leaves_each_conversation_once,
+        a_left_over_name_is_removed,
+        a_list_during_a_touch_loses_nothing,
+        an_erasure_during_a_first_touch_leaves_no_card,
+    )
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+async def test_a_promise_of_the_catalogue_is_kept(name: str) -> None:
+    await CHECKS[name](Catalogue)
+
+
+@pytest.mark.parametrize("kind", CATALOGUES, ids=lambda kind: kind.__name__)
+async def test_a_mutant_of_the_catalogue_is_rejected(kind: type[Catalogue]) -> None:
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        await CHECKS[CATALOGUES[kind]](kind)
+
+
+# Touches
+
+
+async def shown_a_minute_later(kind: type[Touches]) -> tuple[list[str], int]:
+    """Return the previews after each of three additions and a minute later, and how many writes it took."""
+    world = World()
+    catalogue, driver = await world.process()
+    catalogue.clock = virtual.now
+    touches, said = kind(catalogue, observer=SILENT), list[str]()
+
+    def look() -> Activity:
+        return Activity(("memory",), 0.0, 2, said[-1])
+
+    previews: list[str] = []
+    for text in ("first", "second", "third"):
+        said.append(text)
+        touches.note(A, "memory", look, ttl=None)
+        await asyncio.sleep(1)
+        previews.append((await catalogue.load(A) or {})["preview"])
+    await asyncio.sleep(EVERY_S)
+    previews.append((await catalogue.load(A) or {})["preview"])
+    return previews, driver.writes
+
+
+@virtual.virtually
+async def test_a_touch_is_made_at_once_and_then_once_a_minute_with_the_last_text() -> None:
+    previews, writes = await shown_a_minute_later(Touches)
+    # The first one is of what the records say. A name and a card at first, and a card a minute later.
+    assert previews == ["last", "last", "last", "third"]
+    assert writes == 3
+
+
+@virtual.virtually
+async def test_a_process_that_loses_the_last_touch_is_noticed() -> None:
+    previews, _ = await shown_a_minute_later(LosesTheLastTouch)
+    assert previews[-1] != "third"
+
+
+@virtual.virtually
+async def test_closing_makes_the_touch_that_waits() -> None:
+    store = MemoryStore()
+    async with Backend(MemoryDriver(store)) as backend:
+        memory = backend.memory(A, LAST_TURNS)
+        await memory.add_turn(ConversationTurn("Hello", "Hi"))
+        await asyncio.sleep(1)
+        await memory.add_turn(ConversationTurn("And now?", "Later."))
+    async with Backend(MemoryDriver(store)) as backend:
+        card = await backend.conversations.get(A)
+        assert (card.title, card.preview, card.turns) == ("Hello", "Later.", 2)
+
+
+# What is listed
+
+
+@pytest.fixture
+async def backend(driver: Driver) -> Backend:
+    backend = Backend(driver)
+    await backend.open()
+    return backend
+
+
+async def touched(backend: Backend, key: MemoryKey) -> None:
+    """Wait until a conversation has a card."""
+    async with asyncio.timeout(30):
+        while True:
+            page = await backend.conversations.list(key.tenant_id, key.user_id)
+            if any(card.key == key for card in page.cards):
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_every_kind_of_conversation_is_listed_with_what_it_says(backend: Backend) -> None:
+    await backend.memory(A, LAST_TURNS).add_turn(ConversationTurn("Where\n is it?", "There."))
+    await touched(backend, A)
+    await backend.item_log(B, "openai-agents").add(
+        [
+            {"role": "user", "content": "Count."},
+            {"role": "assistant", "content": [{"type": "output_text", "text": "One, two."}]},
+            {"type": "function_call", "name": "count"},
+        ]
+    )
+    await touched(backend, B)
+    await backend.item_log(C, "langchain").add([{"type": "human", "data": {"content": "Bonjour"}}])
+    await touched(backend, C)
+    cards = (await backend.conversations.list("a:b", "u%")).cards
+    assert [(c.key, c.title, c.preview, c.turns, c.kinds) for c in cards] == [
+        (C, "Bonjour", "Bonjour", 1, ("langchain",)),
+        (B, "Count.", "One, two.", 3, ("openai-agents",)),
+        (A, "Where is it?", "There.", 1, ("memory",)),
+    ]
+    assert (await backend.conversations.list("a", "b:u%")).cards == ()
+
+
+async def test_what_is_set_stays_and_is_exported_and_imported(backend: Backend, tmp_path: Any) -> None:
+    del tmp_path
+    await backend.memory(A, LAST_TURNS).add_turn(ConversationTurn("Hello", "Hi"))
+    card = await backend.conversations.update(A, title="Trip", metadata={"model": "x"}, pinned=True)
+    assert (card.title, card.metadata, card.pinned, card.archived) == ("Trip", {"model": "x"}, True, False)
+    other = Backend(MemoryDriver())
+    await other.open()
+    await backend.sessions.copy(A, other.sessions)
+    there = await other.conversations.get(A)
+    assert (there.title, there.metadata, there.pinned) == ("Trip", {"model": "x"}, True)
+    assert (await backend.conversations.update(A, title="", archived=True)).title == "Hello"
+    await other.close()
+
+
+async def test_what_cannot_be_set_is_refused_before_anything_is_written(backend: Backend) -> None:
+    with pytest.raises(SessionNotFound):
+        await backend.conversations.update(A, title="Trip")
+    with pytest.raises(SessionNotFound):
+        await backend.conversations.get(A)
+    changes: tuple[dict[str, Any], ...] = (
+        {"title": 3},
+        {"title": "x" * 501},
+        {"metadata": []},
+        {"metadata": {"a": object()}},
+        {"metadata": {"a": "x" * 5_000}},
+        {"pinned": 1},
+    )
+    for change in changes:
+        with pytest.raises(InvalidState):
+            await backend.conversations.update(A, **change)
+    for after in ("", "x", "W10=", "é"):
+        with pytest.raises(ConfigurationError):
+            await backend.conversations.list("a:b", "u%", after=after)
+    assert (await backend.conversations.list("a:b", "u%")).cards == ()
+
+
+async def test_a_page_takes_a_scan_and_the_loads_of_its_cards() -> None:
+    world = World()
+    catalogue, driver = await world.process()
+    world.there = {MemoryKey("a:b", "u%", f"{number:03}") for number in range(200)}
+    for key in sorted(world.there, key=lambda key: key.session_id):
+        await world.clock.pass_time(HOUR / 3)
+        await world.touch(catalogue, key)
+    calls: list[str] = []
+
+    async def call(operation: str, key: Any, send: Any) -> Any:
+        del key
+        calls.append(operation)
+        return await send()
+
+    driver.call = call  # pyright: ignore[reportAttributeAccessIssue]
+    page = await Conversations(driver, catalogue).list("a:b", "u%", limit=50)
+    assert [card.key.session_id for card in page.cards] == [f"{n:03}" for n in range(199, 149, -1)]
+    assert (calls.count("scan"), calls.count("load"), len(calls)) == (1, 64, 65)
+    assert await world.listed(7) == [f"{n:03}" for n in range(199, -1, -1)]
+
+
+async def test_an_hour_with_more_conversations_than_a_page_is_in_order() -> None:
+    world = World()
+    catalogue, _ = await world.process()
+    world.there = {MemoryKey("a:b", "u%", f"{number:02}") for number in range(90)}
+    for key in sorted(world.there, key=lambda key: key.session_id[::-1]):
+        await world.clock.pass_time(1)
+        await world.touch(catalogue, key)
+    expected = sorted((key.session_id for key in world.there), key=lambda name: name[::-1], reverse=True)
+    for limit in (1, 20, 50, 100):
+        assert await world.listed(limit) == expected
+
+
+async def test_a_session_id_of_any_length_has_a_card(backend: Backend) -> None:
+    long = MemoryKey("a:b", "u%", "x" * 1_000)
+    await backend.memory(long, LAST_TURNS).add_turn(ConversationTurn("Hello", "Hi"))
+    assert (await backend.conversations.get(long)).key == long
+    await touched(backend, long)
+    assert (await backend.sessions.erase_with_receipt("a:b", "u%", "x" * 1_000)).erased["cards"] == 2
+    assert (await backend.conversations.list("a:b", "u%")).cards == ()
+
+
+async def test_rebuilding_gives_a_card_to_what_an_older_version_stored(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Touches, "note", lambda *_, **__: None)
+    await backend.memory(A, LAST_TURNS).add_turn(ConversationTurn("Hello", "Hi", ts=1.6e9))
+    await backend.item_log(B, "langchain").add([{"type": "human", "data": {"content": "Bonjour"}}])
+    assert (await backend.conversations.list("a:b", "u%")).cards == ()
+    assert await backend.conversations.rebuild("a:b", "u%") == 2
+    assert await backend.conversations.rebuild("a:b", "u%") == 0
+    cards = (await backend.conversations.list("a:b", "u%")).cards
+    assert [(card.key, card.updated) for card in cards][1] == (A, 1.6e9)
+    assert (await anext(backend.conversations.all("a:b", "u%"))).key == B
+
+
+# What goes with a conversation
+
+
+async def left(driver: Driver, key: MemoryKey = A) -> int:
+    """Return how many records of the catalogue a user has."""
+    count = 0
+    for kind in ("card", "recent"):
+        async for _ in operations.names(driver, keys.scope(key.tenant_id, key.user_id, kind)):
+            count += 1
+    return count
+
+
+async def test_erasing_a_conversation_erases_its_card_and_all_its_names(backend: Backend) -> None:
+    for key in (A, B):
+        await backend.memory(key, LAST_TURNS).add_turn(ConversationTurn("Hello", "Hi"))
+        await touched(backend, key)
+    where = keys.card_key(A)
+    old = keys.recent_key("a:b", "u%", slot_of(1.6e9), where.name)
+    await backend.driver.append(old, b"left", initial_version="v", ttl=None)
+    receipt = await backend.sessions.erase_with_receipt("a:b", "u%", "s:a")
+    assert (receipt.erased["cards"], receipt.complete) == (3, True)
+    assert [card.key for card in (await backend.conversations.list("a:b", "u%")).cards] == [B]
+    assert await left(backend.driver) == 2
+    assert (await backend.sessions.erase_with_receipt("a:b", "u%")).erased["cards"] == 2
+    assert await left(backend.driver) == 0
+
+
+async def test_a_touch_that_comes_after_an_erasure_writes_nothing(backend: Backend) -> None:
+    await backend.memory(A, LAST_TURNS).add_turn(ConversationTurn("Hello", "Hi"))
+    await touched(backend, A)
+    await backend.sessions.erase(A)
+    late = catalogue_on(backend.driver, backend.codec, backend.directory)
+    await late.touch(A, Activity(("memory",), 0.0, 2, "secret"), at=2e9, ttl=None)
+    assert await left(backend.driver) == 0
+
+
+async def test_a_log_that_is_cleared_leaves_the_list(backend: Backend) -> None:
+    log = backend.item_log(A, "openai-agents")
+    await log.add([{"role": "user", "content": "Hello"}])
+    await touched(backend, A)
+    await log.clear()
+    await backend.close()
+    await backend.open()
+    assert await left(backend.driver) == 0
+
+
+async def test_a_purge_takes_the_card_of_what_is_old_and_what_was_left_over(backend: Backend) -> None:
+    await backend.memory(A, LAST_TURNS).add_turn(ConversationTurn("Hello", "Hi", ts=1.6e9))
+    await backend.memory(B, LAST_TURNS).add_turn(ConversationTurn("Hello", "Hi"))
+    for key in (A, B):
+        await touched(backend, key)
+    name = keys.recent_key("a:b", "u%", slot_of(1.6e9), "gone")
+    await backend.driver.append(name, b"left", initial_version="v", ttl=None)
+    purged = await backend.sessions.purge("a:b", "u%", older_than=86_400)
+    assert (purged.conversations, purged.cards) == (1, 1)
+    assert [card.key for card in (await backend.conversations.list("a:b", "u%")).cards] == [B]
+    assert await left(backend.driver) == 2
+
+
+async def test_a_card_expires_with_its_conversation() -> None:
+    world = World()
+    catalogue, driver = await world.process()
+    seen = Activity(("memory",), 0.0, 1)
+    await catalogue.touch(A, seen, at=world.clock(), ttl=600)
+    await catalogue.touch(B, seen, at=world.clock(), ttl=None)
+    await catalogue.touch(C, seen, at=world.clock(), ttl=None)
+    await catalogue.expire(keys.card_key(C), 1_200)
+    # Within the slot, the name of a card that lives longer is put again.
+    await world.clock.pass_time(60)
+    await catalogue.touch(A, seen, at=world.clock(), ttl=3 * HOUR)
+    await world.clock.pass_time(601)
+    assert sorted(await world.listed()) == ["s:a", "s:b", "s:c"]
+    await world.clock.pass_time(601)
+    assert sorted(await world.listed()) == ["s:a", "s:b"]
+    await world.clock.pass_time(2 * HOUR)
+    assert await world.listed() == ["s:a", "s:b"]
+    await world.clock.pass_time(HOUR)
+    assert await world.listed() == ["s:b"]
+    await world.clock.pass_time(HOUR)
+    assert await left(driver) == 2
+
+
+async def test_a_copy_brings_cards_and_their_places(backend: Backend) -> None:
+    from stm_backends.admin.copying import Copy, Owner  # noqa: PLC0415 -- of this test alone
+
+    await backend.memory(A, LAST_TURNS).add_turn(ConversationTurn("Hello", "Hi"))
+    await backend.conversations.update(A, title="Trip")
+    await touched(backend, A)
+    target = Backend(MemoryDriver())
+    await target.open()
+    copy = Copy(backend.driver, target.driver, [Owner("a:b")])
+    await copy.copy()
+    await backend.conversations.update(A, title="Journey")
+    await copy.verify()
+    assert not copy.ok
+    again = Copy(backend.driver, target.driver, [Owner("a:b")])
+    await again.copy()
+    await again.verify()
+    assert again.ok
+    assert [card.title for card in (await target.conversations.list("a:b", "u%")).cards] == ["Journey"]
+    await target.close()
+
+
+async def test_cards_of_a_sealed_tenant_are_sealed_and_names_have_no_content(driver: Driver) -> None:
+    pytest.importorskip("cryptography")
+    async with Backend(driver, sealing=Sealing(StaticKeys({"k": bytes(range(32))}, primary="k"))) as backend:
+        await backend.memory(A, LAST_TURNS).add_turn(ConversationTurn("My secret", "Kept secret"))
+        await backend.conversations.update(A, title="A secret title")
+        await touched(backend, A)
+        found = []
+        for kind in ("card", "recent"):
+            scope = keys.scope("a:b", "u%", kind)
+            async for name in operations.names(driver, scope):
+                record = await driver.load(Key(scope, name))
+                assert record is not None
+                found.append(record.body or b"")
+                assert "secret" not in name
+        assert len(found) == 2
+        assert all(body.startswith(b"stm/2 sealed ") and b"secret" not in body for body in found)
