@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stm_backends.admin.copying import Owner
 from stm_backends.admin.erasing import EraseKeys, Erasure
 from stm_backends.admin.expiring import Expire, Expiring
-from stm_backends.admin.exporting import Export, dump_key
+from stm_backends.admin.exporting import FORMAT, Export, dump_key
 from stm_backends.admin.importing import Import, OnConflict
 from stm_backends.admin.purging import Found, Purge, Purged
 from stm_backends.admin.receipt import Receipt
@@ -113,8 +113,9 @@ class Sessions:
         one moment. Takes the memory of one page and the record. Raises what `export` does.
         """
         async for line in Export(self._driver, self._codec, self._directory, key).lines():
+            if line["format"] == FORMAT:
+                self._observer.exported(Subject.of(key))
             yield line
-        self._observer.exported(Subject.of(key))
 
     async def import_(
         self,
