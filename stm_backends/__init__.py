@@ -1,6 +1,7 @@
 """Conversation memory for agents that run on many machines."""
 
-from stm_backends.admin.sessions import OnConflict, Sessions
+from stm_backends.admin.importing import OnConflict
+from stm_backends.admin.sessions import Sessions
 from stm_backends.backend import Backend, open_backend
 from stm_backends.errors import (
     AmbiguousBackend,
@@ -27,6 +28,7 @@ from stm_backends.errors import (
 from stm_backends.history.log import ItemLog
 from stm_backends.memory.local.memory import DefaultShortTermMemory
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
+from stm_backends.memory.shared.reading import TranscriptPage, TranscriptTurn
 from stm_backends.memory.shared.router import MemoryRouter
 from stm_backends.memory.summarizers import ExtractiveSummarizer
 from stm_backends.protocols import (
@@ -104,6 +106,8 @@ __all__ = [
     "TokenEstimator",
     "TooLarge",
     "TrajectoryDigest",
+    "TranscriptPage",
+    "TranscriptTurn",
     "Transform",
     "Unavailable",
     "UnknownBackend",

@@ -23,6 +23,7 @@ from stm_backends.drivers.home import Home
 from stm_backends.errors import ConfigurationError
 from stm_backends.history.log import ItemLog
 from stm_backends.memory import policy
+from stm_backends.memory.defaults import remembering
 from stm_backends.memory.schedule import MAX_SUMMARIES
 from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
@@ -201,8 +202,10 @@ class Backend(AbstractAsyncContextManager["Backend"]):
     ) -> DistributedShortTermMemory:
         """Return the memory of one conversation, shared with every process that uses the same key.
 
-        Reads and writes nothing. The memory objects of a conversation share one background, which uses the
-        configuration and the summarizer of the newest object and ends when the backend is closed. Raises
+        Reads and writes nothing. Without a configuration, it keeps a rolling summary, of at most 3,000
+        tokens with the turns that are shown, and the transcript. The built-in summarizer writes it if none is
+        given. The memory objects of a conversation share one background, which uses the configuration and the
+        summarizer of the newest object and ends when the backend is closed. Raises
         `InvalidKey` for an invalid key, or one that ends with `#short-term`, and `ConfigurationError` for an
         invalid configuration or summarizer.
         """
@@ -240,7 +243,8 @@ class Backend(AbstractAsyncContextManager["Backend"]):
 
         Raises `ConfigurationError` for an invalid configuration or summarizer.
         """
-        config = as_config(config)
+        given, summarizer = remembering(config, summarizer)
+        config = as_config(given)
         policy.summarizer_for(config, summarizer)
         return MemoryRouter(partial(self.memory, config=config, summarizer=summarizer), config)
 

@@ -158,6 +158,10 @@ class ShortTermMemoryConfig:
     - `session_ttl_s`: a conversation expires this long after the last turn was added; `None`: never.
     - `fold_max_turns`, `fold_max_tokens`: the most that one summarizer call covers; further calls cover the
       rest. Both are halved for each failure in a row, down to one turn, and then start over.
+    - `transcript`: what leaves the record is kept in pages, so that the whole conversation can be read; for
+      shared memories only. Once a process has kept it, every process does.
+    - `transcript_ttl_s`: with a transcript, the conversation expires this long after the last turn was added,
+      and a page of it this long after the last turn came to it; `None`: never, or after `session_ttl_s`.
     """
 
     strategy: Strategy = "none"
@@ -178,6 +182,8 @@ class ShortTermMemoryConfig:
     session_ttl_s: float | None = None
     fold_max_turns: int = 50
     fold_max_tokens: int = 4000
+    transcript: bool = False
+    transcript_ttl_s: float | None = None
 
     def __post_init__(self) -> None:
         _require_one_of(self, "strategy", ("truncation", "rolling_summary", "none"))
@@ -187,12 +193,33 @@ class ShortTermMemoryConfig:
         _require_count(self, "fold_batch_turns", "fold_max_turns", "fold_max_tokens", least=1)
         _require_seconds(self, "retry_backoff_base_s", "degraded_retry_interval_s", zero=True)
         _require_seconds(self, "summarizer_timeout_s", zero=False)
-        if self.session_ttl_s is not None:
-            _require_seconds(self, "session_ttl_s", zero=False, otherwise=", or None for no expiry")
+        for name in ("session_ttl_s", "transcript_ttl_s"):
+            if getattr(self, name) is not None:
+                _require_seconds(self, name, zero=False, otherwise=", or None for no expiry")
+        self._require_one_expiry()
         for name in ("token_estimator", "on_turn_added", "on_summary_updated", "on_health_changed"):
             value: object = getattr(self, name)
             if not (value is None or callable(value)):
                 raise ConfigurationError(f"{name} must be callable, or None; not {type(value).__name__}")
+
+    def _require_one_expiry(self) -> None:
+        """Reject what would let a record expire that says where its pages are, or that has none."""
+        if not isinstance(self.transcript, bool):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
+            raise ConfigurationError(f"transcript must be True or False; not {_kind(self.transcript)}")
+        if self.transcript_ttl_s is None:
+            return
+        if not self.transcript:
+            raise ConfigurationError("transcript_ttl_s needs transcript=True")
+        if self.session_ttl_s is not None and self.session_ttl_s != self.transcript_ttl_s:
+            raise ConfigurationError(
+                "session_ttl_s must be None, or equal to transcript_ttl_s: a conversation that expires "
+                "earlier than its transcript would lose it"
+            )
+
+    @property
+    def record_ttl_s(self) -> float | None:
+        """For how many seconds after the last turn the record of a conversation lives; `None` for ever."""
+        return self.session_ttl_s if self.transcript_ttl_s is None else self.transcript_ttl_s
 
     @property
     def estimate(self) -> TokenEstimator:

@@ -9,6 +9,9 @@ Copying a record takes several writes: its body, then its tail, entry by entry. 
 beginning of the record under its own version, which the next copy recognizes and completes. Any other record
 under the same key is different, and is left alone unless `replace` is set.
 
+The pages of transcripts come after the conversations that they belong to: pages only grow, so they have every
+turn that a record says is there. The pages of a conversation that was not copied are not copied either.
+
 The source may be in use; verifying finds what has changed since. The records of these owners at the target
 must not be in use yet: a memory that folds half a copy makes it different.
 """
@@ -35,7 +38,7 @@ from stm_backends.errors import (
     Unavailable,
 )
 from stm_backends.races import Lost, contend
-from stm_backends.records import confirming, keys, ledger, operations
+from stm_backends.records import confirming, keys, ledger, operations, pages
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.records.seals import load_mark, store_mark
@@ -156,6 +159,7 @@ class Copy:
         self._observer = guarded(observer)
         self._problems: set[Key] = set()
         self._sealed: set[str] = set()
+        self._without_pages: set[Key] = set()
         self.tally: Counter[Outcome] = Counter()
 
     @property
@@ -200,8 +204,11 @@ class Copy:
             done += 1
             on_record(done)
 
-        for owner in self._owners:
-            await operations.each(_items(owner, *ends, kinds=kinds), one)
+        first: list[keys.Kind] = [kind for kind in kinds if kind != "page"]
+        then: list[keys.Kind] = [kind for kind in kinds if kind == "page"]
+        for stage in (first, then):
+            for owner in self._owners:
+                await operations.each(_items(owner, *ends, kinds=stage), one)
 
     async def _bring_mark(self, tenant: str) -> None:
         """Mark a tenant as sealed at the target if it is at the source, and note whether it is."""
@@ -229,6 +236,9 @@ class Copy:
             raise Unavailable("the mark of a sealed tenant kept changing", backend=self._target.name)
 
     async def _copy(self, item: Item) -> None:
+        if item.kind == "page" and self._is_without_record(item.key):
+            self._problems.add(item.key)
+            return
         owner = (item.tenant, item.user) if item.tenant else None
         # The records of a graph belong together, so none expires before the others.
         ttl = None if item.kind == "graph" else self._ttl
@@ -245,6 +255,10 @@ class Copy:
             self._note(item, "failed", error)
         else:
             self._note(item, outcome)
+
+    def _is_without_record(self, page: Key) -> bool:
+        """Say whether the record that a page belongs to was not copied."""
+        return Key(page.scope, f"{page.name.partition(':')[0]}:") in self._without_pages
 
     async def _copy_card(self, item: Item) -> None:
         """Copy a card, or its name in the index, over what the target has of the same conversation."""
@@ -313,6 +327,7 @@ class Copy:
                 if not await races.retried(lambda: self._target.delete(key, expect=version)):
                     return lost
                 await ledger.erase_parts(self._target, key)
+                await pages.erase(self._target, key)
                 target = None
             elif outcome == "unchanged":
                 outcome = "completed" if target else "copied"
@@ -388,6 +403,8 @@ class Copy:
 
     def _note(self, item: Item, outcome: Outcome, error: StorageError | None = None) -> None:
         self.tally[outcome] += 1
+        if item.kind == "memory" and outcome in ("left", "failed", "gone"):
+            self._without_pages.add(keys.pages_of(item.key))
         if outcome in get_args(Written):
             session = item.name if item.kind == "memory" else ""
             self._observer.copied(Subject(item.tenant, item.user, session), 1)

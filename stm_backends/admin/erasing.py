@@ -12,7 +12,7 @@ from stm_backends.catalogue.index import names_of
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.erasing import expired_names, finish_erasure
 from stm_backends.errors import Corrupt, Denied, InvalidKey
-from stm_backends.records import confirming, keys, ledger, operations
+from stm_backends.records import confirming, keys, ledger, operations, pages
 from stm_backends.records.directory import Directory
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 from stm_backends.types import MemoryKey
@@ -77,6 +77,10 @@ class Erasure:
         places |= dict.fromkeys(states, "states")
         for place, kind in places.items():
             await self._record(place, kind)
+        # After the records: a process that puts turns into pages meanwhile finds that its record is gone.
+        transcripts = [place for place, kind in places.items() if kind == "conversations"]
+        for place in transcripts:
+            await self._pages(place)
         # Last: whoever writes a card looks for the conversation afterwards.
         card = keys.card_key(key)
         await self._card(card)
@@ -88,12 +92,16 @@ class Erasure:
                     break
                 await self._expired(Key(beneath.scope, name))
         # Records are deleted even if they are not there, and so confirmed.
-        listed = {keys.parts_of(place).scope for place in places} | {beneath.scope for beneath in prefixes}
+        listed = {of(place).scope for place in places for of in (keys.parts_of, keys.pages_of)}
+        listed |= {beneath.scope for beneath in prefixes}
         recent = keys.scope(key.tenant_id, key.user_id, "recent")
         listed.add(recent)
         await confirming.confirm(self._driver, listed - {place.scope for place in places})
         for place, kind in places.items():
             self._found[kind] += await self._is_there(place)
+        for beneath in map(keys.pages_of, transcripts):
+            async for _ in operations.names_of(self._driver, beneath.scope, beneath.name):
+                self._found["pages"] += 1
         for beneath in prefixes:
             async for _ in operations.names_of(self._driver, beneath.scope, beneath.name):
                 self._found["states"] += 1
@@ -112,6 +120,15 @@ class Erasure:
             if not name.startswith(parts.name):
                 break
             await self._expired(Key(parts.scope, name))
+
+    async def _pages(self, place: Key) -> None:
+        """Erase the pages of a record, expired or not."""
+        self._erased["pages"] += await pages.erase(self._driver, place)
+        of = keys.pages_of(place)
+        async for name in expired_names(self._driver, of.scope, after=of.name):
+            if not name.startswith(of.name):
+                break
+            await self._expired(Key(of.scope, name))
 
     async def _card(self, card: Key) -> None:
         """Erase a card and all of its names in the index, expired or not."""
@@ -215,6 +232,8 @@ def _counted(kind: keys.Kind) -> Counted:
             return "paused_runs"
         case "graph":
             return "graph_records"
+        case "page":
+            return "pages"
         case "card" | "recent":
             return "cards"
         case "part":

@@ -2,12 +2,13 @@
 
 The body is stored again, unchanged, under a new version and with the time to live; the entries stay. The
 write names the version that was read, so nothing is lost. An entry that is added afterwards resets the time
-to live to the setting of the memory or log that adds it.
+to live to the setting of the memory or log that adds it. A page of a transcript that is complete gets no more
+entries, so it keeps the time to live.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,12 +23,16 @@ from stm_backends.records import keys, ledger, operations
 from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
+from stm_backends.records.pages import Pages
 
-Kind: TypeAlias = Literal["memory", "blob"] | keys.LogKind
+Kind: TypeAlias = Literal["memory", "blob", "page"] | keys.LogKind
 """What gets a time to live. Paused runs expire by themselves, and parts follow their record. The vertices of
 a graph and the records of its index belong together, so none of them expires."""
 
-EXPIRING: Final[tuple[Kind, ...]] = ("memory", *keys.LOG_KINDS, "blob")
+EXPIRING: Final[tuple[Kind, ...]] = ("memory", *keys.LOG_KINDS, "blob", "page")
+"""Pages come after the conversations that they belong to, so none ends earlier."""
+
+_FIELDS: Final[Mapping[Kind, str]] = {"memory": "conversations", "blob": "states", "page": "pages"}
 
 
 @dataclass(slots=True)
@@ -41,6 +46,7 @@ class Expiring:
     conversations: int = 0
     logs: int = 0
     states: int = 0
+    pages: int = 0
     changed: int = 0
     failed: int = 0
 
@@ -83,7 +89,7 @@ class Expire:
             await self.user(tenant, user)
 
     async def user(self, tenant: str, user: str) -> None:
-        """Give the conversations with their cards, item logs and saved states of a user the time to live."""
+        """Give the conversations, with transcripts and cards, logs and states of a user the time to live."""
         for kind in EXPIRING:
             scope = keys.scope(tenant, user, kind)
 
@@ -112,9 +118,7 @@ class Expire:
                 # Without the keys: a sealed body cannot be opened under another version.
                 return None, "failed"
             body = self._body(kind) if record.body is None else record.body
-            return ledger.Change(body, ttl=self._ttl), {"memory": "conversations", "blob": "states"}.get(
-                kind, "logs"
-            )
+            return ledger.Change(body, ttl=self._ttl), _FIELDS.get(kind, "logs")
 
         # The user stays listed for as long as the record.
         listing = self._directory.listed(keys.owner_of(key.scope), self._ttl)
@@ -128,4 +132,6 @@ class Expire:
         """Return the body of a record that has entries only."""
         if kind == "memory":
             return self._codec.seal_body(Body())
+        if kind == "page":
+            return Pages(self._driver, self._codec).nothing(0)
         return items.seal_folded(items.Folded(), self._codec)

@@ -9,6 +9,9 @@ moment. A record is therefore emptied instead: one conditional `replace` removes
 judged, stores an empty body, and gives the record `older_than` as its time to live. A turn that arrives in
 between stays, and lasts at least as long as the retention rule demands. The empty record expires by itself.
 See docs/decisions/0033-purge-empties-and-lets-expire.md.
+
+A transcript is shortened by the times of its turns: whole pages go whose turns are all older; see
+`records.shortening` and docs/decisions/0063-pages-in-administration.md.
 """
 
 from __future__ import annotations
@@ -23,15 +26,17 @@ from stm_backends.catalogue.card import SLOT_S, slot_of
 from stm_backends.drivers.checks import require_seconds
 from stm_backends.drivers.contract import Driver, Key, Record
 from stm_backends.drivers.purges import purges_of
-from stm_backends.errors import ConfigurationError, Corrupt
+from stm_backends.errors import ConfigurationError, Corrupt, located
 from stm_backends.history import items
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.records import keys, ledger, operations
-from stm_backends.records.body import Body, Forgotten
-from stm_backends.records.codec import Codec
+from stm_backends.records.body import Body, Forgotten, Transcript
+from stm_backends.records.codec import Codec, stored_turn
 from stm_backends.records.directory import Directory
 from stm_backends.records.large.driver import ORPHANED_S
 from stm_backends.records.large.pointers import id_in, time_of
+from stm_backends.records.pages import Copy
+from stm_backends.records.shortening import Shortening
 from stm_backends.types import AHEAD_S, MemoryKey
 
 STEP: Final = 500
@@ -42,6 +47,12 @@ EARLIEST: Final = 946_684_800.0
 
 EMPTIED: Final = "purged_at"
 """The field of a body that says when a purge emptied its record, in epoch seconds."""
+
+IMPORTED: Final = "import-"
+"""What the epoch of a transcript begins with that was imported; an id with the time follows."""
+
+IMPORTING_S: Final = 86_400.0
+"""For how many seconds the pages of an import are kept that has not stored its record."""
 
 Kind: TypeAlias = Literal["memory"] | keys.LogKind
 """What is purged by its age: conversations and item logs."""
@@ -54,8 +65,9 @@ class Purged:
     """What a purge removed or, in a dry run, would remove; updated as it goes.
 
     `expired` counts expired records that were still stored, of all tenants, on datastores that keep them.
-    `conversations` and `logs` were older than asked for; their cards go with them. `parts` are left-over
-    parts of large values, and `cards` are cards without a conversation and left-over names in their index.
+    `conversations` and `logs` were older than asked for; their cards go with them. `pages` are those of
+    transcripts that went with them or were older themselves, `parts` are left-over parts of large values, and
+    `cards` are cards without a conversation and left-over names in their index.
     The rest was kept: `kept` is newer, `undated` has no usable time, `changed` was written to at that
     moment, `unreadable` cannot be read, and `empty` was emptied by an earlier purge and has yet to expire.
     """
@@ -63,6 +75,7 @@ class Purged:
     expired: int = 0
     conversations: int = 0
     logs: int = 0
+    pages: int = 0
     parts: int = 0
     cards: int = 0
     kept: int = 0
@@ -78,7 +91,10 @@ class Purged:
 
 
 class Found(NamedTuple):
-    """One record that was purged or would be: its owner, kind and name, such as the session id."""
+    """One record that was purged or would be: its owner, kind and name, such as the session id.
+
+    The kind `"page"` means that the transcript of this conversation was shortened.
+    """
 
     tenant: str
     user: str
@@ -106,9 +122,9 @@ class Purge:
     """One purge: call `expired`, `tenant` or `user` in any order; each may be repeated.
 
     Nothing is remembered between calls, so an interrupted purge is completed by another. With `dry_run`,
-    nothing is written. `older_than` is in seconds; `None` removes only what has expired. `clock` is in epoch
-    seconds. `on_step` is called now and then, `on_found` for each record that is purged by its age, and
-    `on_unreadable` for each that cannot be read, with the reason.
+    nothing is written. `older_than` and `transcripts_older_than` are in seconds; without both, only what has
+    expired is removed. `clock` is in epoch seconds. `on_step` is called now and then, `on_found` for each
+    record that is purged by its age, and `on_unreadable` for each that cannot be read, with the reason.
     """
 
     def __init__(  # noqa: PLR0913 -- the parts, the settings, and three events
@@ -118,6 +134,7 @@ class Purge:
         directory: Directory,
         *,
         older_than: float | None = None,
+        transcripts_older_than: float | None = None,
         dry_run: bool = False,
         clock: Callable[[], float] = time.time,
         on_step: Callable[[Purged], None] = lambda purged: None,
@@ -130,11 +147,15 @@ class Purge:
                 raise ConfigurationError(
                     f"older_than is at least {driver.traits.min_ttl:g} s on this backend"
                 )
+        if transcripts_older_than is not None:
+            require_seconds("transcripts_older_than", transcripts_older_than)
         self._driver = driver
         self._codec = codec
         self._directory = directory
         self._catalogue = catalogue_on(driver, codec, directory, clock=clock)
         self._older_than = older_than
+        self._transcripts_older_than = transcripts_older_than
+        self._shortening = Shortening(driver, codec, dry_run=dry_run)
         self._dry_run = dry_run
         self._clock = clock
         self._on_step = on_step
@@ -179,6 +200,9 @@ class Purge:
                     self._on_step(self.purged)
 
                 await operations.each(operations.names(self._driver, scope), judge)
+        if self._transcripts_older_than is not None:
+            await self._transcripts(tenant, user, self._transcripts_older_than)
+        await self._left_over_pages(tenant, user)
         await self._left_over(tenant, user)
         await self._left_over_cards(tenant, user)
         if not self._dry_run:
@@ -200,6 +224,8 @@ class Purge:
                 return "kept"
             if not self._dry_run and not await self._empty(kind, key, record, older_than, now):
                 return "changed"
+            if kind == "memory":
+                await self._remove_pages(keys.pages_of(key))
         except Corrupt as error:
             # The record itself, or the entry of its user, which is sealed.
             self._on_unreadable(_found(kind, key), error)
@@ -239,6 +265,72 @@ class Purge:
         if kind == "memory":
             return self._codec.seal_body(Body(extra=extra))
         return items.seal_folded(items.Folded(extra=extra), self._codec)
+
+    async def _transcripts(self, tenant: str, user: str, older_than: float) -> None:
+        """Shorten the transcripts of a user by the pages whose turns are all older."""
+        scope = keys.scope(tenant, user, "memory")
+
+        async def shorten(name: str) -> None:
+            try:
+                count = await self._shorten(Key(scope, name), older_than)
+            except Corrupt as error:
+                if self._older_than is None:  # else it was counted before
+                    self.purged.unreadable += 1
+                    self._on_unreadable(_found("memory", Key(scope, name)), error)
+                return
+            self.purged.pages += count
+            if count:
+                self._on_found(Found(tenant, user, "page", keys.unname(name)))
+                self._on_step(self.purged)
+
+        await operations.each(operations.names(self._driver, scope), shorten)
+
+    async def _shorten(self, key: Key, older_than: float) -> int:
+        """Shorten one transcript, if there is one; returns by how many pages."""
+        record = await self._driver.load(key)
+        transcript = self._transcript_of(record)
+        if transcript is None:
+            return 0
+        now = self._clock()
+
+        def is_old(copies: Mapping[int, Copy]) -> bool:
+            added = [stored_turn(copy.turn).turn.ts for _, copy in sorted(copies.items())]
+            newest = last_added(added, Forgotten(), now=now)
+            return newest is not None and newest <= now - older_than
+
+        return await self._shortening.by_page(key, transcript, is_old)
+
+    def _transcript_of(self, record: Record | None) -> Transcript | None:
+        with located(self._driver.name, "purge"):
+            return self._codec.open_body(None if record is None else record.body).transcript
+
+    async def _left_over_pages(self, tenant: str, user: str) -> None:
+        """Remove pages whose record is gone, as an expired record or an interrupted erasure or import leaves.
+
+        An import stores pages before the record, so its pages may be in use for a day.
+        """
+        scope, until = keys.scope(tenant, user, "page"), self._clock() - IMPORTING_S
+        # Listed before the records: a page comes after its record.
+        owners = {
+            f"{name.partition(':')[0]}:"
+            async for name in operations.names(self._driver, scope)
+            if not _is_imported_after(name, until)
+        }
+        if not owners:
+            return
+        of_records = keys.scope(tenant, user, "memory")
+        async for name in operations.names(self._driver, of_records):
+            owners.discard(keys.pages_of(Key(of_records, name)).name)
+        for prefix in sorted(owners):
+            await self._remove_pages(Key(scope, prefix))
+
+    async def _remove_pages(self, of: Key) -> None:
+        """Remove the pages with a prefix in a scope."""
+        async for name in operations.names_of(self._driver, *of):
+            if not self._dry_run:
+                await ledger.erase(self._driver, Key(of.scope, name))
+            self.purged.pages += 1
+            self._on_step(self.purged)
 
     async def _left_over(self, tenant: str, user: str) -> None:
         """Remove parts of large values whose record is gone, as an interrupted erasure or purge leaves them.
@@ -287,6 +379,15 @@ class Purge:
                 await self._driver.delete(where)
             self.purged.cards += 1
             self._on_step(self.purged)
+
+
+def _is_imported_after(name: str, until: float) -> bool:
+    """Say whether a name is that of a page that an import has stored since a time, in epoch seconds."""
+    epoch = keys.page_epoch(name)
+    try:
+        return epoch.startswith(IMPORTED) and time_of(epoch.removeprefix(IMPORTED)) >= until
+    except ValueError:
+        return False
 
 
 def _is_part_before(name: str, until: float) -> bool:

@@ -16,15 +16,16 @@ Counted: TypeAlias = Literal[
     "states",
     "paused_runs",
     "graph_records",
+    "pages",
     "cards",
     "parts",
     "expired",
     "data_keys",
     "directory_entries",
 ]
-"""What is counted: records by kind; the records of a graph and of its index; the cards of the catalogue and
-the names in its index; the pieces of large values; records of any kind that had expired before; users and
-tenants whose data keys were erased; users who left the directory of their tenant."""
+"""What is counted: records by kind; the records of a graph and of its index; the pages of transcripts; the
+cards of the catalogue and the names in its index; the pieces of large values; records of any kind that had
+expired before; users and tenants whose data keys were erased; users who left the directory of a tenant."""
 
 COUNTED: Final[tuple[Counted, ...]] = get_args(Counted)
 
@@ -60,7 +61,7 @@ class Receipt:
 
     @property
     def records(self) -> int:
-        """How many records were erased, without cards, parts, expired records, data keys and entries."""
+        """How many records were erased, without pages, cards, parts, expired records, keys and entries."""
         return sum(self.erased.get(kind, 0) for kind in RECORDS)
 
     @property

@@ -4,8 +4,8 @@ Each record takes one load and, unless all its values have the primary key, one 
 `SealedDriver.reseal`). An interruption leaves every record readable; the next run skips what is done. The
 datastore may be in use. If some process still seals with an older key, run it again after that process ended.
 
-The records of a user are those of all kinds: conversations, logs, saved states, paused runs, the parts of
-large values, and the user's entry in the tenant's directory.
+The records of a user are those of all kinds: conversations, the pages of their transcripts, logs, saved
+states, paused runs, the parts of large values, and the user's entry in the tenant's directory.
 """
 
 from __future__ import annotations

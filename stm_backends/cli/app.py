@@ -17,8 +17,8 @@ from typing import Annotated, Final, Literal, TextIO
 import typer
 
 import stm_backends
+from stm_backends.admin.importing import OnConflict
 from stm_backends.admin.receipt import Receipt
-from stm_backends.admin.sessions import OnConflict
 from stm_backends.backend import Backend, open_backend
 from stm_backends.cli import datastores, durations, erasing, graphs, render, transfer
 from stm_backends.cli.compacting import compact

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TextIO, cast
 
-from stm_backends.admin.sessions import OnConflict
+from stm_backends.admin.importing import OnConflict
 from stm_backends.backend import Backend
 from stm_backends.cli.outcome import fail
 from stm_backends.errors import Corrupt, InvalidState, StmError

@@ -43,6 +43,7 @@ _PURGED: Final = {
     "expired": ("expired record", "expired records"),
     "conversations": ("old conversation", "old conversations"),
     "logs": ("old log of an agent framework", "old logs of agent frameworks"),
+    "pages": ("page of a transcript", "pages of transcripts"),
     "parts": ("left-over part of large values", "left-over parts of large values"),
     "cards": ("left-over record of the catalogue", "left-over records of the catalogue"),
 }
@@ -64,6 +65,7 @@ _EXPIRING: Final = {
     "conversations": ("conversation", "conversations"),
     "logs": ("log of an agent framework", "logs of agent frameworks"),
     "states": ("state", "states"),
+    "pages": ("page of a transcript", "pages of transcripts"),
 }
 
 _LEFT: Final = {
@@ -81,18 +83,28 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
             help=f"Also remove what had no addition for so long: {durations.SPELLING}.", metavar="DURATION"
         ),
     ] = None,
+    transcripts_older_than: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Also remove the pages of transcripts whose turns are all so old: {durations.SPELLING}.",
+            metavar="DURATION",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Only count what would be removed; write nothing.")
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also print each old conversation and log, one per line.")
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Also print each conversation and log that is purged, one per line."
+        ),
     ] = False,
     backend: BackendName = None,
     url: Url = None,
     sealing: SealingName = None,
     json_file: Json = None,
 ) -> None:
-    """Remove what has expired and, with --older-than, what had no addition for so long.
+    """Remove what has expired and, with an age, what is older.
 
     Without --tenant and --user, removes only expired records, of all tenants, where the datastore keeps them:
     SQLite, PostgreSQL and Redis. MongoDB and DynamoDB remove them by themselves. For a tenant or a user, also
@@ -101,6 +113,9 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
     The age of a conversation is that of its newest turn, by the turn's own time; one without a time is kept.
     --older-than empties conversations and logs of agent frameworks. The empty records stay listed until they
     expire, after the same duration. A turn that is added during the purge stays.
+
+    --transcripts-older-than removes the oldest turns of conversations with a transcript, 64 at a time, and
+    keeps the rest of each conversation. Turns that no summary covers yet are kept.
 
     The command works in short steps, beside running services. Run it again after an interruption. The exit
     status is 1 if a record could not be read, or if nothing is stored for the tenant or user.
@@ -118,7 +133,7 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
         gone = sum(getattr(purged, name) for name in _PURGED)
         return f"At least {counted(gone, 'record')} {_done(dry_run)}; run the command again for the rest."
 
-    async def work(owner: tuple[str | None, str | None], seconds: float | None) -> None:
+    async def work(owner: tuple[str | None, str | None]) -> None:
         nonlocal purged, exists, keyless
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
             exists, keyless = await _found(opened, *owner)
@@ -132,6 +147,7 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
                 purged = await opened.sessions.purge(
                     *owner,
                     older_than=seconds,
+                    transcripts_older_than=transcript_seconds,
                     dry_run=dry_run,
                     on_step=step,
                     on_found=note,
@@ -140,11 +156,13 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
 
     with reported(), interruptible(so_far), writing(json_file) if json_file else nullcontext() as numbers:
         seconds = durations.optional("--older-than", older_than)
+        transcript_seconds = durations.optional("--transcripts-older-than", transcripts_older_than)
         owner = _owner(tenant, user)
-        if seconds is not None and owner is None:
-            raise ConfigurationError("--older-than needs --tenant TENANT or --user TENANT:USER")
+        if owner is None and (seconds, transcript_seconds) != (None, None):
+            which = "--older-than" if seconds is not None else "--transcripts-older-than"
+            raise ConfigurationError(f"{which} needs --tenant TENANT or --user TENANT:USER")
         try:
-            run(work(owner or (None, None), seconds))
+            run(work(owner or (None, None)))
         except typer.Exit:
             if purged.looked_at:
                 typer.echo(so_far(), err=True)
@@ -180,10 +198,11 @@ def expire(
 ) -> None:
     """Give what is stored for a tenant or a user a time to live, and keep its content.
 
-    Applies to conversations, logs of agent frameworks and saved states. Graphs are left as they are:
-    `on_idle` removes what is not used from the long-term memory. A time to live cannot be read, so a shorter
-    or a longer one is replaced. Run it once, for example after setting `session_ttl_s`: running it again
-    starts the time again. A turn that is added afterwards resets the time to live to `session_ttl_s`.
+    Applies to conversations with their transcripts, logs of agent frameworks and saved states. Graphs are
+    left as they are: `on_idle` removes what is not used from the long-term memory. A time to live cannot be
+    read, so a shorter or a longer one is replaced. Run it once, for example after setting `session_ttl_s`:
+    running it again starts the time again. A turn that is added afterwards resets the time to live to
+    `session_ttl_s` or `transcript_ttl_s`, but not that of the pages of the transcript that are complete.
     The exit status is 1 if a record was left as it is, or if nothing is stored for the tenant or user.
     """
     expiring, exists, keyless = Expiring(), True, False
@@ -265,7 +284,8 @@ def _done(dry_run: bool) -> str:
 
 def _named(found: Found) -> str:
     key = transfer.named(MemoryKey(found.tenant, found.user, found.name))
-    return key if found.kind == "memory" else f"{key} ({found.kind})"
+    what = "transcript" if found.kind == "page" else found.kind
+    return key if found.kind == "memory" else f"{key} ({what})"
 
 
 def _print_counts(counts: Purged | Expiring, meanings: dict[str, tuple[str, str]], done: str) -> None:

@@ -12,8 +12,8 @@ from typing import Final, TextIO, cast
 
 import typer
 
+from stm_backends.admin.importing import Import, Lines, OnConflict, is_page
 from stm_backends.admin.receipt import Receipt
-from stm_backends.admin.sessions import OnConflict
 from stm_backends.backend import Backend, open_backend
 from stm_backends.cli import graphs
 from stm_backends.cli.exports import ExportFile, Line
@@ -134,18 +134,19 @@ async def write_export(
     failed: Callable[[MemoryKey, StmError], None],
     on_written: Callable[[], None],
 ) -> None:
-    """Write conversations, one per line; `on_written` is called after each of them.
+    """Write conversations, one per line after the pages of its transcript.
 
-    `failed` is called for each one that cannot be exported.
+    `on_written` is called after each of them, and `failed` for each one that cannot be exported. Pages that
+    were written before are refused by an import, because the conversation is not there.
     """
     async for key in keys:
         try:
-            document = await backend.sessions.export(key)
+            async for line in backend.sessions.export_lines(key):
+                # ASCII, so that lone surrogates survive any encoding of the file.
+                out.write(f"{json.dumps(line, separators=(',', ':'))}\n")
         except (Corrupt, InvalidKey, SessionNotFound) as error:
             failed(key, error)
             continue
-        # ASCII, so that lone surrogates survive any encoding of the file.
-        out.write(f"{json.dumps(document, separators=(',', ':'))}\n")
         on_written()
 
 
@@ -159,6 +160,7 @@ class Imported:
 
     total: int = 0
     skipped: int = 0
+    pages: int = 0
     conversations: int = 0
     vertices: int = 0
     changed: int = 0
@@ -167,7 +169,7 @@ class Imported:
     @property
     def done(self) -> int:
         """How many lines were imported."""
-        return self.conversations + self.vertices
+        return self.pages + self.conversations + self.vertices
 
     def __str__(self) -> str:
         """Return what was imported."""
@@ -207,13 +209,13 @@ async def import_all(
     """
     seen: set[bytes] = set()
     last: tuple[str, str] | None = None
-    checked = 0
+    checked, lines = 0, Lines()
     with Progress(file.count, "checking", "lines") as progress:
         for line in file:
-            key = await _rehearse(backend, line, on_conflict)
+            key = await _rehearse(backend, line, lines, on_conflict)
             if last != (last := key[:2]):
                 await require_owner(*last)
-            if on_conflict == "refuse":
+            if on_conflict == "refuse" and not is_page(line.document):
                 digest = blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=16).digest()
                 if digest in seen:
                     raise BadFile(f"{line.where}: {_what(line)} occurs twice in the file")
@@ -223,31 +225,41 @@ async def import_all(
             checked += 1
             progress.show(checked)
     imported.total, imported.skipped = checked, file.skipped
+    importing = backend.sessions.importing(on_conflict=on_conflict, ttl=ttl)
     with Progress(checked, "importing", "lines") as progress:
         for line in file:
             try:
-                await _import(backend, line, on_conflict, ttl, imported)
+                await _import(backend, line, on_conflict, importing, imported)
             except (SessionExists, VertexExists) as error:
                 raise SessionExists(f"{line.where}: {_named(line)} was created during the import") from error
             progress.show(imported.done)
 
 
 async def _import(
-    backend: Backend, line: Line, on_conflict: OnConflict, ttl: float | None, imported: Imported
+    backend: Backend, line: Line, on_conflict: OnConflict, importing: Import, imported: Imported
 ) -> None:
     if graphs.is_vertex(line.document):
         imported.changed_vertices += await graphs.import_(backend, line.document, on_conflict)
         imported.vertices += 1
         return
+    if is_page(line.document):
+        await importing.add(line.document)
+        imported.pages += 1
+        return
     where = memory_key(_key_of(line))
     before = await backend.driver.load(where)
-    await backend.sessions.import_(line.document, on_conflict=on_conflict, ttl=ttl)
+    await importing.add(line.document)
     imported.conversations += 1
     imported.changed += await backend.driver.load(where) != before
 
 
-async def _rehearse(backend: Backend, line: Line, on_conflict: OnConflict) -> tuple[str, str, str, str]:
-    """Import a line into memory, to find errors early; returns its tenant, user, kind and id."""
+async def _rehearse(
+    backend: Backend, line: Line, lines: Lines, on_conflict: OnConflict
+) -> tuple[str, str, str, str]:
+    """Import a line into memory, to find errors early; returns its tenant, user, kind and id.
+
+    A page is only read: its conversation refers to it, and has no place for all of them.
+    """
     traits, document = backend.record_traits, line.document
     async with open_backend(
         "memory", max_entry_bytes=traits.max_entry, max_record_bytes=traits.max_record
@@ -256,7 +268,10 @@ async def _rehearse(backend: Backend, line: Line, on_conflict: OnConflict) -> tu
             if graphs.is_vertex(document):
                 await graphs.import_(rehearsal, document, on_conflict)
                 return *graphs.owner_of(document), "vertex", graphs.id_of(document)
-            key = await rehearsal.sessions.import_(document, on_conflict=on_conflict)
+            key = lines.read(document).key
+            if not is_page(document):
+                alone = {name: value for name, value in document.items() if name != "transcript"}
+                await rehearsal.sessions.import_(alone, on_conflict=on_conflict)
         except (InvalidState, InvalidKey) as error:
             raise BadFile(f"{line.where}: {error}{_hint(document)}") from error
         except TooLarge as error:

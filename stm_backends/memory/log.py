@@ -60,6 +60,18 @@ def dropped(name: str, count: int) -> None:
     logger.warning("%d turns beyond recovery_backlog_limit were dropped (conversation %s)", count, name)
 
 
+def moved(name: str, count: int) -> None:
+    """Log that turns left the record without a summary, which is to cover them later."""
+    logger.info("%d turns were moved to pages before a summary covers them (conversation %s)", count, name)
+
+
+def hole(name: str, count: int) -> None:
+    """Log that turns of a transcript cannot be summarized, because they are in no page."""
+    logger.error(
+        "%d turns of a transcript are missing and no summary covers them (conversation %s)", count, name
+    )
+
+
 @functools.cache  # once in a process
 def keeps_nothing() -> None:
     """Log that a turn was added to a memory with the strategy `"none"`."""

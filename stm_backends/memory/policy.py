@@ -28,12 +28,20 @@ SHORTEST_DELAY_S: Final = 0.05
 LONGEST_BACKOFF_S: Final = 3_600.0
 
 
+class Gap(NamedTuple):
+    """The numbers `first` to `end - 1` of turns in pages that no summary covers; see `Transcript`."""
+
+    first: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Summarize these turns, on top of this summary."""
+    """Summarize these turns, on top of this summary. They are in the record or, with a `gap`, in pages."""
 
     previous_summary: str
     turns: tuple[StoredTurn, ...]
+    gap: Gap | None = None
 
     def request(self, config: ShortTermMemoryConfig) -> dict[str, Any]:
         """Return the argument of the summarizer."""
@@ -43,16 +51,27 @@ class Fold:
         }
 
     def still_applies(self, body: Body, head: Sequence[StoredTurn]) -> bool:
-        """Say whether the summarized turns are still the oldest turns, on top of the same summary."""
+        """Say whether the summarized turns are still the oldest ones, on top of the same summary."""
+        gap = None if body.transcript is None else body.transcript.gap
+        if body.summary != self.previous_summary or gap != (self.gap and self.gap.first):
+            return False
         covered = [stored.id for stored in self.turns]
-        return body.summary == self.previous_summary and covered == [
-            stored.id for stored in head[: len(covered)]
-        ]
+        return self.gap is not None or covered == [stored.id for stored in head[: len(covered)]]
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUp:
+    """Summarize the oldest of these turns, which left the record without a summary; they are in pages."""
+
+    gap: Gap
 
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Drop the oldest `count` turns. `lost` says that a summary should have covered them."""
+    """Drop the oldest `count` turns. `lost` says that a summary should have covered them.
+
+    They are lost unless the conversation keeps a transcript: then a summary covers them later.
+    """
 
     count: int
     lost: bool
@@ -70,7 +89,7 @@ class Recover:
     """Nothing is left to summarize, so the memory becomes healthy without a summarizer call."""
 
 
-Step: TypeAlias = Fold | Trim | Wait | Recover | None
+Step: TypeAlias = Fold | CatchUp | Trim | Wait | Recover | None
 
 
 class Split(NamedTuple):
@@ -109,19 +128,54 @@ def next_step(
         # Trimming at twice the zone spreads one write over as many turns.
         worthwhile = len(pending) > config.budget.full_zone_turns
         return Trim(len(pending), lost=False) if worthwhile else None
-    if not pending:
-        return None if body.health is MemoryHealth.HEALTHY else Recover()
-    if config.budget.summary_max_tokens == 0:
+    return _rolling_step(config, body, pending, now, batch, known_for, weight)
+
+
+def _rolling_step(
+    config: ShortTermMemoryConfig,
+    body: Body,
+    pending: Sequence[StoredTurn],
+    now: float,
+    batch: int | None,
+    known_for: float,
+    weight: int | None,
+) -> Step:
+    """Decide the same for a rolling summary."""
+    if config.budget.summary_max_tokens == 0 and pending:
         return Trim(len(pending), lost=False)
+    gap = _gap_of(config, body)
+    if not pending and gap is None:
+        return None if body.health is MemoryHealth.HEALTHY else Recover()
+    if body.transcript is not None and len(pending) > longest_tail(config):
+        return Trim(len(pending) - config.fold_max_turns, lost=True)
     if body.health is MemoryHealth.HEALTHY:
-        if len(pending) < (config.fold_batch_turns if batch is None else batch):
+        if gap is None and len(pending) < (config.fold_batch_turns if batch is None else batch):
             return None
     else:
         # Bounded by our own delay: another machine's clock may be wrong by any amount.
         wait = min(body.next_attempt_at - now, delay_after(config, body.attempts) - known_for)
         if wait > 0:
             return _backlog_trim(config, body, pending) or Wait(wait)
+    if gap is not None:
+        return CatchUp(gap)
     return Fold(body.summary, tuple(oldest_for_fold(config, body, pending, weight)))
+
+
+def _gap_of(config: ShortTermMemoryConfig, body: Body) -> Gap | None:
+    """Return the turns in pages that one more summary can cover, if there are any."""
+    transcript = body.transcript
+    if transcript is None or transcript.gap is None or config.budget.summary_max_tokens == 0:
+        return None
+    return Gap(transcript.gap, min(transcript.base, transcript.gap + config.fold_max_turns))
+
+
+def longest_tail(config: ShortTermMemoryConfig) -> int:
+    """Return how many pending turns a record with a transcript holds; the oldest of more move to pages."""
+    return max(_CALLS_IN_TAIL * config.fold_max_turns, config.recovery_backlog_limit)
+
+
+_CALLS_IN_TAIL: Final = 4
+"""A tail that this many summarizer calls would not cover grows faster than it is summarized."""
 
 
 def _backlog_trim(config: ShortTermMemoryConfig, body: Body, pending: Sequence[StoredTurn]) -> Trim | None:
@@ -157,7 +211,8 @@ def room_step(
 ) -> Step:
     """Return the step that makes room in a full record: `step` if it does, otherwise a trim.
 
-    Between two failed attempts, the oldest `count` turns are lost so that a new one can be stored.
+    Between two failed attempts, the oldest `count` turns are dropped so that a new one can be stored; so they
+    are while older ones are to be summarized, because that makes no room.
     """
     if isinstance(step, (Fold, Trim)) or not pending:
         return step
@@ -251,6 +306,11 @@ def after_fold(
     kept = summary_within_budget(summary, config)
     if not kept:
         raise BadSummary("nothing of the summary is left within summary_max_tokens")
+    ids, transcript = [stored.id for stored in fold.turns], body.transcript
+    if transcript is not None:
+        transcript = (
+            transcript.caught_up(fold.gap.end) if fold.gap else transcript.moved(ids, summarized=True)
+        )
     return replace(
         body,
         summary=kept,
@@ -258,9 +318,10 @@ def after_fold(
         attempts=0,
         next_attempt_at=0.0,
         folded=body.folded + len(fold.turns),
-        forgotten=body.forgotten.adding(
-            [t.id for t in fold.turns], now=now, keep_for=keep_for, copies=copies
-        ),
+        forgotten=body.forgotten
+        if fold.gap
+        else body.forgotten.adding(ids, now=now, keep_for=keep_for, copies=copies),
+        transcript=transcript,
     )
 
 
@@ -274,13 +335,18 @@ def after_trim(
     copies: Set[str] = frozenset(),
 ) -> Body:
     """Return the body after the turns of a trim were dropped; `copies` as for `after_fold`."""
+    ids, transcript = [stored.id for stored in gone], body.transcript
     return replace(
         body,
-        dropped=body.dropped + (len(gone) if trim.lost else 0),
-        forgotten=body.forgotten.adding(
-            [stored.id for stored in gone], now=now, keep_for=keep_for, copies=copies
-        ),
+        dropped=body.dropped + (len(gone) if trim.lost and transcript is None else 0),
+        forgotten=body.forgotten.adding(ids, now=now, keep_for=keep_for, copies=copies),
+        transcript=transcript and transcript.moved(ids, summarized=not trim.lost),
     )
+
+
+def after_hole(body: Body, gap: Gap) -> Body:
+    """Return the body of a memory that cannot summarize these turns, because they are in no page."""
+    return replace(body, transcript=body.transcript and body.transcript.caught_up(gap.end))
 
 
 def after_recovery(body: Body) -> Body:

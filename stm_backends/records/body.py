@@ -55,6 +55,12 @@ class Forgotten:
         known = set(self.each())
         return self._adding([d for d in newer.each() if d not in known], now=now, keep_for=keep_for)
 
+    @property
+    def newest(self) -> str:
+        """The short hash of the id that was added last; `""` if there is none."""
+        digests = self.digests.rstrip(",")
+        return digests[digests.rfind(",") + 1 :]
+
     def each(self) -> list[str]:
         """Return the short hashes, oldest first."""
         return self.digests.strip(",").split(",") if self.ages else []
@@ -119,12 +125,67 @@ class Overdue(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Transcript:
+    """What the body of a record says of its pages (see `pages`): which turns are there.
+
+    `epoch` is the version that the first body with a transcript replaced, so that no two lives of a record
+    share pages. `base` is the number of the oldest turn of the tail: all lower numbers have left it. `last`
+    is the short hash of the id of the turn before it. `gap` is the first number that left without a summary:
+    `gap` to `base - 1` are still to be summarized; `None` if there are none. `rev` counts the changes of what
+    had left already, and `first` is the oldest number that is retained. `extra` holds fields of a newer
+    version of this library.
+    """
+
+    epoch: str
+    base: int = 0
+    last: str = ""
+    gap: int | None = None
+    rev: int = 0
+    first: int = 0
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @staticmethod
+    def begun(version: str, forgotten: Forgotten) -> Transcript:
+        """Return the transcript of a record with this version that has none yet."""
+        return Transcript(version, last=forgotten.newest)
+
+    @property
+    def summarized(self) -> int:
+        """The first number that no summary covers."""
+        return self.base if self.gap is None else self.gap
+
+    def moved(self, turn_ids: Sequence[str], *, summarized: bool) -> Transcript:
+        """Return the transcript after the oldest turns of the tail have left, summarized or not."""
+        if not turn_ids:
+            return self
+        gap = self.gap if summarized or self.gap is not None else self.base
+        return replace(self, base=self.base + len(turn_ids), last=digest(turn_ids[-1]), gap=gap)
+
+    def caught_up(self, until: int) -> Transcript:
+        """Return the transcript once a summary covers all numbers below `until`."""
+        return replace(self, gap=until if until < self.base else None)
+
+    def recounted(self, forgotten: Forgotten) -> Transcript:
+        """Return the transcript with the turns counted that an older version of this library has dropped.
+
+        It drops without pages, and keeps what it does not know. Numbers that it dropped are in no page.
+        """
+        newest = forgotten.newest
+        if newest == self.last:
+            return self
+        ids = forgotten.each()[::-1]
+        dropped = ids.index(self.last) if self.last in ids else len(ids)
+        return replace(self, base=self.base + dropped, last=newest)
+
+
+@dataclass(frozen=True, slots=True)
 class Body:
     """What a conversation's record holds beside its turns.
 
     `health` is never `RECOVERING`. `attempts` counts failures in a row, `next_attempt_at` is in epoch
     seconds. `folded` counts turns that a summary covers and `dropped` turns that were lost without one.
     `lease` is set while a process writes a summary, and `overdue` if another found it to last too long.
+    `transcript` says where turns are that have left the record; `None` if they are not kept.
     `extra` holds fields of a newer version of this library, which survive a rewrite.
     """
 
@@ -137,6 +198,7 @@ class Body:
     forgotten: Forgotten = Forgotten()
     lease: Lease | None = None
     overdue: Overdue | None = None
+    transcript: Transcript | None = None
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def unleased(self) -> Body:

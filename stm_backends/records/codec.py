@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
 
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, SealMismatch, TooLarge, Unavailable
 from stm_backends.handed_in import Report, WrongType, call_now, described, ignore
-from stm_backends.records.body import Body, Forgotten, Lease, Overdue
+from stm_backends.records.body import Body, Forgotten, Lease, Overdue, Transcript
 from stm_backends.records.steps import STEP, Steps
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest, seconds_of
 
@@ -44,6 +44,7 @@ EnvelopeKind: TypeAlias = Literal[
     "edge",
     "postings",
     "heads",
+    "page",
     "card",
     "recent",
 ]
@@ -81,6 +82,10 @@ class Codec:
         self._transforms = _by_name(transforms)
         self._failed = failed
         self._headers = {kind: f"stm/{FORMAT} {kind}\n".encode("ascii") for kind in get_args(EnvelopeKind)}
+
+    def after(self, first: Transform) -> Codec:
+        """Return the codec that applies this transform before all others."""
+        return Codec((first, *self._transforms.values()), self._failed)
 
     def seal(self, kind: EnvelopeKind, content: Mapping[str, Any]) -> bytes:
         """Return the envelope of one JSON object whose values `require_json` has accepted."""
@@ -170,20 +175,21 @@ class Codec:
             raise Corrupt("stored through transforms in another order than this process applies them")
         return data, words[2:]
 
+    def seal_encoded(self, kind: EnvelopeKind, data: bytes) -> bytes:
+        """Return the envelope of one JSON object that is encoded already."""
+        return self._sealed(kind, data)
+
+    def open_encoded(self, kind: EnvelopeKind, envelope: bytes) -> bytes:
+        """Return the JSON in an envelope, which is not decoded. Raises `Corrupt` if it cannot be read."""
+        return self._opened(kind, envelope)
+
     def seal_turn(self, stored: StoredTurn) -> bytes:
         """Return the entry of one turn. Raises `InvalidState` if it is not JSON."""
         return self._sealed("turn", encode_turn(stored))
 
     def open_turn(self, entry: bytes) -> StoredTurn:
         """Return the turn of one entry. Raises `Corrupt` if it cannot be read."""
-        content = self.open("turn", entry)
-        turn_id = content.get("turn_id")
-        if not isinstance(turn_id, str):
-            raise Corrupt("the stored turn has no id")
-        try:
-            return StoredTurn(turn_id, load_turn(content))
-        except ValueError:
-            raise Corrupt("the stored turn lacks a required field") from None
+        return stored_turn(self.open("turn", entry))
 
     def seal_body(self, body: Body) -> bytes:
         """Return the bytes of a conversation's body, including fields of a newer version."""
@@ -255,6 +261,17 @@ def _by_name(transforms: object) -> dict[str, Transform]:
     return found
 
 
+def stored_turn(content: Mapping[str, Any]) -> StoredTurn:
+    """Return a turn as it was stored. Raises `Corrupt` if it cannot be read."""
+    turn_id = content.get("turn_id")
+    if not isinstance(turn_id, str):
+        raise Corrupt("the stored turn has no id")
+    try:
+        return StoredTurn(turn_id, load_turn(content))
+    except ValueError:
+        raise Corrupt("the stored turn lacks a required field") from None
+
+
 _BODY_FIELDS = (
     "summary",
     "health",
@@ -265,6 +282,7 @@ _BODY_FIELDS = (
     "forgotten",
     "lease",
     "overdue",
+    "transcript",
 )
 
 
@@ -281,12 +299,14 @@ def dump_body(body: Body) -> dict[str, Any]:
         "forgotten": dump_forgotten(body.forgotten),
         **({"lease": list(body.lease)} if body.lease else {}),
         **({"overdue": list(body.overdue)} if body.overdue else {}),
+        **({"transcript": dump_transcript(body.transcript)} if body.transcript else {}),
     }
 
 
 def load_body(content: Mapping[str, Any]) -> Body:
     """Return the body that this or an older version wrote. Raises `ValueError` if it is invalid."""
     try:
+        forgotten = load_forgotten(content.get("forgotten", {}))
         return Body(
             summary=str(content.get("summary", "")),
             health=MemoryHealth(content.get("health", "healthy")),
@@ -294,13 +314,52 @@ def load_body(content: Mapping[str, Any]) -> Body:
             next_attempt_at=float(content.get("next_attempt_at", 0.0)),
             folded=int(content.get("folded", 0)),
             dropped=int(content.get("dropped", 0)),
-            forgotten=load_forgotten(content.get("forgotten", {})),
+            forgotten=forgotten,
             lease=None if content.get("lease") is None else Lease(*map(float, content["lease"])),
             overdue=None if content.get("overdue") is None else Overdue(*map(float, content["overdue"])),
+            transcript=load_transcript(content.get("transcript"), forgotten),
             extra={name: value for name, value in content.items() if name not in _BODY_FIELDS},
         )
     except (TypeError, OverflowError):
         raise ValueError("a field of the body has another type") from None
+
+
+_TRANSCRIPT_FIELDS = ("epoch", "base", "last", "gap", "rev", "first")
+
+
+def dump_transcript(transcript: Transcript) -> dict[str, Any]:
+    """Return what a body says of its pages as JSON, without what is 0 or `None`."""
+    optional = {"gap": transcript.gap, "rev": transcript.rev or None, "first": transcript.first or None}
+    return {
+        **transcript.extra,
+        "epoch": transcript.epoch,
+        "base": transcript.base,
+        "last": transcript.last,
+        **{name: value for name, value in optional.items() if value is not None},
+    }
+
+
+def load_transcript(content: Any, forgotten: Forgotten) -> Transcript | None:
+    """Return what a body with these remembered ids says of its pages; see `Transcript.recounted`.
+
+    Raises `ValueError` if it is invalid.
+    """
+    if content is None:
+        return None
+    try:
+        fields = cast("Mapping[str, Any]", content)
+        gap = fields.get("gap")
+        return Transcript(
+            epoch=str(fields["epoch"]),
+            base=int(fields["base"]),
+            last=str(fields.get("last", "")),
+            gap=None if gap is None else int(gap),
+            rev=int(fields.get("rev", 0)),
+            first=int(fields.get("first", 0)),
+            extra={name: value for name, value in fields.items() if name not in _TRANSCRIPT_FIELDS},
+        ).recounted(forgotten)
+    except (KeyError, TypeError, AttributeError, OverflowError):
+        raise ValueError("what the body says of its pages is of another type") from None
 
 
 def dump_forgotten(forgotten: Forgotten) -> dict[str, Any]:

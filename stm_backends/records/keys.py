@@ -6,7 +6,8 @@ MemoryKey("acme", "u1", "chat")  <->  "acme:u1:chat"                          (c
                                  <->  Key("acme:u1:langchain", "chat")        (a framework's items of it)
 ```
 
-The scope `acme:u1:part` has the parts of values that are too large for a record (see `large`).
+The scope `acme:u1:page` has the pages of transcripts (see `pages`), and `acme:u1:part` the parts of values
+that are too large for a record (see `large`).
 
 A scope is `tenant:user:kind`, so that conversations, logs and saved states never share a scope, and an
 access rule on a prefix of scopes is an access rule on a tenant. The parts of a scope are escaped before they
@@ -28,14 +29,25 @@ from stm_backends.types import MemoryKey
 LogKind: TypeAlias = Literal["openai-agents", "langchain"]
 """The framework whose items a log holds. Items of frameworks differ in shape, so each has its own logs."""
 
-Kind: TypeAlias = Literal["memory", "blob", "planner", "graph", "card", "recent", "part"] | LogKind
+Kind: TypeAlias = Literal["memory", "blob", "planner", "graph", "page", "card", "recent", "part"] | LogKind
 """What a record of a user holds: a conversation, a saved state, a note of a paused run, a vertex or words of
-a graph, a log, a card of the catalogue or a name in its index, or a part of a value that is too large for any
-of these."""
+a graph, a log, a page of a transcript, a card of the catalogue or a name in its index, or a part of a value
+that is too large for any of these."""
 
 LOG_KINDS: Final[tuple[LogKind, ...]] = get_args(LogKind)
-KINDS: Final[tuple[Kind, ...]] = ("memory", "blob", "planner", *LOG_KINDS, "graph", "card", "recent", "part")
-"""All kinds. Parts come last: erasing in this order leaves no pointer to parts that were erased."""
+KINDS: Final[tuple[Kind, ...]] = (
+    "memory",
+    "blob",
+    "planner",
+    *LOG_KINDS,
+    "graph",
+    "page",
+    "card",
+    "recent",
+    "part",
+)
+"""All kinds. Pages come after the conversations that they belong to, and parts last: erasing in this order
+leaves no record that refers to one that was erased."""
 
 VERTICES: Final = "vertex:"
 """What the names of vertices begin with."""
@@ -144,9 +156,47 @@ def parts_of(key: Key) -> Key:
 
     The scope belongs to the owner of the record. Raises `InvalidKey` if it would be too long.
     """
+    return _beneath(key, "part")
+
+
+def pages_of(key: Key) -> Key:
+    """Return the scope of a transcript's pages, and the prefix of their names; `key` is that of the record.
+
+    Raises `InvalidKey` if the scope would be too long.
+    """
+    return _beneath(key, "page")
+
+
+def page_key(key: Key, epoch: str, page: int, spill: int = 0) -> Key:
+    """Return the key of one page of one epoch of a transcript, or of the record that it spills to.
+
+    The number has ten hexadecimal digits, so that the pages of an epoch are listed in order.
+    """
+    scope, prefix = pages_of(key)
+    return Key(scope, name(f"{prefix}{epoch}:{page:010x}" + (f".{spill}" if spill else "")))
+
+
+def pages_of_epoch(key: Key, epoch: str) -> Key:
+    """Return the scope of a transcript's pages, and the prefix of the names of those of one epoch."""
+    scope, first = page_key(key, epoch, 0)
+    return Key(scope, first.rpartition(":")[0] + ":")
+
+
+def page_number(name: str) -> int:
+    """Return the number of the page in the name of its record. Raises `ValueError` for any other name."""
+    return int(name.rpartition(":")[2].partition(".")[0], 16)
+
+
+def page_epoch(name: str) -> str:
+    """Return the epoch in the name of a page's record."""
+    return unname(name.rpartition(":")[0].partition(":")[2])
+
+
+def _beneath(key: Key, kind: Kind) -> Key:
+    """Return the scope of what belongs to a record, and the prefix of its names there."""
     owner, _, _ = key.scope.rpartition(":")
     digest = hashlib.sha256(f"{key.scope}\0{key.name}".encode()).hexdigest()[:32]
-    return Key(_bounded(f"{owner or key.scope}:part"), f"{digest}:")
+    return Key(_bounded(f"{owner or key.scope}:{kind}"), f"{digest}:")
 
 
 def directory_key(tenant_id: str, user_id: str) -> Key:

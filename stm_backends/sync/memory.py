@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from stm_backends.memory.shared.folds import Stats
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
+from stm_backends.memory.shared.reading import TranscriptPage, TranscriptTurn
 from stm_backends.types import ConversationTurn, MemoryHealth
 
 T = TypeVar("T")
@@ -69,6 +70,23 @@ class Memory:
         """Return every turn that is kept in full, oldest first."""
         return self._run(self._memory.turns())
 
+    def transcript(
+        self,
+        *,
+        before: int | None = None,
+        after: int | None = None,
+        at: int | None = None,
+        limit: int = 50,
+    ) -> TranscriptPage:
+        """Return up to `limit` turns of the whole conversation by their numbers, oldest first."""
+        return self._run(self._memory.transcript(before=before, after=after, at=at, limit=limit))
+
+    def each_turn(self, *, after: int = -1) -> Iterator[TranscriptTurn]:
+        """Yield all turns of the conversation after a number, oldest first, in memory of a few pages."""
+        turns = self._memory.each_turn(after=after)
+        while (turn := self._run(_following(turns))) is not None:
+            yield turn
+
     def flush(self, timeout: float | None = None) -> None:
         """Wait until nothing is pending, or the memory is degraded, or `timeout` seconds have passed."""
         self._run(self._memory.flush(timeout))
@@ -76,6 +94,10 @@ class Memory:
     def close(self, *, timeout: float = 0.0) -> None:
         """Stop background work, which may take `timeout` seconds to finish, and release the lease."""
         self._run(self._memory.close(timeout=timeout))
+
+
+async def _following(turns: AsyncIterator[T]) -> T | None:
+    return await anext(turns, None)
 
 
 async def called(function: Callable[[], T]) -> T:

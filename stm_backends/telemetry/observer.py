@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stm_backends.drivers.contract import Driver
     from stm_backends.types import MemoryHealth, MemoryKey
 
-TurnEvent: TypeAlias = Literal["appended", "folded", "dropped"]
+TurnEvent: TypeAlias = Literal["appended", "folded", "moved", "dropped"]
 MemoryEvent: TypeAlias = Literal["promoted", "pruned", "merged", "truncated", "uncounted"]
 KeyPart: TypeAlias = Literal["tenant", "user", "session"]
 

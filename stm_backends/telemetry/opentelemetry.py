@@ -66,6 +66,9 @@ class Telemetry(Observer):
         self._turns = {
             "appended": meter.create_counter("stm.turns.appended", "{turn}", "Turns that were stored."),
             "folded": meter.create_counter("stm.turns.folded", "{turn}", "Turns that a summary covers now."),
+            "moved": meter.create_counter(
+                "stm.turns.moved", "{turn}", "Turns moved to pages before a summary covers them."
+            ),
             "dropped": meter.create_counter(
                 "stm.turns.dropped", "{turn}", "Turns dropped without a summary, beyond the recovery backlog."
             ),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, get_args
 from weakref import WeakValueDictionary
 
 from stm_backends import races
-from stm_backends.admin.sessions import OnConflict
+from stm_backends.admin.importing import OnConflict
 from stm_backends.drivers.contract import Key, Record
 from stm_backends.errors import (
     ConfigurationError,

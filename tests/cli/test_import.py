@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from stm_backends import open_backend
+from stm_backends import MemoryKey, open_backend
 from stm_backends.cli.app import app
 from stm_backends.cli.exports import ExportFile, FileLimits, Line
 from stm_backends.drivers.contract import ANY
 from stm_backends.records.keys import vertex_key
 from stm_backends.tiers import MemoryManager, MemoryTier
+from tests.support.transcripts import converse, numbered, told
 
 MIB = 1024 * 1024
 
@@ -336,3 +337,31 @@ def test_the_same_error_of_many_vertices_is_printed_once_with_their_number(url: 
     assert done.exit_code == 1
     assert done.stderr.count("a vertex of the graph of acme:u1: ") == 1
     assert "3 graph vertices could not be exported" in done.stderr
+
+
+def test_a_transcript_is_exported_and_imported_in_lines(tmp_path: Path) -> None:
+    first, second, file = (tmp_path / name for name in ("one.db", "two.db", "chat.jsonl"))
+    key = MemoryKey("acme", "u", "long")
+
+    async def fill() -> None:
+        async with open_backend(f"sqlite:///{first}") as backend:
+            await converse(backend, key, range(150))
+
+    async def found() -> list[tuple[int, str]]:
+        async with open_backend(f"sqlite:///{second}") as backend:
+            return await told(backend, key)
+
+    asyncio.run(fill())
+    assert cli("export", "acme:u:long", "--url", f"sqlite:///{first}", "-o", file).exit_code == 0
+    written = file.read_text().splitlines()
+    assert [json.loads(line)["format"] for line in written] == ["stm-transcript"] * 3 + ["stm-session"]
+    done = cli("import", file, "--url", f"sqlite:///{second}")
+    assert done.exit_code == 0
+    assert "1 conversation imported" in done.output
+    assert asyncio.run(found()) == numbered(range(150))
+    assert cli("import", file, "--url", f"sqlite:///{second}").exit_code != 0
+    assert "none of them changed" in cli("import", file, "--url", f"sqlite:///{second}", "--merge").output
+    file.write_text("\n".join([*written[1:], ""]))
+    refused = cli("import", file, "--url", f"sqlite:///{tmp_path}/three.db")
+    assert refused.exit_code != 0
+    assert "pages of the transcript" in refused.output

@@ -22,6 +22,7 @@ from stm_backends.admin.resealing import ResealReport
 from stm_backends.cli.app import app
 from stm_backends.drivers.contract import Key
 from stm_backends.records.keys import memory_key
+from tests.support.transcripts import converse, numbered, told
 
 DAY = 86_400.0
 CONFIG = ShortTermMemoryConfig("truncation")
@@ -214,3 +215,29 @@ def test_the_page_lists_the_fields_of_each_json_file(command: str, report: type)
     (row,) = re.findall(rf"^\| `{command} --json FILE` \|.*$", page, re.MULTILINE)
     for field in dataclasses.fields(report):
         assert f"`{field.name}`" in row
+
+
+def test_old_pages_of_transcripts_are_removed(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/kept.db"
+    now = time.time()
+
+    async def fill() -> None:
+        async with stm_backends.open_backend(url) as backend:
+            key = MemoryKey("acme", "u1", "long")
+            await converse(backend, key, range(150), ts=lambda number: now - (150 - number) * DAY)
+
+    asyncio.run(fill())
+    options = ["--url", url, "--transcripts-older-than", "20d"]
+    dry = CliRunner().invoke(app, ["purge", *options, "--tenant", "acme", "-n"])
+    assert dry.stdout == "Would be removed: 2 pages of transcripts\n"
+    done = CliRunner().invoke(app, ["purge", *options, "--user", "acme:u1", "-v"])
+    assert done.stdout == "acme:u1:long (transcript)\nRemoved: 2 pages of transcripts\n"
+
+    async def left() -> list[tuple[int, str]]:
+        async with stm_backends.open_backend(url) as backend:
+            return await told(backend, MemoryKey("acme", "u1", "long"))
+
+    assert asyncio.run(left()) == numbered(range(128, 150))
+    refused = CliRunner().invoke(app, ["purge", *options])
+    assert refused.exit_code == 2
+    assert "--transcripts-older-than needs --tenant" in refused.stderr

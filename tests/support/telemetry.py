@@ -61,7 +61,7 @@ def use_every_instrument(telemetry: Telemetry) -> None:
     """Record something with each instrument and each attribute."""
     with suppress(LookupError), telemetry.operation("load", "sqlite"):
         raise LookupError
-    for event in ("appended", "folded", "dropped"):
+    for event in ("appended", "folded", "moved", "dropped"):
         telemetry.turns(event, 1)
     for event in ("promoted", "pruned", "merged", "truncated", "uncounted"):
         telemetry.memories(event, "long_term", 1)

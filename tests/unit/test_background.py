@@ -546,7 +546,7 @@ async def test_the_background_works_with_what_the_newest_memory_object_brings() 
         old = backend.memory(KEY, config(zone=1), summarizer=first)
         new = backend.memory(KEY, config(zone=1), summarizer=second)
         # One that keeps nothing changes nothing.
-        backend.memory(KEY)
+        backend.memory(KEY, config("none"))
         await added(old, *range(3))
         await old.flush()
         assert (len(first.calls), len(second.calls) > 0) == (0, True)

@@ -63,3 +63,32 @@ async def test_a_strategy_that_keeps_turns_is_not_warned_about(caplog: pytest.Lo
     async with open_backend("memory") as backend:
         await backend.memory(KEY, config).add_turn(TURN)
     assert warnings(caplog) == []
+
+
+async def test_a_memory_without_a_configuration_keeps_everything(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_backend("memory") as backend:
+        memory = backend.memory(KEY)
+        for number in range(40):
+            await memory.add_turn(ConversationTurn(f"Table {number} for Sunday", "Booked."))
+        await memory.flush()
+        view = (await memory.get_llm_context())["conversation_memory"]
+        assert "Table 30" in view["summary"]
+        assert len(view["recent_turns"]) == 5
+        assert len([turn async for turn in memory.each_turn()]) == 40
+        assert memory.estimate_tokens() <= 3_000
+        router = backend.router()
+        with router.bound(KEY):
+            assert await router.get_llm_context() == {"conversation_memory": view}
+    assert warnings(caplog) == []
+
+
+async def test_a_summarizer_alone_is_used() -> None:
+    async def summarize(request: object) -> dict[str, str]:
+        return {"summary": "by a model"}
+
+    async with open_backend("memory") as backend:
+        memory = backend.memory(KEY, summarizer=summarize)
+        for _ in range(12):
+            await memory.add_turn(TURN)
+        await memory.flush()
+        assert "by a model" in (await memory.get_llm_context())["conversation_memory"]["summary"]

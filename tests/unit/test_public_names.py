@@ -20,7 +20,8 @@ PUBLIC = {
         ShortTermMemoryArtifacts ShortTermMemoryConfig ShortTermMemoryPersistence ShortTermMemorySerializable
         StateStore StaticKeys StmError StorageError Strategy Summarizer SupportsMemoryState TokenEstimator
         TooLarge
-        TrajectoryDigest Transform Unavailable UnknownBackend __version__ default_token_estimator open_backend
+        TrajectoryDigest TranscriptPage TranscriptTurn Transform Unavailable UnknownBackend __version__
+        default_token_estimator open_backend
     """,
         "stm_backends.drivers": """
         ABSENT ANY AbsentType AnyType BackendPlugin Driver KEEP KeepType Key Page Purges Record Remains

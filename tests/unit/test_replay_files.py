@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stm_backends.admin.sessions import FORMAT
+from stm_backends.admin.exporting import FORMAT
 from stm_backends.cli.replay.conversations import BadFile, Conversation, read_conversations
 from stm_backends.types import ConversationTurn, TrajectoryDigest
 

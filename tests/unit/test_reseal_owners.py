@@ -40,7 +40,7 @@ OLD, NEW = bytes(range(32)), bytes(range(32, 64))
 BEFORE = Sealing(StaticKeys({"k1": OLD}, primary="k1"))
 ROTATED = Sealing(StaticKeys({"k1": OLD, "k2": NEW}, primary="k2"))
 AFTER = Sealing(StaticKeys({"k2": NEW}, primary="k2"))
-CONFIG = ShortTermMemoryConfig("rolling_summary", MemoryBudget(full_zone_turns=2))
+CONFIG = ShortTermMemoryConfig("rolling_summary", MemoryBudget(full_zone_turns=2), transcript=True)
 USERS = ("ada", "b:ob")
 LARGE = "Zanzibar " * 4_000
 

@@ -212,6 +212,8 @@ def test_settings_of_ours_come_after_all_of_penguiflows() -> None:
         "session_ttl_s",
         "fold_max_turns",
         "fold_max_tokens",
+        "transcript",
+        "transcript_ttl_s",
     ]
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
-from stm_backends.admin.sessions import FORMAT
+from stm_backends.admin.exporting import FORMAT
 from stm_backends.errors import ConfigurationError
 from stm_backends.types import ConversationTurn, TrajectoryDigest
 

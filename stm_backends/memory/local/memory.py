@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from stm_backends import logs
-from stm_backends.errors import InvalidKey, Unavailable
+from stm_backends.errors import ConfigurationError, InvalidKey, Unavailable
 from stm_backends.guarded import guarded_clock
 from stm_backends.handed_in import WrongType
 from stm_backends.memory import log, policy
@@ -135,6 +135,11 @@ class DefaultShortTermMemory:
     ) -> None:
         self.observer = guarded(observer)
         self._config = checked_config(config, self.observer.function_failed)
+        if self._config.transcript:
+            raise ConfigurationError(
+                "transcript=True needs a shared memory, such as backend.memory(key, config): a memory in "
+                "this process has no pages to keep turns in"
+            )
         self._summarizer = policy.summarizer_for(self._config, summarizer)
         self._clock = guarded_clock(time_source or time.time, self.observer.function_failed)
         self._background = Background(failed=self.observer.function_failed)

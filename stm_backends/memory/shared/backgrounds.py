@@ -18,6 +18,7 @@ from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.touches import Touches
 from stm_backends.records import keys
 from stm_backends.records.codec import Codec
+from stm_backends.records.pages import Pages
 from stm_backends.telemetry.observer import SILENT, Observer
 from stm_backends.types import MemoryKey
 
@@ -43,6 +44,7 @@ class Backgrounds:
     ) -> None:
         self._driver = driver
         self._codec = codec
+        self._pages = Pages(driver, codec)
         self._observer = observer
         self._clock = clock
         self._touches = touches
@@ -60,7 +62,7 @@ class Backgrounds:
         if known is not None:
             return known
         shared = self._recent.get(record) or SharedConversation(
-            self._driver, record, self._codec, self._clock, self._recent.note
+            self._driver, record, self._codec, self._clock, self._recent.note, self._pages
         )
         maintenance = Maintenance(shared, key.tenant_id, self._schedule, self._observer)
         self._each[record] = maintenance

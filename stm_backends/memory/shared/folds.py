@@ -16,7 +16,7 @@ from stm_backends import races
 from stm_backends.errors import TooLarge
 from stm_backends.handed_in import WrongType
 from stm_backends.memory import log, policy
-from stm_backends.memory.policy import Fold, Trim
+from stm_backends.memory.policy import Fold, Gap, Trim
 from stm_backends.memory.schedule import Plan, PlannedWork, Schedule, now
 from stm_backends.memory.shared.activity import look_at
 from stm_backends.memory.shared.due import Compact
@@ -82,6 +82,7 @@ class Writes(PlannedWork):
     def use(self, config: ShortTermMemoryConfig, summarizer: Callable[..., object]) -> None:
         """Use these settings from now on, unless they store nothing; the newest memory object wins."""
         if config.strategy != "none":
+            self.shared.archive.ttl = config.record_ttl_s
             self.hopeless = self.hopeless and summarizer is self._summarizer
             self.config, self._summarizer = config, summarizer
 
@@ -112,7 +113,10 @@ class Writes(PlannedWork):
             return LOST
         self.room.made()
         self.stats.trimmed += len(gone)
-        if trim.lost:
+        if trim.lost and body.transcript is not None:
+            self._observer.turns("moved", len(gone))
+            log.moved(self.shared.log_name, len(gone))
+        elif trim.lost:
             self.stats.dropped += len(gone)
             self._observer.turns("dropped", len(gone))
             (log.dropped_for_room if full else log.dropped)(self.shared.log_name, len(gone))
@@ -151,12 +155,26 @@ class Writes(PlannedWork):
         self._health_changed(snapshot.body.health, body.health)
         return None
 
+    async def catch_up(self, snapshot: Snapshot, gap: Gap) -> Plan | None:
+        """Summarize turns that left the record without a summary: they are older than those in the tail."""
+        transcript = snapshot.body.transcript
+        if transcript is None:
+            return LOST
+        found = await self.shared.archive.pages.read(self.shared.key, transcript, *gap)
+        turns = policy.oldest_for_fold(self.config, snapshot.body, [*found.values()])
+        if turns:
+            end = gap.end if len(turns) == len(found) else [*found][len(turns)]
+            return await self.fold(snapshot, Fold(snapshot.body.summary, tuple(turns), Gap(gap.first, end)))
+        log.hole(self.shared.log_name, gap.end - gap.first)
+        done = await self.shared.replace(snapshot, policy.after_hole(snapshot.body, gap), drop=0)
+        return AGAIN if done else LOST
+
     async def fold(self, snapshot: Snapshot, fold: Fold) -> Plan | None:
         """Summarize turns under a lease and store the summary; or store that this attempt failed."""
         if self._unstored is not None and self._unstored[0] == attempt_of(snapshot.body):
             return await self._store_failure(snapshot, self._unstored[1])
         try:
-            leased = await self._take_lease(snapshot, drop=snapshot.entries_of(len(fold.turns)))
+            leased = await self._take_lease(snapshot, drop=_entries_of(fold, snapshot))
             return LOST if leased is None else await self._fold_leased(leased, fold)
         finally:
             await self.shared.release()
@@ -200,13 +218,22 @@ class Writes(PlannedWork):
         return None if version is None else replace(snapshot, version=version)
 
     async def _load(self) -> Snapshot:
-        return await self.shared.load("background")
+        snapshot = await self.shared.load("background")
+        await self.shared.archive.tidy(snapshot, lambda: self.shared.load("background"))
+        return snapshot
+
+    def ready(self, snapshot: Snapshot) -> Snapshot:
+        """Return a snapshot for a write: with a transcript, if the turns that leave the record are kept.
+
+        Once one process keeps them, every process does.
+        """
+        return snapshot.transcribed() if self.config.transcript else snapshot
 
     async def _fold_leased(self, snapshot: Snapshot, fold: Fold) -> Plan | None:
         if snapshot.body.health is MemoryHealth.DEGRADED:
             self.shared.recovering = True
             self._health_changed(MemoryHealth.DEGRADED, MemoryHealth.RECOVERING)
-        drop = snapshot.entries_of(len(fold.turns))
+        drop = _entries_of(fold, snapshot)
         head = snapshot.tail[:drop]
         try:
             summary = await self._summarize(fold)
@@ -309,7 +336,7 @@ class Writes(PlannedWork):
 
     async def _load_unleased(self) -> Snapshot:
         """Return what there is after a lost race, without the lease of this process."""
-        snapshot = await self._load()
+        snapshot = self.ready(await self._load())
         return snapshot.unleased() if self.shared.holds(snapshot.body.lease) else snapshot
 
     async def _replace(self, snapshot: Snapshot, body: Body, *, drop: int, data: bytes = b"") -> bool:
@@ -330,6 +357,11 @@ class Writes(PlannedWork):
         if old is not new:
             self._observer.health_changed(old, new)
             self.background.call_back(self.config.on_health_changed, old, new)
+
+
+def _entries_of(fold: Fold, snapshot: Snapshot) -> int:
+    """Return how many entries of the record a fold drops."""
+    return 0 if fold.gap else snapshot.entries_of(len(fold.turns))
 
 
 Attempt: TypeAlias = tuple[str, int, float]

@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from stm_backends.errors import Corrupt, StorageError
 from stm_backends.memory import log, policy
-from stm_backends.memory.policy import Fold, Recover, Trim, Wait
+from stm_backends.memory.policy import CatchUp, Fold, Recover, Trim, Wait
 from stm_backends.memory.schedule import TICK_S, Plan, Schedule, now
 from stm_backends.memory.shared import due
 from stm_backends.memory.shared.due import Compact, Due, Held
@@ -94,7 +94,8 @@ class Maintenance(Writes):
 
     def next_step(self, snapshot: Snapshot) -> Due:
         """Say what is due, in portions that this datastore takes."""
-        body, shared, time = snapshot.body, self.shared, self.shared.clock()
+        snapshot, shared, time = self.ready(snapshot), self.shared, self.shared.clock()
+        body = snapshot.body
         step = due.next_step(
             self.config,
             snapshot,
@@ -190,7 +191,7 @@ class Maintenance(Writes):
             self._held = False
             return Plan(now() + FIRST_POLL_S)
         step, following = await self._advance(plan)
-        if isinstance(step, Fold) and following is not None and following.summarizes:
+        if isinstance(step, Fold | CatchUp) and following is not None and following.summarizes:
             # Nothing was done: it waits for its call.
             return following
         self._faults, self._held = 0, isinstance(step, Held)
@@ -207,12 +208,15 @@ class Maintenance(Writes):
     async def _advance(self, plan: Plan) -> tuple[Due, Plan | None]:
         """Take the step that is due; returns it and the plan for the next one."""
         shared = self.shared
-        snapshot = await shared.load("background") if plan.look or not shared.current else shared.seen
+        snapshot = self.ready(await self._load() if plan.look or not shared.current else shared.seen)
         step = self.next_step(snapshot)
         match step:
             case Fold():
                 if plan.summarizes or self._schedule.calls.take(self.tenant):
                     return step, await self.fold(snapshot.unleased(), step)
+            case CatchUp(gap):
+                if plan.summarizes or self._schedule.calls.take(self.tenant):
+                    return step, await self.catch_up(snapshot.unleased(), gap)
             case Trim():
                 return step, await self.trim(snapshot.unleased(), step)
             case Compact():
@@ -243,4 +247,4 @@ class Maintenance(Writes):
                 poll = pause(FIRST_POLL_S, self._polls, LONGEST_POLL_S)
                 return Plan(now() + min(poll, seconds + TICK_S), firm=True)
             case _:
-                return Plan(now(), look=False, summarizes=isinstance(step, Fold))
+                return Plan(now(), look=False, summarizes=isinstance(step, Fold | CatchUp))

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any, Final
 
 from stm_backends.drivers.contract import Driver
 from stm_backends.errors import LimitReached, OutcomeUnknown, TooLarge
 from stm_backends.memory import log, policy
+from stm_backends.memory.defaults import remembering
 from stm_backends.memory.estimating import checked_config
-from stm_backends.memory.policy import Fold, Recover, Wait
+from stm_backends.memory.policy import CatchUp, Fold, Recover, Wait
 from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.due import Held
 from stm_backends.memory.shared.folds import Stats, attempt_of
+from stm_backends.memory.shared.reading import TranscriptPage, TranscriptTurn, read_all, read_page
 from stm_backends.memory.view import artifact_in
 from stm_backends.protocols import Summarizer
 from stm_backends.races import Lost, contend
@@ -47,7 +49,8 @@ OVERHEAD: Final = 512
 class DistributedShortTermMemory:
     """The memory of one conversation, shared by every process that opens the same key.
 
-    `config` may be any object with the fields of `ShortTermMemoryConfig`. `backgrounds` holds the clock and
+    `config` may be any object with the fields of `ShortTermMemoryConfig`; without one, the memory keeps a
+    rolling summary and the transcript, and needs no summarizer. `backgrounds` holds the clock and
     the background of each conversation, shared by several memories; by default this memory creates its own.
     `observer` receives events. Raises `ConfigurationError` for `rolling_summary` without a summarizer.
     """
@@ -67,6 +70,7 @@ class DistributedShortTermMemory:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.observer = observer = guarded(observer)
+        config, summarizer = remembering(config, summarizer)
         self._config = checked_config(config, observer.function_failed)
         self._codec = codec or Codec()
         self._directory = directory or Directory(driver, self._codec)
@@ -155,10 +159,10 @@ class DistributedShortTermMemory:
         # background, because an erasure may have come in between.
         known = turn_id is not None and self._shared.remembers(stored.id)
         try:
-            if not self._directory.knows(self._owner, self._config.session_ttl_s):
-                await self._directory.note(*self._owner, ttl=self._config.session_ttl_s)
+            if not self._directory.knows(self._owner, self._config.record_ttl_s):
+                await self._directory.note(*self._owner, ttl=self._config.record_ttl_s)
             try:
-                length, created = await self._shared.append(stored, entry, ttl=self._config.session_ttl_s)
+                length, created = await self._shared.append(stored, entry, ttl=self._config.record_ttl_s)
             except (TooLarge, LimitReached) as refused:
                 length, created = await self._append_refused(stored, entry, turn_id, refused)
         except (OutcomeUnknown, asyncio.CancelledError):
@@ -168,7 +172,7 @@ class DistributedShortTermMemory:
             raise
         if created:
             self._maintenance.background.start(
-                self._directory.note_creation(self._owner, self._config.session_ttl_s), name="stm-directory"
+                self._directory.note_creation(self._owner, self._config.record_ttl_s), name="stm-directory"
             )
         if self._shared.outcome_unknown.pop(stored.id, False) is None or not (
             known or stored.id in self._shared.added
@@ -222,6 +226,32 @@ class DistributedShortTermMemory:
         return [stored.turn for stored in (await self._shared.load_copy("turns")).turns]
 
     @observed
+    async def transcript(
+        self,
+        *,
+        before: int | None = None,
+        after: int | None = None,
+        at: int | None = None,
+        limit: int = 50,
+    ) -> TranscriptPage:
+        """Return up to `limit` turns of the whole conversation by their numbers, oldest first.
+
+        Those before a number, after one, or around one; by default the newest. One or two pages are read
+        beside the record, whatever the length of the conversation. A page of turns is as of one moment, so
+        that reading the next page by the number of a turn misses none and repeats none. A conversation
+        without a transcript has the turns that are retained in full.
+        """
+        return await read_page(self._shared, before=before, after=after, at=at, limit=limit)
+
+    async def each_turn(self, *, after: int = -1) -> AsyncGenerator[TranscriptTurn]:
+        """Yield all turns of the conversation after a number, oldest first, in memory of a few pages.
+
+        Each comes once. Turns that are added meanwhile come, too.
+        """
+        async for turn in read_all(self._shared, after=after):
+            yield turn
+
+    @observed
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until nothing is pending, or summarizing has failed, or `timeout` seconds have passed.
 
@@ -247,7 +277,9 @@ class DistributedShortTermMemory:
                     first = first or attempt
                     # An attempt that is under way is still due by the record, or its lease is held.
                     degraded = snapshot.body.health is MemoryHealth.DEGRADED
-                    in_vain = degraded and (attempt != first or not isinstance(step, Fold | Held | Recover))
+                    in_vain = degraded and (
+                        attempt != first or not isinstance(step, Fold | CatchUp | Held | Recover)
+                    )
                     hopeless = maintenance.hopeless and isinstance(step, Wait)
                     # Work that fails is not started over and over.
                     given_up = in_vain or hopeless or maintenance.failures > failures
@@ -316,7 +348,7 @@ class DistributedShortTermMemory:
                 if not await self._maintenance.make_room(request, within=remaining):
                     break
                 try:
-                    return await self._shared.append(stored, entry, ttl=self._config.session_ttl_s)
+                    return await self._shared.append(stored, entry, ttl=self._config.record_ttl_s)
                 except TooLarge as error:
                     full = error
         raise full

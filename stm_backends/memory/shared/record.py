@@ -9,6 +9,7 @@ from typing import Final
 from stm_backends import races
 from stm_backends.drivers.contract import ABSENT, Driver, Key, new_version
 from stm_backends.errors import Corrupt, StorageError, located
+from stm_backends.memory.shared.archive import Archive
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import View
 from stm_backends.races import Lost, contend
@@ -16,6 +17,7 @@ from stm_backends.records import keys, ledger
 from stm_backends.records.body import Body, Lease
 from stm_backends.records.codec import Codec
 from stm_backends.records.ledger import Appended
+from stm_backends.records.pages import Pages
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
 
 logger = logging.getLogger("stm_backends")
@@ -37,7 +39,8 @@ class SharedConversation:
     conversation under a lease that this process did not release. `outcome_unknown` has the ids of turns whose
     `add_turn` ended with an unknown outcome, and `acknowledged` those given by callers whose append was
     answered. `recovering` says that this process is making an attempt to leave `DEGRADED`. `clock` is in
-    epoch seconds. `used` is called when there is something else to remember.
+    epoch seconds. `used` is called when there is something else to remember. `archive` keeps the turns that
+    leave a record with a transcript.
     """
 
     __slots__ = (
@@ -46,6 +49,7 @@ class SharedConversation:
         "acknowledged",
         "added",
         "added_size",
+        "archive",
         "clock",
         "codec",
         "current",
@@ -64,10 +68,12 @@ class SharedConversation:
         codec: Codec,
         clock: Callable[[], float],
         used: Callable[[SharedConversation], None],
+        pages: Pages | None = None,
     ) -> None:
         self.key = key
         self.driver = driver
         self.codec = codec
+        self.archive = Archive(driver, key, codec, pages or Pages(driver, codec))
         self.clock = clock
         self.recovering = False
         self.outcome_unknown: dict[str, None] = {}
@@ -191,8 +197,11 @@ class SharedConversation:
         """Store a body if the record still has the version that was read; `False` after a lost race.
 
         `data` is the sealed body, if it is known, and `version` the one to store it under, by default a new
-        one. `attempts` is that of `ledger.replace`. Entries that go are to be confirmed before.
+        one. `attempts` is that of `ledger.replace`. Entries that go are to be confirmed before. Turns that
+        leave a record with a transcript are put into pages first.
         """
+        leaving = self.archive.leaving(snapshot, body)
+        await self.archive.put(snapshot, leaving)
         data, version = data or self.codec.seal_body(body), version or new_version()
         expect = snapshot.version or ABSENT
         if body.lease is not None and body.lease is not snapshot.body.lease:
@@ -218,6 +227,8 @@ class SharedConversation:
         seen = self.seen if self.seen.version == snapshot.version else snapshot
         self.seen = seen = seen.after(version, body, drop)
         self.added = {i: one for i, one in self.added.items() if not seen.holds(i)}
+        if leaving:
+            await self.archive.left(snapshot, leaving)
         return True
 
     def holds(self, lease: Lease | None) -> bool:

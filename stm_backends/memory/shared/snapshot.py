@@ -11,7 +11,7 @@ from stm_backends.drivers.contract import Record
 from stm_backends.memory import policy
 from stm_backends.memory.policy import Split
 from stm_backends.memory.view import View, render, shown_weight
-from stm_backends.records.body import Body
+from stm_backends.records.body import Body, Transcript
 from stm_backends.records.codec import Codec
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
 
@@ -108,6 +108,13 @@ class Snapshot:
         """Return the snapshot without the lease in its body."""
         body = self.body.unleased()
         return self if body is self.body else replace(self, body=body)
+
+    def transcribed(self) -> Snapshot:
+        """Return the snapshot with a transcript in its body, which begins now if there was none."""
+        body = self.body
+        if self.version is None or body.transcript is not None:
+            return self
+        return replace(self, body=replace(body, transcript=Transcript.begun(self.version, body.forgotten)))
 
     def split(self, config: ShortTermMemoryConfig) -> Split:
         """Return the pending and the recent turns."""

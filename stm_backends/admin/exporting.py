@@ -1,0 +1,140 @@
+"""One conversation as JSON objects, the lines of a file.
+
+```
+{"format": "stm-transcript", "version": 1,                 a page of the transcript: 64 turns or less
+ "key":   {"tenant_id": ..., "user_id": ..., "session_id": ...},
+ "first": the number of its first turn,
+ "turns": [...],                                           as below
+ "summary": ..., "upto": ...}                              the checkpoint, if it has one
+{"format": "stm-session", "version": 1,                    the conversation
+ "key":   {...},
+ "body":  {"summary", "health", "attempts", "next_attempt_at", "folded", "dropped",
+           "forgotten": {"digests", "ages"}},              as in `body.Body`
+ "turns": [{"turn_id", "user_message", "assistant_response", "trajectory_digest",
+            "artifacts_shown", "artifacts_hidden_refs", "ts"}, ...],     oldest first
+ "card":  {"title", "metadata", "pinned", "archived"},     as far as they were set for the catalogue
+ "transcript": {"first", "base", "missing", "gap"}}        if pages come before it
+```
+
+`missing` is how many of the numbers from `first` to `base - 1` are on no page, and `gap` is left out if there
+is none. A conversation whose turns are all in its record has one line, which every version can import. A
+version without transcripts refuses a page, and so the file, before it imports anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from stm_backends.admin.describing import catalogue_on
+from stm_backends.catalogue.card import SET_BY_USER
+from stm_backends.drivers.contract import Driver
+from stm_backends.errors import SessionNotFound, located
+from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.records import keys, pages
+from stm_backends.records.body import Transcript
+from stm_backends.records.codec import Codec, dump_body, dump_turn, stored_turn
+from stm_backends.records.directory import Directory
+from stm_backends.records.pages import Copy, Pages
+from stm_backends.types import MemoryKey, StoredTurn
+
+FORMAT: Final = "stm-session"
+PAGE_FORMAT: Final = "stm-transcript"
+FORMAT_VERSION: Final = 1
+
+
+def dump_key(key: MemoryKey) -> dict[str, str]:
+    """Return the key of an exported conversation as JSON."""
+    return {"tenant_id": key.tenant_id, "user_id": key.user_id, "session_id": key.session_id}
+
+
+class Export:
+    """The export of one conversation, which is not changed."""
+
+    def __init__(self, driver: Driver, codec: Codec, directory: Directory, key: MemoryKey) -> None:
+        self._driver = driver
+        self._codec = codec
+        self._pages = Pages(driver, codec)
+        self._catalogue = catalogue_on(driver, codec, directory)
+        self._of = key
+        self._key = dump_key(key)
+        self._where = keys.memory_key(key)
+
+    async def document(self) -> dict[str, Any]:
+        """Return the conversation without its transcript."""
+        document, _ = await self._loaded()
+        return document
+
+    async def lines(self) -> AsyncGenerator[dict[str, Any]]:
+        """Yield the pages of the transcript, if there are any, and the conversation."""
+        document, transcript = await self._loaded()
+        if transcript is not None and transcript.first < transcript.base:
+            count = 0
+            for page in range(transcript.first // pages.TURNS, (transcript.base - 1) // pages.TURNS + 1):
+                for line in await self._page(transcript, page):
+                    count += len(line["turns"])
+                    yield line
+            document["transcript"] = {
+                "first": transcript.first,
+                "base": transcript.base,
+                "missing": transcript.base - transcript.first - count,
+                **({} if transcript.gap is None else {"gap": transcript.gap}),
+            }
+        yield document
+
+    async def _loaded(self) -> tuple[dict[str, Any], Transcript | None]:
+        record = await self._driver.load(self._where)
+        if record is None:
+            raise SessionNotFound("there is no conversation under this key")
+        with located(self._driver.name, "export"):
+            snapshot = Snapshot.of(record, self._codec)
+            turns = [
+                _turn(stored, self._codec.open("turn", record.tail[start]))
+                for stored, start in zip(snapshot.turns, snapshot.starts, strict=True)
+            ]
+        card = await self._catalogue.load(self._of) or {}
+        shown = {name: card[name] for name in SET_BY_USER if name in card}
+        document = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "key": self._key,
+            # Without the transcript: an import makes another one.
+            "body": dump_body(replace(snapshot.body.unleased(), transcript=None)),
+            "turns": turns,
+            **({"card": shown} if shown else {}),
+        }
+        return document, snapshot.body.transcript
+
+    async def _page(self, transcript: Transcript, page: int) -> list[dict[str, Any]]:
+        """Return the lines of one page: one, or more if turns are missing within it."""
+        copies = await self._pages.copies(self._where, transcript, page)
+        lines: list[dict[str, Any]] = []
+        end = -1
+        for number in sorted(copies):
+            if not transcript.first <= number < transcript.base:
+                continue
+            if number != end:
+                lines.append(self._line(number, copies[number]))
+            end = number + 1
+            turn = copies[number].turn
+            with located(self._driver.name, "export"):
+                lines[-1]["turns"].append(_turn(stored_turn(turn), turn))
+        return lines
+
+    def _line(self, number: int, copy: Copy) -> dict[str, Any]:
+        notes = {name: copy.notes[name] for name in ("summary", "upto") if name in copy.notes}
+        return {
+            "format": PAGE_FORMAT,
+            "version": FORMAT_VERSION,
+            "key": self._key,
+            "first": number,
+            "turns": [],
+            **notes,
+        }
+
+
+def _turn(stored: StoredTurn, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a turn with all fields, those of a newer version included."""
+    # The time as it is read: an import refuses what is none, and NaN is not JSON.
+    return {**dump_turn(stored), **content, "ts": stored.turn.ts}

@@ -1,0 +1,415 @@
+"""Storing exported conversations; see `exporting` for their lines.
+
+The pages of a transcript are stored first, in an epoch of their own, and the record that refers to them last.
+So an interrupted import shows nothing of them, and leaves pages that `purge` removes after a day.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+from stm_backends.admin.describing import catalogue_on
+from stm_backends.admin.exporting import FORMAT, FORMAT_VERSION, PAGE_FORMAT
+from stm_backends.admin.purging import IMPORTED
+from stm_backends.catalogue.card import SET_BY_USER, Content, checked_changes
+from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, KeepType, Key, Record
+from stm_backends.errors import (
+    ConfigurationError,
+    Corrupt,
+    InvalidState,
+    SessionExists,
+    Unavailable,
+    located,
+)
+from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.records import confirming, keys, ledger, pages
+from stm_backends.records.body import REMEMBERED_IDS, Body, Transcript, digest
+from stm_backends.records.codec import Codec, encode_json, load_body, load_turn, require_json
+from stm_backends.records.directory import Directory
+from stm_backends.records.large.pointers import new_id
+from stm_backends.records.limits import UNLIMITED, Guard, Whose, characters_of
+from stm_backends.records.pages import Leaving, Pages
+from stm_backends.telemetry.observer import SILENT, Observer, Subject
+from stm_backends.types import MemoryHealth, MemoryKey
+
+OnConflict: TypeAlias = Literal["refuse", "merge", "replace"]
+"""What an import does if the conversation already exists."""
+
+Turns: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""Turns by id, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A valid exported conversation. `card` is what was set for its card.
+
+    `transcript` has no epoch; it is `None` if no pages came before the conversation.
+    """
+
+    key: MemoryKey
+    body: Body
+    turns: Turns
+    card: Content
+    transcript: Transcript | None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A valid page, or a part of one, whose turns begin at a number. `prev` is the hash of the id before."""
+
+    key: MemoryKey
+    first: int
+    turns: Turns
+    prev: str
+    summary: str | None
+    upto: int
+
+
+def is_page(document: Mapping[str, Any]) -> bool:
+    """Say whether a line claims to be a page of a transcript."""
+    return document.get("format") == PAGE_FORMAT
+
+
+class Lines:
+    """Reads exported lines, and checks that the pages of a conversation come before it, in order."""
+
+    def __init__(self) -> None:
+        self._key: MemoryKey | None = None
+        self._start = self._end = self._count = 0
+        self._last = ""
+
+    def read(self, document: Mapping[str, Any]) -> Session | Page:
+        """Return what a line holds. Raises `InvalidState` and `InvalidKey`."""
+        if isinstance(document, Mapping) and is_page(document):  # pyright: ignore[reportUnnecessaryIsInstance] -- it comes from a file
+            return self._page(document)
+        session = _parse(document)
+        given = session.transcript
+        if self._key is None and given is None:
+            return session
+        complete = (
+            given is not None
+            and self._key == session.key
+            and given.first <= self._start
+            and self._end <= given.base
+            and self._count == given.base - given.first - given.extra["missing"]
+        )
+        self._key = None
+        if not complete or given is None:
+            raise InvalidState("the pages of the transcript are not all right before the conversation")
+        return replace(session, transcript=replace(given, extra={}))
+
+    def _page(self, document: Mapping[str, Any]) -> Page:
+        _require_version(document)
+        key, first, turns = _key_of(document), _count_in(document, "first"), _turns_of(document)
+        if self._key is None:
+            self._key, self._start, self._end, self._count, self._last = key, first, first, 0, ""
+        if key != self._key or first < self._end or not 0 < len(turns) <= pages.TURNS - first % pages.TURNS:
+            raise InvalidState("a page of a transcript is not where an export writes it")
+        summary = document.get("summary")
+        if summary is not None and not isinstance(summary, str):
+            raise InvalidState("summary is not a string")
+        upto = first if summary is None else min(first, _count_in(document, "upto"))
+        prev = self._last if first == self._end else ""
+        self._end, self._count, self._last = (
+            first + len(turns),
+            self._count + len(turns),
+            digest([*turns][-1]),
+        )
+        return Page(key, first, turns, prev, summary, upto)
+
+
+class Import:
+    """Stores exported conversations, line by line. `ttl` and `on_conflict` are as in `Sessions.import_`."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        codec: Codec,
+        directory: Directory,
+        *,
+        on_conflict: OnConflict = "refuse",
+        ttl: float | None = None,
+        guard: Guard = UNLIMITED,
+        observer: Observer = SILENT,
+    ) -> None:
+        if on_conflict not in get_args(OnConflict):
+            raise ConfigurationError(f"on_conflict must be one of: {', '.join(get_args(OnConflict))}")
+        self._driver = driver
+        self._codec = codec
+        self._directory = directory
+        self._catalogue = catalogue_on(driver, codec, directory)
+        self._pages = Pages(driver, codec)
+        self._on_conflict: OnConflict = on_conflict
+        self._ttl = ttl
+        self._guard = guard
+        self._observer = observer
+        self._lines = Lines()
+        # That of the pages that were stored of the conversation that comes next; "" if they are left out.
+        self._epoch: str | None = None
+
+    async def add(self, document: Mapping[str, Any]) -> MemoryKey | None:
+        """Store a line; returns the key of a conversation that is complete with it, and `None` for a page.
+
+        Raises what `Sessions.import_` does.
+        """
+        line = self._lines.read(document)
+        whose = Whose(line.key.tenant_id, line.key.user_id, line.key.session_id)
+        with self._guard.reporting(whose, "import"):
+            if isinstance(line, Page):
+                await self._store_page(line)
+                return None
+            epoch, self._epoch = self._epoch, None
+            try:
+                refers = await self._store(line, epoch)
+            except SessionExists:
+                await self._remove(line.key, epoch)
+                raise
+            if not refers:
+                await self._remove(line.key, epoch)
+        self._observer.imported(Subject.of(line.key))
+        return line.key
+
+    async def _remove(self, key: MemoryKey, epoch: str | None) -> None:
+        """Remove the pages that were stored of a conversation and that its record does not refer to."""
+        if epoch:
+            await pages.erase(self._driver, keys.memory_key(key), epoch)
+
+    async def _store_page(self, page: Page) -> None:
+        where = keys.memory_key(page.key)
+        for turn in page.turns.values():
+            self._guard.require("turn_characters", partial(_characters, turn))
+        if self._epoch is None:
+            self._epoch = await self._begin(where, page.key)
+        if not self._epoch:
+            return
+        transcript = Transcript(self._epoch, base=page.first, last=page.prev)
+        if page.upto < page.first:
+            transcript = replace(transcript, gap=page.upto)
+        leaving = [Leaving(turn_id, encode_json(turn)) for turn_id, turn in page.turns.items()]
+        await self._pages.put_new(where, transcript, leaving, summary=page.summary or "", ttl=self._ttl)
+
+    async def _begin(self, where: Key, key: MemoryKey) -> str:
+        """Return the epoch of the pages that come; `""` if a merge keeps the conversation that exists."""
+        if self._on_conflict != "replace" and (record := await self._driver.load(where)) is not None:
+            if self._on_conflict == "refuse":
+                raise _exists()
+            with located(self._driver.name, "import"):
+                if _has_left(Snapshot.of(record, self._codec).body):
+                    return ""
+        # Listed, so that an erasure of the user finds the pages.
+        async with self._directory.listed((key.tenant_id, key.user_id), self._ttl) as listing:
+            listing.created = True
+        return f"{IMPORTED}{new_id(time.time())}"
+
+    async def _store(self, session: Session, epoch: str | None) -> bool:
+        """Store a conversation after its pages; returns whether it refers to them."""
+        if session.transcript is not None:
+            kept = replace(session.transcript, epoch=epoch or "")
+            session = replace(session, body=replace(session.body, transcript=kept))
+        entries = {turn_id: self._codec.seal("turn", turn) for turn_id, turn in session.turns.items()}
+        where, owner = keys.memory_key(session.key), (session.key.tenant_id, session.key.user_id)
+        self._require_within_limits(session, entries.values())
+        async with self._directory.listed(owner, self._ttl) as listing:
+            target = await self._prepare(session, where)
+            listing.created = True
+        missing = _missing(session, target)
+        for turn_id in missing:
+            # A turn creates the record if the conversation was just erased.
+            listing = self._directory.listed(owner, self._ttl)
+            await ledger.append(self._driver, where, entries[turn_id], ttl=self._ttl, listing=listing)
+        if not missing:
+            # An interrupted import may have stored them on the server alone, and not on its replicas.
+            await confirming.confirm(self._driver, (where.scope,))
+        kept = self._on_conflict == "merge" and not missing
+        await self._note(session, ttl=KEEP if kept else self._ttl)
+        found = target.body.transcript
+        return found is not None and found.epoch == epoch
+
+    async def _note(self, session: Session, *, ttl: float | None | KeepType) -> None:
+        """Write the card of an imported conversation. A merge changes nothing that was set there."""
+        if self._on_conflict == "replace":
+            await self._catalogue.forget(session.key)
+        card = await self._catalogue.touch(session.key, ttl=ttl) or {}
+        changes = {name: value for name, value in session.card.items() if name not in card}
+        if changes:
+            await self._catalogue.update(session.key, changes)
+
+    def _require_within_limits(self, session: Session, entries: Collection[bytes]) -> None:
+        """Raise `LimitReached` for a document that exceeds the limits of a conversation by itself."""
+        for turn in session.turns.values():
+            self._guard.require("turn_characters", partial(_characters, turn))
+        self._guard.require("conversation_turns", len(entries))
+        body = len(self._codec.seal_body(session.body))
+        self._guard.require("conversation_bytes", body + sum(map(len, entries)))
+
+    async def _prepare(self, session: Session, where: Key) -> Snapshot:
+        """Store the body unless the existing one stays; returns the resulting conversation."""
+        body, ttl, on_conflict = self._codec.seal_body(session.body), self._ttl, self._on_conflict
+        left_out = session.body.transcript is not None and not session.body.transcript.epoch
+        condition = ANY if on_conflict == "replace" else ABSENT
+        old = None
+        if condition is ANY:
+            # Replacing a record that this process has loaded removes its parts, too.
+            with suppress(Corrupt):
+                old = Snapshot.of(await self._driver.load(where), self._codec).body.transcript
+        created = ledger.Change(body, ttl=ttl)
+        if not left_out and await ledger.replace(self._driver, where, created, expect=condition):
+            if old is not None:
+                await pages.erase(self._driver, where, old.epoch)
+            return Snapshot(created.version, session.body)
+        if on_conflict == "refuse":
+            raise _exists()
+
+        async def merged(record: Record | None) -> tuple[ledger.Change | None, Snapshot]:
+            with located(self._driver.name, "import"):
+                found = Snapshot.of(record, self._codec)
+            if found.version is not None and (_has_left(found.body) or not _has_left(session.body)):
+                return None, found
+            if left_out:
+                # It was kept when its pages came, and then erased.
+                return None, Snapshot()
+            change = ledger.Change(body, ttl=ttl if record is None else KEEP)
+            return change, replace(found, version=change.version, body=session.body)
+
+        target = await ledger.update(self._driver, where, merged)
+        if target is None or (left_out and target.version is None):
+            raise Unavailable(
+                "the conversation changed each time that it was read",
+                backend=self._driver.name,
+                operation="import",
+            )
+        return target
+
+
+def _exists() -> SessionExists:
+    return SessionExists("there is already a conversation under this key; merge or replace it")
+
+
+def _characters(turn: Mapping[str, Any]) -> int:
+    return characters_of(load_turn(turn))
+
+
+def _has_left(body: Body) -> bool:
+    """Say whether turns have left a conversation, so that its body has what its turns do not."""
+    return bool(body.summary or body.folded or body.dropped or body.forgotten.ages)
+
+
+def _missing(session: Session, target: Snapshot) -> list[str]:
+    """Return the ids of the exported turns that a conversation lacks, oldest first.
+
+    A conversation remembers the ids of the turns that left it last. If more have left than it remembers, an
+    exported turn that it does not know may have left earlier. That is assumed of a turn that comes before all
+    known ones, whose position from the beginning is before the remembered ones, or that is older than all
+    turns in the record.
+    """
+    ids = [*session.turns]
+    known = [target.holds(turn_id) for turn_id in ids]
+    remembered, left = len(target.body.forgotten.each()), target.body.folded + target.body.dropped
+    first = 0
+    if left > remembered or remembered >= REMEMBERED_IDS:
+        # Turns leave in order: after a remembered turn, none has been forgotten.
+        first = known.index(True) if any(known) else _first_missing(session, target, left - remembered)
+    return [turn_id for turn_id, is_known in zip(ids[first:], known[first:], strict=True) if not is_known]
+
+
+def _first_missing(session: Session, target: Snapshot, beyond_memory: int) -> int:
+    """Return how many exported turns, none of which is known, left before the remembered ones."""
+    before = session.body.folded + session.body.dropped
+    oldest = min((stored.turn.ts for stored in target.turns), default=0.0)
+    first = 0
+    for index, turn in enumerate(session.turns.values()):
+        if before + index < beyond_memory or 0.0 < load_turn(turn).ts < oldest:
+            first = index + 1
+    return first
+
+
+def _parse(document: Mapping[str, Any]) -> Session:
+    if not isinstance(document, Mapping) or document.get("format") != FORMAT:  # pyright: ignore[reportUnnecessaryIsInstance] -- it comes from a file
+        raise InvalidState("this is not an exported conversation")
+    _require_version(document)
+    key = _key_of(document)
+    body = _object(document, "body")
+    turns = _turns_of(document)
+    try:
+        loaded = load_body(body)
+    except ValueError:
+        raise InvalidState("body has a field of another type or with an invalid value") from None
+    if loaded.health is MemoryHealth.RECOVERING:
+        # Shown, never stored: no attempt on this conversation is running here.
+        loaded = replace(loaded, health=MemoryHealth.DEGRADED)
+    # What a body says of pages is of those of another conversation.
+    body = replace(loaded.unleased(), transcript=None)
+    given: Mapping[str, Any] = _object(document, "card") if "card" in document else {}
+    card = checked_changes(**{name: given[name] for name in SET_BY_USER if name in given})
+    return Session(key, body, turns, card, _transcript_of(document, body))
+
+
+def _transcript_of(document: Mapping[str, Any], body: Body) -> Transcript | None:
+    """Return the transcript that a conversation says came before it; `extra` has how many turns it lacks."""
+    if "transcript" not in document:
+        return None
+    given = _object(document, "transcript")
+    first, base, missing = (_count_in(given, name) for name in ("first", "base", "missing"))
+    gap = None if given.get("gap") is None else _count_in(given, "gap")
+    if not first <= (base if gap is None else gap) <= base:
+        raise InvalidState("transcript has numbers that do not fit together")
+    last, extra = body.forgotten.newest, {"missing": missing}
+    return Transcript("", base=base, last=last, gap=gap, first=first, extra=extra)
+
+
+def _require_version(document: Mapping[str, Any]) -> None:
+    if document.get("version") != FORMAT_VERSION:
+        raise InvalidState(f"this version of the library imports only version {FORMAT_VERSION} of exports")
+
+
+def _key_of(document: Mapping[str, Any]) -> MemoryKey:
+    parts = _object(document, "key")
+    key = MemoryKey(*(parts.get(name, "") for name in ("tenant_id", "user_id", "session_id")))
+    key.composite()
+    return key
+
+
+def _count_in(document: Mapping[str, Any], name: str) -> int:
+    value = document.get(name)
+    if type(value) is not int or value < 0:
+        raise InvalidState(f"{name} is not a number of turns")
+    return value
+
+
+def _turns_of(document: Mapping[str, Any]) -> Turns:
+    """Return the turns of a line by id. Raises `InvalidState`."""
+    listed: object = document.get("turns")
+    if not isinstance(listed, (list, tuple)):
+        raise InvalidState("turns is not a list")
+    turns: dict[str, Mapping[str, Any]] = {}
+    for index, turn in enumerate(cast("Sequence[object]", listed)):
+        path = f"turns[{index}]"
+        require_json(turn, path)
+        try:
+            ts = load_turn(turn).ts
+        except ValueError:
+            # The cause may quote the conversation.
+            raise InvalidState(f"{path} is not a turn: a field is of another type") from None
+        content = cast("Mapping[str, Any]", turn)
+        if (given := content.get("ts")) and not ts:
+            raise InvalidState(f"{path}.ts is not a time in seconds since 1970")
+        if given != ts and ts:
+            content = {**content, "ts": ts}
+        turn_id = content.get("turn_id")
+        if not isinstance(turn_id, str):
+            raise InvalidState(f"{path} has no turn_id")
+        turns.setdefault(turn_id, content)
+    return turns
+
+
+def _object(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = document.get(name)
+    require_json(value, name)
+    if not isinstance(value, dict):
+        raise InvalidState(f"{name} is not an object")
+    return cast("Mapping[str, Any]", value)

@@ -1,0 +1,29 @@
+"""The memory that is used where no configuration is given: it remembers, without a model."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stm_backends.memory.summarizers import ExtractiveSummarizer
+from stm_backends.protocols import Summarizer
+from stm_backends.types import MemoryBudget, ShortTermMemoryConfig
+
+SUMMARY_TOKENS: Final = 750
+TOTAL_TOKENS: Final = 3_000
+"""What a model with a window of 8,000 tokens takes beside its prompt, its tools and the answer."""
+
+
+def remembering(config: object | None, summarizer: Summarizer | None) -> tuple[object, Summarizer | None]:
+    """Return a configuration and a summarizer as they were given or, without a configuration, the default.
+
+    That is a rolling summary, by the given summarizer or the built-in one, with the transcript kept.
+    """
+    if config is not None:
+        return config, summarizer
+    default = ShortTermMemoryConfig(
+        strategy="rolling_summary",
+        budget=MemoryBudget(summary_max_tokens=SUMMARY_TOKENS, total_max_tokens=TOTAL_TOKENS),
+        fold_batch_turns=5,
+        transcript=True,
+    )
+    return default, ExtractiveSummarizer(max_tokens=SUMMARY_TOKENS) if summarizer is None else summarizer

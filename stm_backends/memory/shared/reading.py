@@ -1,0 +1,126 @@
+"""The whole conversation, in pages of numbered turns: those that have left the record, and its tail.
+
+The record is loaded first. All turns below its `base` are in pages by then and stay there, so turns that
+leave it meanwhile change nothing: one load decides what is read from where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Final
+
+from stm_backends.drivers.checks import require_count
+from stm_backends.errors import ConfigurationError
+from stm_backends.memory.shared.record import SharedConversation
+from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.records.pages import TURNS
+from stm_backends.types import ConversationTurn, StoredTurn
+
+MOST: Final = 1_000
+"""How many turns one call returns at most."""
+
+_AT_ONCE: Final = 8 * TURNS
+"""How many turns `read_all` reads at a time, from as many pages as are loaded at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptTurn:
+    """One turn of a whole conversation. `number` counts from 0 and never changes; `turn.ts` is its time.
+
+    `summarized` says that the summary covers it, and `retained` that it is still in the record.
+    """
+
+    number: int
+    id: str
+    turn: ConversationTurn
+    summarized: bool
+    retained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptPage:
+    """Turns of one conversation as of one moment, oldest first.
+
+    `oldest` and `newest` are the numbers of the oldest and the newest turn of the conversation; without
+    turns, `newest` is less than `oldest`. `missing` has those of the numbers asked for that have no turn:
+    their pages have expired, or an older version of this library dropped them.
+    """
+
+    turns: tuple[TranscriptTurn, ...]
+    oldest: int
+    newest: int
+    missing: tuple[int, ...] = ()
+
+
+async def read_page(
+    shared: SharedConversation, *, before: int | None, after: int | None, at: int | None, limit: int
+) -> TranscriptPage:
+    """Return up to `limit` turns before a number, after one or around one; by default the newest ones."""
+    require_count("limit", limit, most=MOST)
+    if sum(given is not None for given in (before, after, at)) > 1:
+        raise ConfigurationError("give one of before, after and at")
+    snapshot = await shared.load_copy("transcript")
+    while True:
+        oldest, end = bounds_of(snapshot)
+        if before is not None:
+            stop = max(oldest, min(before, end))
+            start = stop - limit
+        elif after is not None or at is not None:
+            start = after + 1 if after is not None else (at or 0) - limit // 2
+            start = max(start, oldest)
+            stop = start + limit
+        else:
+            start, stop = end - limit, end
+        found = await _read(shared, snapshot, max(start, oldest), min(stop, end))
+        if not found.missing:
+            return found
+        again = await shared.load_copy("transcript")
+        if _place_of(again) == _place_of(snapshot):
+            return found
+        # Erased, or shortened, while it was read.
+        snapshot = again
+
+
+async def read_all(shared: SharedConversation, *, after: int) -> AsyncGenerator[TranscriptTurn]:
+    """Yield all turns after a number, oldest first."""
+    while True:
+        page = await read_page(shared, before=None, after=after, at=None, limit=_AT_ONCE)
+        for turn in page.turns:
+            yield turn
+        after = max([after, page.oldest - 1, *page.missing[-1:], *(turn.number for turn in page.turns[-1:])])
+        if after >= page.newest:
+            return
+
+
+def bounds_of(snapshot: Snapshot) -> tuple[int, int]:
+    """Return the number of the oldest turn of a conversation, and that after the newest."""
+    transcript = snapshot.body.transcript
+    if transcript is None:
+        return 0, len(snapshot.turns)
+    return transcript.first, transcript.base + len(snapshot.turns)
+
+
+def _place_of(snapshot: Snapshot) -> tuple[str, int] | None:
+    transcript = snapshot.body.transcript
+    return None if transcript is None else (transcript.epoch, transcript.first)
+
+
+async def _read(shared: SharedConversation, snapshot: Snapshot, start: int, stop: int) -> TranscriptPage:
+    """Return the turns from `start` to `stop - 1`, of which some may be missing."""
+    transcript, found = snapshot.body.transcript, dict[int, StoredTurn]()
+    base = 0 if transcript is None else transcript.base
+    if transcript is not None:
+        found = await shared.archive.pages.read(shared.key, transcript, start, min(stop, base))
+    found |= {number: stored for number, stored in enumerate(snapshot.turns, base) if start <= number < stop}
+    summarized = 0 if transcript is None or not snapshot.body.summary else transcript.summarized
+    oldest, end = bounds_of(snapshot)
+    return TranscriptPage(
+        tuple(
+            TranscriptTurn(number, stored.id, stored.turn, number < summarized, number >= base)
+            for number, stored in found.items()
+        ),
+        oldest,
+        end - 1,
+        tuple(number for number in range(start, stop) if number not in found),
+    )

@@ -1,0 +1,290 @@
+"""The pages of a transcript: turns that have left a conversation's record, found by their numbers.
+
+Page `k` has the turns `64 * k` to `64 * k + 63`. Before a body drops turns, one `append` adds them to their
+page, or two where they cross its end. Then one conditional `replace` of the record drops them and says so.
+
+```
+acme:u1:page / DIGEST:EPOCH:000000001f      body: the whole page, once it is complete
+                                            tail: entries of the turns that left together
+{"first":1984,"prev":"h2Xk0aQ-","summary":"...","upto":1984,"turns":[{"turn_id":...},...]}
+```
+
+The appends have no condition and are never undone: while the body of a record says `base`, the number of a
+turn of its tail is the same for every process. So what a process has added that lost a race, or ended, is a
+copy of what the next one adds. A reader takes one of the copies: of the highest `rev`, and of those the one
+that the turn after it names in `prev`. They differ only if a datastore lost turns that it had acknowledged.
+
+A page is never deleted while it may grow, because an append does not change its version. An erasure deletes
+pages after the record; the epoch ensures that the next record under the same key has others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, cast
+
+from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
+from stm_backends.errors import Corrupt, StorageError, TooLarge, located
+from stm_backends.records import keys, ledger, operations
+from stm_backends.records.body import Transcript, digest
+from stm_backends.records.codec import Codec, encode_json, stored_turn
+from stm_backends.records.compression import Preset
+from stm_backends.types import StoredTurn
+
+logger = logging.getLogger("stm_backends")
+
+TURNS: Final = 64
+"""How many turns a page has. Part of the format."""
+
+SPILLS: Final = 1_000
+"""How many records a page takes at most: what does not fit into one goes to the next."""
+
+
+class Leaving(NamedTuple):
+    """A turn that is about to leave the record: its id, and its JSON as the record has it."""
+
+    id: str
+    data: bytes
+
+
+class Copy(NamedTuple):
+    """One copy of a turn in a page. `notes` has the checkpoint, and what else its entry says of it."""
+
+    rev: int
+    turn: Mapping[str, Any]
+    prev: str
+    notes: Mapping[str, Any]
+
+
+class Pages:
+    """Writes and reads the pages of any conversation of a driver."""
+
+    def __init__(self, driver: Driver, codec: Codec) -> None:
+        self._driver = driver
+        self._codec = codec.after(Preset())
+
+    # Writing
+
+    async def put(
+        self,
+        key: Key,
+        transcript: Transcript,
+        leaving: Sequence[Leaving],
+        *,
+        summary: str,
+        ttl: float | None,
+    ) -> None:
+        """Store turns that are about to leave the record, which has this transcript and this summary.
+
+        They are the oldest ones of its tail. Storing them again is harmless.
+        """
+        while leaving:
+            count = TURNS - transcript.base % TURNS
+            await self._append(key, transcript, leaving[:count], summary, ttl)
+            transcript = transcript.moved([one.id for one in leaving[:count]], summarized=True)
+            leaving = leaving[count:]
+
+    async def _append(
+        self, key: Key, transcript: Transcript, leaving: Sequence[Leaving], summary: str, ttl: float | None
+    ) -> None:
+        """Store turns of one page as one entry or, if that is too large, as several."""
+        page = transcript.base // TURNS
+        try:
+            data = self._entry(transcript, leaving, summary)
+            for spill in range(SPILLS):
+                try:
+                    where = keys.page_key(key, transcript.epoch, page, spill)
+                    await ledger.append(self._driver, where, data, ttl=ttl)
+                    return
+                except TooLarge as error:
+                    if error.what != "record" or spill + 1 == SPILLS:
+                        raise
+        except TooLarge as error:
+            half = len(leaving) // 2
+            if error.what != "entry" or not half:
+                raise
+            await self._append(key, transcript, leaving[:half], summary, ttl)
+            rest = transcript.moved([one.id for one in leaving[:half]], summarized=True)
+            await self._append(key, rest, leaving[half:], summary, ttl)
+
+    def _entry(self, transcript: Transcript, leaving: Sequence[Leaving], summary: str) -> bytes:
+        """Return the entry of turns that begin at `base`, with a checkpoint if they begin a page."""
+        fields: dict[str, Any] = {"first": transcript.base, "prev": transcript.last}
+        if transcript.rev:
+            fields["rev"] = transcript.rev
+        if transcript.base % TURNS == 0:
+            fields |= {"summary": summary, "upto": transcript.summarized}
+        head, turns = encode_json(fields)[:-1], b",".join(one.data for one in leaving)
+        return self._codec.seal_encoded("page", b'%b,"turns":[%b]}' % (head, turns))
+
+    async def put_new(
+        self,
+        key: Key,
+        transcript: Transcript,
+        leaving: Sequence[Leaving],
+        *,
+        summary: str,
+        ttl: float | None,
+    ) -> None:
+        """Store turns of one page of an epoch that no other process uses: a complete page is one body."""
+        if len(leaving) == TURNS:
+            where = keys.page_key(key, transcript.epoch, transcript.base // TURNS)
+            try:
+                change = ledger.Change(self._entry(transcript, leaving, summary), ttl=ttl)
+                if await ledger.replace(self._driver, where, change, expect=ABSENT):
+                    return
+            except TooLarge:
+                pass
+        await self.put(key, transcript, leaving, summary=summary, ttl=ttl)
+
+    async def complete(self, key: Key, before: Transcript, leaving: Sequence[Leaving]) -> None:
+        """Rewrite the pages that became full as turns left a record whose transcript was `before`.
+
+        These turns are those that the record dropped. Only logs a failure: a page can be read as it was.
+        """
+        end = before.base + len(leaving)
+        known = {before.base - 1: before.last}
+        known |= {number: digest(one.id) for number, one in enumerate(leaving, before.base)}
+        for page in range(before.base // TURNS, end // TURNS):
+            try:
+                await self.seal(key, before.epoch, page, known)
+            except StorageError as error:
+                logger.warning(
+                    "could not rewrite a full page of a transcript, which takes more room as it is: %s "
+                    "(conversation %s)",
+                    error,
+                    keys.log_name(key),
+                )
+
+    async def seal(self, key: Key, epoch: str, page: int, known: Mapping[int, str]) -> bool:
+        """Write a page as one body and drop the entries that were read; returns whether that was done.
+
+        `known` has short hashes of ids by number. A page that is not full, or has spilled, stays as it is.
+        """
+        where, spill = (keys.page_key(key, epoch, page, spill) for spill in (0, 1))
+        record = await self._driver.load(where)
+        if record is None or not record.tail or len(record.tail) > self._driver.traits.max_drop:
+            return False
+        found = resolved(self.opened(record), known)
+        numbers = range(page * TURNS, (page + 1) * TURNS)
+        if found.keys() != {*numbers} or await self._driver.load(spill) is not None:
+            return False
+        copies = [found[number] for number in numbers]
+        revs = [copy.rev for copy in copies]
+        content = {
+            **copies[0].notes,
+            "first": numbers[0],
+            "prev": copies[0].prev,
+            **({"revs": revs} if any(revs) else {}),
+            "turns": [copy.turn for copy in copies],
+        }
+        change = ledger.Change(self._codec.seal("page", content), drop=len(record.tail))
+        empty = ledger.unchanged_by(lambda _: self.nothing(numbers[0]))
+        return await ledger.fold(self._driver, where, record, change, unchanged=empty)
+
+    def nothing(self, first: int) -> bytes:
+        """Return the body of a page that has its turns in entries, if any."""
+        return self._codec.seal("page", {"first": first, "turns": []})
+
+    # Reading
+
+    async def read(self, key: Key, transcript: Transcript, first: int, end: int) -> dict[int, StoredTurn]:
+        """Return the turns from `first` to `end - 1` by number; all are below `base`. Loads pages at once.
+
+        A number without a turn is in no page. Raises `Corrupt` for a page that cannot be read.
+        """
+        if end <= first:
+            return {}
+        pages = range(first // TURNS, (end - 1) // TURNS + 1)
+        found: dict[int, StoredTurn] = {}
+        for copies in await operations.together(pages, lambda page: self.copies(key, transcript, page)):
+            for number, copy in sorted(copies.items()):
+                if first <= number < end:
+                    found[number] = stored_turn(copy.turn)
+        return found
+
+    async def copies(self, key: Key, transcript: Transcript, page: int) -> Mapping[int, Copy]:
+        """Return the copies that count of a page's turns."""
+        wanted = {*range(page * TURNS, min((page + 1) * TURNS, transcript.base))}
+        known = {transcript.base - 1: transcript.last}
+        contents: list[Mapping[str, Any]] = []
+        found: Mapping[int, Copy] = {}
+        for spill in range(SPILLS):
+            record = await self._driver.load(keys.page_key(key, transcript.epoch, page, spill))
+            if record is None:
+                break
+            contents += self.opened(record)
+            found = resolved(contents, known)
+            # Turns that were changed later may be in a later record.
+            if wanted <= found.keys() and not transcript.rev:
+                break
+        return found
+
+    def opened(self, record: Record) -> list[Mapping[str, Any]]:
+        """Return what the entries of a page hold, its body first."""
+        with located(self._driver.name, "transcript"):
+            values = [*([] if record.body is None else [record.body]), *record.tail]
+            return [_checked(self._codec.open("page", value)) for value in values]
+
+
+async def erase(driver: Driver, key: Key, epoch: str = "") -> int:
+    """Remove the pages of a record, of one epoch or of all; returns how many. The record comes first."""
+    scope, prefix = keys.pages_of(key) if not epoch else keys.pages_of_epoch(key, epoch)
+    erased = 0
+
+    async def remove(name: str) -> None:
+        nonlocal erased
+        done = await ledger.erase(driver, Key(scope, name))
+        erased += done
+
+    await operations.each(operations.names_of(driver, scope, prefix), remove)
+    return erased
+
+
+def resolved(contents: Sequence[Mapping[str, Any]], known: Mapping[int, str]) -> dict[int, Copy]:
+    """Return the copy of each turn that counts, by number.
+
+    That is one of the highest `rev`. Of those, it is the one whose id has the short hash that `known` has, or
+    that the turn after it names, and otherwise the last one.
+    """
+    copies: dict[int, list[Copy]] = {}
+    for content in contents:
+        for number, copy in _copies(content):
+            copies.setdefault(number, []).append(copy)
+    found: dict[int, Copy] = {}
+    for number in sorted(copies, reverse=True):
+        after = found.get(number + 1)
+        name = known.get(number, after.prev if after else "")
+        newest = max(copy.rev for copy in copies[number])
+        last_first = [copy for copy in reversed(copies[number]) if copy.rev == newest]
+        found[number] = next(
+            (one for one in last_first if digest(one.turn["turn_id"]) == name), last_first[0]
+        )
+    return found
+
+
+def _copies(content: Mapping[str, Any]) -> list[tuple[int, Copy]]:
+    """Return the turns of one entry with their numbers."""
+    turns, first = content["turns"], content["first"]
+    revs = content.get("revs") or [content.get("rev", 0)] * len(turns)
+    prev, notes = content.get("prev", ""), {name: content[name] for name in content if name not in _OWN}
+    found: list[tuple[int, Copy]] = []
+    for number, (turn, rev) in enumerate(zip(turns, revs, strict=True), first):
+        found.append((number, Copy(rev, turn, prev, notes)))
+        prev, notes = digest(turn["turn_id"]), {}
+    return found
+
+
+_OWN: Final = frozenset(("first", "prev", "rev", "revs", "turns"))
+
+
+def _checked(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the content of an entry; raises `Corrupt` if it lacks what every entry has."""
+    turns = content.get("turns")
+    if not isinstance(content.get("first"), int) or not isinstance(turns, list):
+        raise Corrupt("an entry of a page lacks a field")
+    for turn in cast("list[object]", turns):
+        if not isinstance(turn, dict) or not isinstance(cast("dict[str, Any]", turn).get("turn_id"), str):
+            raise Corrupt("a turn of a page has no id")
+    return content

@@ -1,0 +1,493 @@
+"""Copies, purges and times to live of conversations with transcripts, on the embedded drivers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stm_backends import Backend, MemoryKey, Sealing, StaticKeys
+from stm_backends.admin.copying import Copy, Item, Owner
+from stm_backends.admin.purging import Purge, Purged
+from stm_backends.drivers.contract import ANY, Driver, Key, Record
+from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
+from stm_backends.drivers.sqlite.driver import SqliteDriver
+from stm_backends.drivers.sqlite.settings import SqliteSettings
+from stm_backends.drivers.wrapper import WrapperDriver
+from stm_backends.errors import InvalidState, SessionExists, SessionNotFound
+from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.records import keys, pages
+from stm_backends.records.body import Transcript
+from stm_backends.records.codec import Codec
+from stm_backends.records.directory import Directory
+from stm_backends.records.large.driver import LargeEntries
+from stm_backends.records.pages import Leaving, Pages
+from stm_backends.testing import FakeClock
+from tests.support.transcripts import KEPT, converse, numbered, pages_in, pages_of, reading, told
+
+NOW = 1_800_000_000.0
+DAY = 86_400.0
+KEY = MemoryKey("acme", "u", "s")
+OTHER = MemoryKey("acme", "u", "other")
+WHERE = keys.memory_key(KEY)
+CODEC = Codec()
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of few turns, so that many are completed."""
+    monkeypatch.setattr(pages, "TURNS", 4)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(NOW)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def driver(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> AsyncIterator[Driver]:
+    driver: Driver = MemoryDriver(MemoryStore(), clock=clock)
+    if request.param == "sqlite":
+        driver = SqliteDriver(SqliteSettings(path=str(tmp_path / "stm.db")), clock=clock)
+    await driver.open()
+    yield driver
+    await driver.close()
+
+
+@pytest.fixture
+async def target() -> AsyncIterator[Driver]:
+    driver = MemoryDriver(MemoryStore())
+    await driver.open()
+    yield driver
+    await driver.close()
+
+
+async def transcript_in(driver: Driver) -> Transcript:
+    found = Snapshot.of(await driver.load(WHERE), CODEC).body.transcript
+    assert found is not None
+    return found
+
+
+# Copy
+
+
+async def copied(source: Driver, target: Driver, **options: Any) -> tuple[Copy, list[str]]:
+    problems: list[str] = []
+
+    def problem(item: Item, problem: str, error: object) -> None:
+        del error
+        problems.append(f"{item.kind} {problem}")
+
+    copy = Copy(source, target, [Owner("acme")], on_problem=problem, **options)
+    await copy.copy()
+    await copy.verify()
+    return copy, problems
+
+
+async def test_a_copy_has_the_whole_conversation(driver: Driver, target: Driver) -> None:
+    await converse(Backend(driver), KEY, range(30))
+    copy, problems = await copied(driver, target)
+    assert copy.ok
+    assert not problems
+    assert await pages_in(target, KEY) == await pages_in(driver, KEY)
+    assert await told(Backend(target), KEY) == numbered(range(30))
+
+
+async def test_a_copy_of_a_conversation_in_use_lacks_no_page_that_its_record_needs(
+    driver: Driver, target: Driver
+) -> None:
+    source = Backend(driver)
+    await converse(source, KEY, range(20))
+
+    class InUse(WrapperDriver):
+        """Adds turns whenever the copy loads something."""
+
+        added = 20
+
+        async def load(self, key: Key) -> Record | None:
+            record = await self.inner.load(key)
+            await converse(source, KEY, range(self.added, self.added + 3))
+            self.added += 3
+            return record
+
+    await Copy(InUse(driver), target, [Owner("acme")]).copy()
+    found = await told(Backend(target), KEY)
+    assert found == numbered(range(len(found)))
+    assert len(found) >= 20
+
+
+async def test_pages_of_a_record_that_was_left_are_not_copied(driver: Driver, target: Driver) -> None:
+    await converse(Backend(driver), KEY, range(20))
+    await converse(Backend(target), KEY, range(100, 109))
+    before = await pages_in(target, KEY)
+    copy, problems = await copied(driver, target)
+    assert problems == ["memory left"]
+    assert not copy.ok
+    assert await pages_in(target, KEY) == before
+
+
+async def test_a_record_that_is_replaced_takes_its_pages_along(driver: Driver, target: Driver) -> None:
+    await converse(Backend(driver), KEY, range(20))
+    await converse(Backend(target), KEY, range(100, 109))
+    copy, problems = await copied(driver, target, replace=True)
+    assert copy.ok
+    assert not problems
+    assert copy.tally["extra"] == 0
+    assert await told(Backend(target), KEY) == numbered(range(20))
+
+
+async def test_an_interrupted_copy_is_completed_with_its_pages(driver: Driver, target: Driver) -> None:
+    await converse(Backend(driver), KEY, range(30))
+
+    class Ends(WrapperDriver):
+        async def load(self, key: Key) -> Record | None:
+            if key.scope.endswith(":page") and key.name.endswith("3"):
+                raise asyncio.CancelledError
+            return await self.inner.load(key)
+
+    with pytest.raises(asyncio.CancelledError):
+        await Copy(Ends(driver), target, [Owner("acme")]).copy()
+    assert len(await pages_of(target, KEY)) < len(await pages_of(driver, KEY))
+    copy, _ = await copied(driver, target)
+    assert copy.ok
+    assert await told(Backend(target), KEY) == numbered(range(30))
+
+
+# Purge
+
+
+async def purge(driver: Driver, clock: FakeClock, **options: Any) -> Purged:
+    one = Purge(driver, CODEC, Directory(driver, CODEC), clock=clock, **options)
+    await one.tenant("acme")
+    return one.purged
+
+
+def days_ago(number: int) -> float:
+    """Return the time of a turn: that of number 0 is 100 days ago, that of number 100 is now."""
+    return NOW - (100 - number) * DAY
+
+
+async def test_a_purge_of_a_conversation_takes_its_pages_along(driver: Driver, clock: FakeClock) -> None:
+    await converse(Backend(driver), KEY, range(30), ts=days_ago)
+    found = await purge(driver, clock, older_than=10 * DAY)
+    assert (found.conversations, found.pages) == (1, 7)
+    assert not await pages_of(driver, KEY)
+    assert await told(Backend(driver), KEY) == []
+    await converse(Backend(driver), KEY, range(200, 210))
+    assert [name for _, name in await told(Backend(driver), KEY)] == [f"t{n}" for n in range(200, 210)]
+
+
+async def test_old_pages_go_and_the_rest_stays(driver: Driver, clock: FakeClock) -> None:
+    await converse(Backend(driver), KEY, range(40), ts=days_ago)
+    dry = await purge(driver, clock, transcripts_older_than=80 * DAY, dry_run=True)
+    assert await told(Backend(driver), KEY) == numbered(range(40))
+    found = await purge(driver, clock, transcripts_older_than=80 * DAY)
+    assert (found.pages, found.conversations) == (5, 0)
+    assert dry == found
+    assert await told(Backend(driver), KEY) == numbered(range(20, 40))
+    assert (await transcript_in(driver)).first == 20
+    page = await reading(Backend(driver), KEY).transcript(before=10)
+    assert (page.turns, page.oldest, page.newest, page.missing) == ((), 20, 39, ())
+    assert (await purge(driver, clock, transcripts_older_than=80 * DAY)).pages == 0
+    await converse(Backend(driver), KEY, range(40, 60), ts=days_ago)
+    assert await told(Backend(driver), KEY) == numbered(range(20, 60))
+
+
+async def test_a_page_that_may_grow_is_emptied_and_grows_on(driver: Driver, clock: FakeClock) -> None:
+    await converse(Backend(driver), KEY, range(12), ts=days_ago)
+    base = (await transcript_in(driver)).base
+    assert base % pages.TURNS
+    found = await purge(driver, clock, transcripts_older_than=10 * DAY)
+    assert found.pages == base // pages.TURNS + 1
+    assert await told(Backend(driver), KEY) == numbered(range(base, 12))
+    assert len(await pages_of(driver, KEY)) == 1
+    await converse(Backend(driver), KEY, range(12, 30), ts=days_ago)
+    assert await told(Backend(driver), KEY) == numbered(range(base, 30))
+
+
+async def test_turns_that_a_fold_has_put_into_an_old_page_stay(driver: Driver, clock: FakeClock) -> None:
+    backend = Backend(driver)
+    await converse(backend, KEY, range(12), ts=days_ago)
+    snapshot = Snapshot.of(await driver.load(WHERE), CODEC)
+    assert snapshot.body.transcript is not None
+    # As a process does between its two writes of a fold.
+    leaving = [Leaving(snapshot.turns[0].id, CODEC.open_encoded("turn", snapshot.tail[0]))]
+    await Pages(driver, CODEC).put(WHERE, snapshot.body.transcript, leaving, summary="", ttl=None)
+    await purge(driver, clock, transcripts_older_than=10 * DAY)
+    moved = replace(
+        snapshot.body,
+        forgotten=snapshot.body.forgotten.adding([snapshot.turns[0].id], now=NOW, keep_for=60.0),
+        transcript=replace(
+            snapshot.body.transcript.moved([snapshot.turns[0].id], summarized=True),
+            first=snapshot.body.transcript.base,
+        ),
+    )
+    record = await driver.load(WHERE)
+    assert record is not None
+    body = CODEC.seal_body(moved)
+    assert await driver.replace(WHERE, body, version="next", expect=record.version, drop=1, ttl=None)
+    found = await told(backend, KEY)
+    assert found == numbered(range(snapshot.body.transcript.base, 12))
+
+
+async def test_turns_without_a_usable_time_keep_their_page(driver: Driver, clock: FakeClock) -> None:
+    await converse(Backend(driver), KEY, range(20), ts=lambda number: number + 1.0)
+    assert (await purge(driver, clock, transcripts_older_than=DAY)).pages == 0
+    assert await told(Backend(driver), KEY) == numbered(range(20))
+
+
+async def test_turns_that_no_summary_covers_keep_their_pages(driver: Driver, clock: FakeClock) -> None:
+    await converse(Backend(driver), KEY, range(30), ts=days_ago)
+    snapshot = Snapshot.of(await driver.load(WHERE), CODEC)
+    assert snapshot.body.transcript is not None
+    body = replace(snapshot.body, transcript=replace(snapshot.body.transcript, gap=9))
+    assert await driver.replace(
+        WHERE, CODEC.seal_body(body), version="gap", expect=snapshot.version or "", ttl=None
+    )
+    await purge(driver, clock, transcripts_older_than=10 * DAY)
+    transcript = await transcript_in(driver)
+    assert (transcript.first, transcript.gap) == (9, 9)
+    assert await told(Backend(driver), KEY) == numbered(range(9, 30))
+
+
+@pytest.mark.parametrize("reached", range(1, 9))
+async def test_an_interrupted_purge_of_pages_is_completed_by_the_next(
+    driver: Driver, clock: FakeClock, reached: int
+) -> None:
+    await converse(Backend(driver), KEY, range(40), ts=days_ago)
+
+    class Ends(WrapperDriver):
+        writes = 0
+
+        def _count(self) -> None:
+            self.writes += 1
+            if self.writes >= reached:
+                raise asyncio.CancelledError
+
+        async def replace(self, key: Key, body: bytes, **options: Any) -> bool:
+            self._count()
+            return await self.inner.replace(key, body, **options)
+
+        async def delete(self, key: Key, *, expect: Any = ANY) -> bool:
+            self._count()
+            return await self.inner.delete(key, expect=expect)
+
+    try:
+        await purge(Ends(driver), clock, transcripts_older_than=80 * DAY)
+    except asyncio.CancelledError:
+        first = (await transcript_in(driver)).first
+        assert await told(Backend(driver), KEY) == numbered(range(first, 40))
+    await purge(driver, clock, transcripts_older_than=80 * DAY)
+    assert await told(Backend(driver), KEY) == numbered(range(20, 40))
+    assert all(keys.page_number(name) >= 5 for name in await pages_of(driver, KEY))
+
+
+async def test_pages_whose_record_is_gone_are_removed(driver: Driver, clock: FakeClock) -> None:
+    backend = Backend(driver)
+    await converse(backend, KEY, range(20))
+    await converse(backend, OTHER, range(20))
+    await driver.delete(WHERE)
+    found = await purge(driver, clock)
+    assert found.pages == len(await pages_of(driver, OTHER))
+    assert not await pages_of(driver, KEY)
+    assert await told(backend, OTHER) == numbered(range(20))
+
+
+async def test_the_pages_of_a_sealed_conversation_are_purged(driver: Driver, clock: FakeClock) -> None:
+    backend = Backend(driver, sealing=Sealing(StaticKeys({"k": bytes(32)}, primary="k")))
+    await converse(backend, KEY, range(40), ts=lambda number: 1_000_000_000.0)
+    found = await backend.sessions.purge("acme", transcripts_older_than=DAY)
+    assert found.pages > 5
+    assert (await reading(backend, KEY).transcript()).oldest > 30
+    without = await purge(driver, clock, transcripts_older_than=DAY)
+    assert (without.pages, without.unreadable) == (0, 1)
+
+
+# Times to live, and sealing with another key
+
+
+async def test_expire_gives_record_and_pages_one_time_to_live(driver: Driver, clock: FakeClock) -> None:
+    backend = Backend(driver)
+    await converse(backend, KEY, range(30))
+    found = await backend.sessions.expire("acme", ttl=90 * DAY)
+    assert (found.conversations, found.pages, found.failed) == (1, len(await pages_of(driver, KEY)), 0)
+    assert await told(backend, KEY) == numbered(range(30))
+    await clock.pass_time(90 * DAY - 1)
+    assert await told(backend, KEY) == numbered(range(30))
+    await clock.pass_time(2)
+    assert await told(backend, KEY) == []
+    assert not await pages_of(driver, KEY)
+
+
+async def test_a_conversation_and_its_pages_live_as_long_as_its_setting_says(
+    driver: Driver, clock: FakeClock
+) -> None:
+    config = replace(KEPT, transcript_ttl_s=DAY)
+    backend = Backend(driver)
+    await converse(backend, KEY, range(20), config=config)
+    await clock.pass_time(DAY - 1)
+    assert await told(backend, KEY) == numbered(range(20))
+    await clock.pass_time(2)
+    assert not await pages_of(driver, KEY)
+
+
+async def test_resealed_pages_need_the_new_key_alone(driver: Driver) -> None:
+    old, new = {"old": bytes(32)}, {"new": bytes([1] * 32)}
+    await converse(Backend(driver, sealing=Sealing(StaticKeys(old, primary="old"))), KEY, range(30))
+    both = Backend(driver, sealing=Sealing(StaticKeys({**old, **new}, primary="new")))
+    report = await both.sessions.reseal("acme")
+    assert report.ok
+    assert report.records > 5
+    assert await told(Backend(driver, sealing=Sealing(StaticKeys(new, primary="new"))), KEY) == numbered(
+        range(30)
+    )
+
+
+async def test_a_sealed_conversation_is_copied_without_its_keys(driver: Driver, target: Driver) -> None:
+    sealing = Sealing(StaticKeys({"k": bytes(32)}, primary="k"))
+    await converse(Backend(driver, sealing=sealing), KEY, range(30))
+    copy, problems = await copied(LargeEntries(driver), LargeEntries(target))
+    assert copy.ok
+    assert not problems
+    assert await told(Backend(target, sealing=sealing), KEY) == numbered(range(30))
+
+
+# Export and import
+
+
+async def exported(backend: Backend, key: MemoryKey = KEY) -> list[dict[str, Any]]:
+    # As a file has them.
+    return json.loads(json.dumps([line async for line in backend.sessions.export_lines(key)]))
+
+
+async def imported(backend: Backend, lines: list[dict[str, Any]], **options: Any) -> list[MemoryKey]:
+    importing = backend.sessions.importing(**options)
+    return [key for line in lines if (key := await importing.add(line)) is not None]
+
+
+async def test_an_export_brings_the_whole_conversation(driver: Driver, target: Driver) -> None:
+    source = Backend(driver)
+    await converse(source, KEY, range(30))
+    lines = await exported(source)
+    assert [line["first"] for line in lines[:-1]] == [0, 4, 8, 12, 16, 20, 24]
+    assert lines[-1]["transcript"] == {"first": 0, "base": 28, "missing": 0}
+    assert await imported(Backend(target), lines) == [KEY]
+    assert await told(Backend(target), KEY) == numbered(range(30))
+    assert await exported(Backend(target)) == lines
+    await converse(Backend(target), KEY, range(30, 50))
+    assert await told(Backend(target), KEY) == numbered(range(50))
+
+
+async def test_a_page_that_was_imported_is_one_body(driver: Driver, target: Driver) -> None:
+    await converse(Backend(driver), KEY, range(31))
+    await imported(Backend(target), await exported(Backend(driver)))
+    records = [record for record in (await pages_in(target, KEY)).values() if isinstance(record, Record)]
+    assert [(record.body is not None, len(record.tail)) for record in records] == [(True, 0)] * 7 + [
+        (False, 1)
+    ]
+
+
+async def test_a_shortened_transcript_and_a_gap_are_imported(driver: Driver, target: Driver) -> None:
+    await converse(Backend(driver), KEY, range(30), ts=days_ago)
+    snapshot = Snapshot.of(await driver.load(WHERE), CODEC)
+    assert snapshot.body.transcript is not None
+    body = replace(snapshot.body, transcript=replace(snapshot.body.transcript, gap=17, first=6))
+    await driver.replace(WHERE, CODEC.seal_body(body), version="v", expect=snapshot.version or "", ttl=None)
+    lines = await exported(Backend(driver))
+    assert lines[-1]["transcript"] == {"first": 6, "base": 28, "missing": 0, "gap": 17}
+    await imported(Backend(target), lines)
+    found = await transcript_in(target)
+    assert (found.first, found.gap, found.base) == (6, 17, 28)
+    page = await reading(Backend(target), KEY).transcript(after=-1, limit=100)
+    assert [turn.id for turn in page.turns] == [f"t{number}" for number in range(6, 30)]
+
+
+async def test_a_hole_is_exported_and_imported_as_one(driver: Driver, target: Driver) -> None:
+    await converse(Backend(driver), KEY, range(30))
+    names = await pages_of(driver, KEY)
+    await driver.delete(Key(keys.pages_of(WHERE).scope, names[2]))
+    lines = await exported(Backend(driver))
+    assert lines[-1]["transcript"]["missing"] == 4
+    await imported(Backend(target), lines)
+    page = await reading(Backend(target), KEY).transcript(after=-1, limit=100)
+    assert page.missing == (8, 9, 10, 11)
+    assert len(page.turns) == 26
+
+
+@pytest.mark.parametrize("without", [0, 3, 6, 7])
+async def test_lines_without_all_pages_are_refused(driver: Driver, target: Driver, without: int) -> None:
+    await converse(Backend(driver), KEY, range(30))
+    lines = await exported(Backend(driver))
+    with pytest.raises(InvalidState):
+        await imported(Backend(target), [*lines[:without], *lines[without + 1 :], lines[0]])
+    assert await told(Backend(target), KEY) == []
+
+
+async def test_an_interrupted_import_shows_nothing_and_can_be_repeated(
+    driver: Driver, clock: FakeClock, target: Driver
+) -> None:
+    await converse(Backend(target), KEY, range(30))
+    lines = await exported(Backend(target))
+    backend = Backend(driver)
+    await imported(backend, lines[:5])
+    with pytest.raises(SessionNotFound):
+        await exported(backend)
+    assert [key async for key in backend.sessions.list("acme", "u")] == []
+    await purge(driver, FakeClock(time.time() + 60))
+    assert len(await pages_of(driver, KEY)) == 5
+    assert await imported(backend, lines) == [KEY]
+    assert await told(backend, KEY) == numbered(range(30))
+    await backend.sessions.erase_user("acme", "u")
+    await imported(backend, lines[:5])
+    await purge(driver, FakeClock(time.time() + 2 * DAY))
+    assert await pages_of(driver, KEY) == []
+
+
+async def test_an_import_refuses_merges_or_replaces_with_the_pages(driver: Driver, target: Driver) -> None:
+    await converse(Backend(driver), KEY, range(30))
+    lines = await exported(Backend(driver))
+    backend = Backend(target)
+    await converse(backend, KEY, range(100, 120))
+    with pytest.raises(SessionExists):
+        await imported(backend, lines)
+    before = await pages_in(target, KEY)
+    await imported(backend, lines, on_conflict="merge")
+    assert await pages_in(target, KEY) == before
+    assert [name for _, name in await told(backend, KEY)][:20] == [f"t{n}" for n in range(100, 120)]
+    await imported(backend, lines, on_conflict="replace")
+    assert await told(backend, KEY) == numbered(range(30))
+    assert len(await pages_of(target, KEY)) == 7
+    await imported(backend, lines, on_conflict="merge")
+    assert await told(backend, KEY) == numbered(range(30))
+
+
+async def test_a_merge_into_a_new_conversation_brings_the_pages(driver: Driver, target: Driver) -> None:
+    await converse(Backend(driver), KEY, range(30))
+    await converse(Backend(target), KEY, range(30, 31))
+    await imported(Backend(target), await exported(Backend(driver)), on_conflict="merge")
+    found = [name for _, name in await told(Backend(target), KEY)]
+    assert sorted(found) == sorted(f"t{number}" for number in range(31))
+    assert found[:28] == [f"t{number}" for number in range(28)]
+
+
+async def test_a_conversation_is_copied_under_another_key_with_its_pages(driver: Driver) -> None:
+    backend = Backend(driver)
+    await converse(backend, KEY, range(30))
+    assert await backend.sessions.copy(KEY, backend.sessions, under=OTHER) == OTHER
+    await backend.sessions.erase(KEY)
+    assert await told(backend, OTHER) == numbered(range(30))
+
+
+async def test_a_document_without_a_transcript_is_imported_as_before(driver: Driver, target: Driver) -> None:
+    await converse(Backend(driver), KEY, range(30))
+    document = await Backend(driver).sessions.export(KEY)
+    assert "transcript" not in document
+    assert "transcript" not in document["body"]
+    await Backend(target).sessions.import_(document)
+    assert [name for _, name in await told(Backend(target), KEY)] == ["t28", "t29"]

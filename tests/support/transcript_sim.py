@@ -1,0 +1,317 @@
+"""Processes that keep transcripts, are killed, lose answers and have no model; in virtual time.
+
+Each turn that was acknowledged is then once in the transcript and in order, no reader missed one or saw one
+twice, and the summary covers exactly the first turns: it is a chain of hashes over them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from stm_backends.drivers.contract import Key, Traits
+from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
+from stm_backends.drivers.wrapper import Operation, WrapperDriver
+from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
+from stm_backends.memory.shared.backgrounds import Backgrounds
+from stm_backends.memory.shared.memory import DistributedShortTermMemory
+from stm_backends.memory.shared.reading import TranscriptTurn
+from stm_backends.records.codec import Codec
+from stm_backends.types import ConversationTurn, MemoryBudget, MemoryHealth, MemoryKey, ShortTermMemoryConfig
+
+T = TypeVar("T")
+PODS = 3
+
+
+@dataclass(frozen=True)
+class World:
+    """What is simulated: how many turns, and what is special about the datastore or the memories."""
+
+    seed: int
+    turns: int = 600
+    conversations: int = 2
+    truncates: bool = False
+    full: bool = False
+    unconfirmed: bool = False
+    leaseless: bool = False
+
+
+class FaultDriver(WrapperDriver):
+    """The operations of one process, which is killed at one of them."""
+
+    def __init__(self, inner: MemoryDriver, sim: Sim) -> None:
+        super().__init__(inner)
+        self._sim = sim
+        self._left = sim.chance.randint(30, 600)
+        self.dead = False
+
+    @property
+    def traits(self) -> Traits:
+        return dataclasses.replace(self.inner.traits, shows_unconfirmed=self._sim.world.unconfirmed)
+
+    async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[T]]) -> T:
+        sim, chance = self._sim, self._sim.chance
+        if self.dead:
+            raise Unavailable("the process is dead", backend="sim", operation=operation)
+        if sim.calm:
+            return await send()
+        of_page = (key if isinstance(key, str) else key.scope).endswith(":page")
+        writes = operation not in ("load", "scan")
+        # Now and then longer than a lease.
+        await asyncio.sleep(chance.random() * (0.6 if chance.random() < 0.02 else 0.002))
+        # Most of all at the write of a page, and at that of the record which follows.
+        self._left -= 15 if of_page and writes else 8 if operation == "replace" else 1
+        if self._left <= 0:
+            self.dead = True
+            sim.counts["killed"] += 1
+            await self._perhaps(send, writes)
+            raise OutcomeUnknown("killed") if writes else Unavailable("killed")
+        if writes and chance.random() < (0.12 if of_page or operation == "replace" else 0.03):
+            sim.counts["lost answers"] += 1
+            await self._perhaps(send, writes)
+            raise OutcomeUnknown("lost")
+        if chance.random() < 0.015:
+            raise Unavailable("away", backend="sim", operation=operation)
+        return await send()
+
+    async def _perhaps(self, send: Callable[[], Awaitable[Any]], writes: bool) -> None:
+        """Do a write, do it later, or do it never."""
+        fate = self._sim.chance.random()
+        if writes and fate < 0.45:
+            await send()
+        elif writes and fate < 0.75:
+            self._sim.later(send)
+
+
+def chained(previous: str, text: str) -> str:
+    return hashlib.sha256(f"{previous}|{text}".encode()).hexdigest()[:16]
+
+
+@dataclass
+class Pod:
+    driver: FaultDriver
+    backgrounds: Backgrounds
+    memories: dict[MemoryKey, DistributedShortTermMemory] = field(
+        default_factory=dict[MemoryKey, DistributedShortTermMemory]
+    )
+
+
+class Sim:
+    """One run; `problems` has what was found."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.chance = world, random.Random(world.seed)
+        self.counts: Counter[str] = Counter()
+        self.store = MemoryStore()
+        self.calm = self._model_down = False
+        self.problems: list[str] = []
+        self._late: set[asyncio.Task[None]] = set()
+        self.pods: list[Pod] = []
+
+    def later(self, send: Callable[[], Awaitable[Any]]) -> None:
+        async def do() -> None:
+            await asyncio.sleep(self.chance.random() * 0.3)
+            try:
+                await send()
+            except StorageError:
+                self.counts["late and refused"] += 1
+
+        task = asyncio.create_task(do())
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+
+    async def summarize(self, request: Any) -> dict[str, str]:
+        if not self.calm:
+            await asyncio.sleep(0.14 if self.chance.random() < 0.05 else 0.003)
+            if self._model_down or self.chance.random() < 0.03:
+                raise RuntimeError("the model is down")
+        head, _, count = (request["previous_summary"] or "- 0").partition(" ")
+        for turn in request["turns"]:
+            head, count = chained(head, turn["user"].partition("#")[0]), str(int(count) + 1)
+        return {"summary": f"{head} {count}"}
+
+    def pod(self) -> Pod:
+        limits: dict[str, Any] = {"max_record_bytes": 30_000} if self.world.full else {}
+        loop = asyncio.get_running_loop()
+        driver = FaultDriver(MemoryDriver(self.store, deadline_s=0.3, clock=loop.time, **limits), self)
+        return Pod(driver, Backgrounds(driver, Codec(), clock=loop.time))
+
+    async def opened(self) -> Pod:
+        pod = self.pod()
+        await pod.driver.open()
+        return pod
+
+    def memory(self, pod: Pod, key: MemoryKey) -> DistributedShortTermMemory:
+        if key not in pod.memories:
+            config = ShortTermMemoryConfig(
+                strategy="truncation" if self.world.truncates else "rolling_summary",
+                budget=MemoryBudget(full_zone_turns=self.chance.choice([2, 5]), total_max_tokens=0),
+                retry_attempts=1,
+                retry_backoff_base_s=0.05,
+                degraded_retry_interval_s=0.3,
+                recovery_backlog_limit=8,
+                fold_batch_turns=self.chance.choice([1, 1, 3, 5]),
+                fold_max_turns=10,
+                summarizer_timeout_s=0.15,
+                transcript=True,
+            )
+            pod.memories[key] = DistributedShortTermMemory(
+                pod.driver, key, config, summarizer=self.summarize, backgrounds=pod.backgrounds
+            )
+        return pod.memories[key]
+
+    async def any_pod(self) -> Pod:
+        for index, pod in enumerate(self.pods):
+            if pod.driver.dead:
+                self.end(pod)
+                self.pods[index] = await self.opened()
+        return self.chance.choice(self.pods)
+
+    def end(self, pod: Pod) -> None:
+        for memory in pod.memories.values():
+            memory.abandon()
+            self.counts["races lost"] += memory.stats.lost_races
+            self.counts["trimmed"] += memory.stats.trimmed
+            self.counts["dropped"] += memory.stats.dropped
+
+    async def writer(
+        self, key: MemoryKey, name: str, turns: int, said: dict[str, tuple[float, float]]
+    ) -> None:
+        now = asyncio.get_running_loop().time
+        for number in range(turns):
+            turn_id, start = f"{name}-{number}", now()
+            size = self.chance.choice([0, 0, 0, 3_000]) if self.world.full else 0
+            turn = ConversationTurn(f"{turn_id}#{'x' * size}", "ok")
+            while True:
+                pod = await self.any_pod()
+                try:
+                    await self.memory(pod, key).add_turn(turn, turn_id=turn_id)
+                    break
+                except StorageError:
+                    self.counts["turns added again"] += 1
+            said[turn_id] = (start, now())
+            if self.chance.random() < 0.6:
+                await asyncio.sleep(self.chance.random() * 0.02)
+
+    async def reader(self, key: MemoryKey, said: dict[str, tuple[float, float]], stop: asyncio.Event) -> None:
+        """Read the whole conversation again and again, forwards and backwards, in pages of several sizes."""
+        driver = MemoryDriver(self.store, clock=asyncio.get_running_loop().time)
+        await driver.open()
+        memory = DistributedShortTermMemory(driver, key)
+        while not stop.is_set():
+            before, limit = set(said), self.chance.choice([3, 17, 50] if len(said) < 200 else [50, 200])
+            backwards = self.chance.random() < 0.5
+            found = await (self._backwards if backwards else self._forwards)(memory, limit)
+            ids = [turn.id for turn in found]
+            if [turn.number for turn in found] != [*range(len(found))]:
+                self.problems.append(f"a reader got other numbers than 0 to {len(found) - 1}")
+            if len({*ids}) != len(ids):
+                self.problems.append("a reader got a turn twice")
+            if missed := before.difference(ids):
+                self.problems.append(f"a reader missed {len(missed)} of {len(before)} turns")
+            self.counts["readings"] += 1
+            await asyncio.sleep(0.05 + len(found) / 200)
+
+    async def _forwards(self, memory: DistributedShortTermMemory, limit: int) -> list[TranscriptTurn]:
+        found: list[TranscriptTurn] = []
+        while page := await memory.transcript(after=found[-1].number if found else -1, limit=limit):
+            if page.missing:
+                self.problems.append(f"a page lacks {page.missing[:3]}")
+                break
+            if not page.turns:
+                break
+            found += page.turns
+            await asyncio.sleep(self.chance.random() * 0.005)
+        return found
+
+    async def _backwards(self, memory: DistributedShortTermMemory, limit: int) -> list[TranscriptTurn]:
+        page = await memory.transcript(limit=limit)
+        found = [*page.turns]
+        while page.turns and found[0].number > 0 and not page.missing:
+            await asyncio.sleep(self.chance.random() * 0.005)
+            page = await memory.transcript(before=found[0].number, limit=limit)
+            found = [*page.turns, *found]
+        if page.missing:
+            self.problems.append(f"a page lacks {page.missing[:3]}")
+        return found
+
+    async def model(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            self._model_down = False
+            await asyncio.sleep(1.5)
+            self._model_down = True
+            await asyncio.sleep(1.0)
+        self._model_down = False
+
+    async def run(self) -> list[str]:
+        """Simulate, and return the problems."""
+        self.pods = [await self.opened() for _ in range(PODS)]
+        stop, said = asyncio.Event(), dict[MemoryKey, dict[str, tuple[float, float]]]()
+        writers: list[Coroutine[Any, Any, None]] = []
+        others = [asyncio.create_task(self.model(stop))]
+        each = self.world.turns // self.world.conversations // PODS
+        for number in range(self.world.conversations):
+            key = MemoryKey("t", "u", f"c{number}")
+            said[key] = {}
+            writers += [self.writer(key, f"{number}w{w}", each, said[key]) for w in range(PODS)]
+            others.append(asyncio.create_task(self.reader(key, said[key], stop)))
+        await asyncio.gather(*writers)
+        stop.set()
+        await asyncio.gather(*others)
+        self.calm = True
+        await asyncio.gather(*self._late)
+        for pod in self.pods:
+            self.end(pod)
+        await asyncio.sleep(1.0)
+        clean = await self.opened()
+        for key, turns in said.items():
+            await self.settle(self.memory(clean, key))
+            await self.check(self.memory(clean, key), turns)
+        self.end(clean)
+        return self.problems
+
+    async def settle(self, memory: DistributedShortTermMemory) -> None:
+        """Let one process do what is left to do."""
+        for number in range(40):
+            await memory.flush(timeout=3)
+            pending = (await memory.get_llm_context()).get("conversation_memory", {}).get("pending_turns")
+            if memory.health is MemoryHealth.HEALTHY and not pending:
+                return
+            await memory.add_turn(ConversationTurn(f"nudge{number}#", "ok"), turn_id=f"nudge{number}")
+            await asyncio.sleep(0.3)
+
+    async def check(self, memory: DistributedShortTermMemory, said: dict[str, tuple[float, float]]) -> None:
+        found = [turn async for turn in memory.each_turn()]
+        ids = [turn.id for turn in found]
+        twice = [one for one, count in Counter(ids).items() if count > 1]
+        missing = said.keys() - set(ids)
+        if twice or missing:
+            self.problems.append(f"{len(twice)} turns are there twice, and {len(missing)} are missing")
+        latest = 0.0
+        for one in ids:
+            start, end = said.get(one, (latest, latest))
+            if end < latest:
+                self.problems.append(f"{one} is out of order")
+            latest = max(latest, start)
+        self.counts["turns"] += len(ids)
+        if not self.world.truncates:
+            self._check_summary(found, await memory.get_llm_context())
+
+    def _check_summary(self, found: list[TranscriptTurn], context: Any) -> None:
+        head, _, count = context["conversation_memory"]["summary"].partition(" ")
+        expected = "-"
+        for turn in found[: int(count)]:
+            expected = chained(expected, turn.turn.user_message.partition("#")[0])
+        if expected != head:
+            self.problems.append(f"the summary covers other turns than the first {count}")
+        if int(count) != sum(turn.summarized for turn in found):
+            self.problems.append("the transcript and the summary say otherwise of what is summarized")
+        if self.counts["dropped"]:
+            self.problems.append("turns were dropped")
+        self.counts["summarized"] += int(count)

@@ -1,0 +1,574 @@
+"""What leaves a conversation's record with a transcript: where it goes, and how it is read."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stm_backends import DefaultShortTermMemory, TranscriptTurn, sync
+from stm_backends.backend import Backend
+from stm_backends.drivers.contract import ANY, KEEP, Key
+from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
+from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown
+from stm_backends.memory.shared.memory import DistributedShortTermMemory
+from stm_backends.records import keys, ledger, pages
+from stm_backends.records.body import Body, Transcript, digest
+from stm_backends.records.codec import Codec, encode_turn
+from stm_backends.records.compression import Preset, Zlib
+from stm_backends.records.pages import Leaving, Pages
+from stm_backends.sealing.keys import Sealing, StaticKeys
+from stm_backends.testing.memory_contract import config, shown, turn, until
+from stm_backends.testing.workbench.spy import SpyDriver
+from stm_backends.testing.workbench.summarizers import LedgerSummarizer
+from stm_backends.types import MemoryHealth, MemoryKey, StoredTurn
+
+KEY = MemoryKey("acme", "u1", "chat")
+RECORD = keys.memory_key(KEY)
+KEPT = config(transcript=True, total_max_tokens=0, summary_max_tokens=100_000)
+
+
+@pytest.fixture
+async def backend() -> AsyncIterator[Backend]:
+    async with Backend(SpyDriver(MemoryDriver())) as opened:
+        yield opened
+
+
+@pytest.fixture
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "TURNS", 4)
+
+
+def memory_of(backend: Backend, settings: object = KEPT, **options: Any) -> DistributedShortTermMemory:
+    return backend.memory(KEY, settings, summarizer=options.pop("summarizer", LedgerSummarizer()))
+
+
+async def talked(memory: DistributedShortTermMemory, turns: Sequence[int]) -> None:
+    for number in turns:
+        await memory.add_turn(turn(number), turn_id=f"t{number}")
+    await memory.flush()
+
+
+async def stored(backend: Backend) -> Body:
+    record = await backend.driver.load(RECORD)
+    assert record is not None
+    return backend.codec.open_body(record.body)
+
+
+async def mark(backend: Backend) -> Transcript:
+    transcript = (await stored(backend)).transcript
+    assert transcript is not None
+    return transcript
+
+
+async def all_of(memory: DistributedShortTermMemory) -> list[TranscriptTurn]:
+    return [one async for one in memory.each_turn()]
+
+
+async def names(backend: Backend) -> list[str]:
+    return list((await backend.driver.scan("acme:u1:page", limit=100)).names)
+
+
+async def at_most(memory: DistributedShortTermMemory, count: int) -> None:
+    """Wait until the record has so few turns."""
+
+    async def few() -> bool:
+        return len(await memory.turns()) <= count
+
+    await until(few)
+
+
+def said(turns: Sequence[TranscriptTurn]) -> list[str]:
+    return [one.turn.user_message for one in turns]
+
+
+# Reading
+
+
+async def test_the_whole_conversation_can_be_read_after_folds(backend: Backend, small_pages: None) -> None:
+    memory = memory_of(backend)
+    await talked(memory, range(21))
+    found = await all_of(memory)
+    assert said(found) == [f"u{number}" for number in range(21)]
+    assert [one.number for one in found] == [*range(21)]
+    assert [one.id for one in found] == [f"t{number}" for number in range(21)]
+    assert [one.turn.ts for one in found] == [1.0] * 21
+    assert [one.summarized for one in found] == [True] * 19 + [False] * 2
+    assert [one.retained for one in found] == [False] * 19 + [True] * 2
+    assert said(await all_of(memory)) == said(found)
+
+
+@pytest.mark.parametrize(
+    ("asked", "numbers"),
+    [
+        ({}, range(11, 21)),
+        ({"before": 11}, range(1, 11)),
+        ({"before": 1}, range(1)),
+        ({"before": 0}, range(0)),
+        ({"after": -1}, range(10)),
+        ({"after": 9}, range(10, 20)),
+        ({"after": 20}, range(0)),
+        ({"at": 8}, range(3, 13)),
+        ({"at": 0}, range(10)),
+        ({"before": 99}, range(11, 21)),
+        ({"after": 99}, range(0)),
+    ],
+)
+async def test_a_page_of_turns_is_asked_for_by_number(
+    asked: dict[str, int], numbers: range, backend: Backend, small_pages: None
+) -> None:
+    memory = memory_of(backend)
+    await talked(memory, range(21))
+    page = await memory.transcript(**asked, limit=10)
+    assert [one.number for one in page.turns] == [*numbers]
+    assert said(page.turns) == [f"u{number}" for number in numbers]
+    assert (page.oldest, page.newest, page.missing) == (0, 20, ())
+
+
+async def test_a_conversation_without_pages_has_what_is_retained(backend: Backend) -> None:
+    memory = memory_of(backend, config("truncation"))
+    assert (await memory.transcript()).newest == -1
+    assert await all_of(memory) == []
+    await talked(memory, range(3))
+    assert said((await memory.transcript(limit=2)).turns) == ["u1", "u2"]
+
+
+async def test_what_cannot_be_asked_for_is_refused(backend: Backend) -> None:
+    for asked in ({"before": 1, "after": 1}, {"limit": 0}, {"limit": 1_001}):
+        with pytest.raises(ConfigurationError):
+            await memory_of(backend).transcript(**asked)
+
+
+async def test_a_page_of_many_turns_takes_three_requests(backend: Backend) -> None:
+    memory = memory_of(backend, replace(KEPT, fold_batch_turns=50))
+    await talked(memory, range(400))
+    spy: Any = backend.driver.inner
+    spy.calls.clear()
+    page = await memory.transcript(before=300, limit=50)
+    assert said(page.turns) == [f"u{number}" for number in range(250, 300)]
+    assert spy.calls == [("load", "memory"), ("load", "page"), ("load", "page")]
+
+
+def test_the_facade_for_threads_reads_the_same() -> None:
+    with sync.open_backend("memory://") as opened:
+        memory = opened.memory(KEY, KEPT, summarizer=LedgerSummarizer())
+        for number in range(9):
+            memory.add_turn(turn(number))
+        memory.flush()
+        assert said([*memory.each_turn(after=2)]) == [f"u{number}" for number in range(3, 9)]
+        assert said(memory.transcript(before=2).turns) == ["u0", "u1"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"sealing": Sealing(StaticKeys({"k": bytes(32)}, primary="k"))}, {"transforms": [Zlib(threshold=1)]}],
+    ids=["sealed", "compressed"],
+)
+async def test_pages_are_sealed_and_transformed_as_all_else(
+    options: dict[str, Any], small_pages: None
+) -> None:
+    store = MemoryStore()
+    async with Backend(MemoryDriver(store), **options) as opened:
+        memory = memory_of(opened)
+        await talked(memory, range(9))
+        assert said(await all_of(memory)) == [f"u{number}" for number in range(9)]
+    everything = b"".join(
+        value
+        for scope, records in store.scopes.items()
+        if scope.endswith(":page")
+        for record in records.records.values()
+        for value in (record.body or b"", *record.tail)
+    )
+    assert everything
+    assert b"u3" not in everything
+
+
+# What is stored
+
+
+async def test_the_body_says_in_few_bytes_what_pages_there_are(backend: Backend) -> None:
+    memory = memory_of(backend)
+    await memory.add_turn(turn(0), turn_id="t0")
+    record = await backend.driver.load(RECORD)
+    await talked(memory, range(1, 7))
+    transcript = await mark(backend)
+    assert record is not None
+    assert transcript == Transcript(record.version, base=5, last=digest("t4"))
+    without = Codec().seal_body(Body())
+    assert len(Codec().seal_body(Body(transcript=transcript))) - len(without) < 90
+
+
+async def test_a_complete_page_is_rewritten_as_one_body(backend: Backend, small_pages: None) -> None:
+    await talked(memory_of(backend), range(9))
+    epoch = (await mark(backend)).epoch
+    full = await backend.driver.load(keys.page_key(RECORD, epoch, 0))
+    growing = await backend.driver.load(keys.page_key(RECORD, epoch, 1))
+    assert full is not None
+    assert growing is not None
+    assert full.body is not None
+    assert full.tail == ()
+    assert growing.body is None
+    assert growing.tail
+    content = Codec([Preset()]).open("page", full.body)
+    assert (content["first"], content["summary"], content["upto"]) == (0, "", 0)
+    assert [one["turn_id"] for one in content["turns"]] == ["t0", "t1", "t2", "t3"]
+    first = Codec([Preset()]).open("page", growing.tail[0])
+    assert (first["first"], first["upto"], first["prev"]) == (4, 4, digest("t3"))
+    assert first["summary"]
+
+
+async def test_fields_that_a_newer_version_wrote_survive(backend: Backend) -> None:
+    memory = memory_of(backend)
+    await talked(memory, range(3))
+    record = await backend.driver.load(RECORD)
+    assert record is not None
+    body = json.loads((record.body or b"").partition(b"\n")[2])
+    body["transcript"]["newer"] = {"a": 1}
+    data = backend.codec.seal("body", body)
+    assert await backend.driver.replace(RECORD, data, version="v", expect=record.version, ttl=KEEP)
+    entry = backend.codec.seal("turn", {"turn_id": "t3", "user_message": "u3", "newer": 2})
+    await backend.driver.append(RECORD, entry, initial_version="v", ttl=None)
+    await talked(memory, range(4, 7))
+    transcript = await mark(backend)
+    assert (transcript.base, transcript.extra) == (5, {"newer": {"a": 1}})
+    page = await backend.driver.load(keys.page_key(RECORD, transcript.epoch, 0))
+    assert page is not None
+    kept = [one for data in page.tail for one in Codec([Preset()]).open("page", data)["turns"]]
+    assert {"turn_id": "t3", "user_message": "u3", "newer": 2} in kept
+
+
+async def test_what_an_older_version_dropped_is_counted_and_reported(backend: Backend) -> None:
+    memory = memory_of(backend)
+    await talked(memory, range(5))
+    before = await mark(backend)
+    assert before.base == 3
+    # An older version keeps the field, and drops turns as it always did.
+    record = await backend.driver.load(RECORD)
+    assert record is not None
+    body = await stored(backend)
+    forgotten = body.forgotten.adding(["t3", "t4"], now=0.0, keep_for=1.0)
+    data = backend.codec.seal_body(replace(body, forgotten=forgotten))
+    assert await backend.driver.replace(RECORD, data, version="v", expect=record.version, drop=2, ttl=KEEP)
+    await talked(memory, range(5, 9))
+    page = await memory.transcript()
+    assert [(one.number, one.id) for one in page.turns] == [
+        *((number, f"t{number}") for number in (0, 1, 2, 5, 6, 7, 8))
+    ]
+    assert page.missing == (3, 4)
+    assert page.newest == 8
+    assert [one.id for one in await all_of(memory)] == [one.id for one in page.turns]
+
+
+async def test_once_kept_a_transcript_is_kept_whatever_the_settings(backend: Backend) -> None:
+    await talked(memory_of(backend), range(5))
+    other = Backend(backend.driver)
+    memory = memory_of(other, config())
+    await talked(memory, range(5, 9))
+    assert said(await all_of(memory)) == [f"u{number}" for number in range(9)]
+
+
+async def test_pages_live_as_long_as_their_record() -> None:
+    now = 1_000.0
+    store = MemoryStore()
+    async with Backend(MemoryDriver(store, clock=lambda: now)) as opened:
+        memory = memory_of(opened, config(transcript=True, transcript_ttl_s=60.0))
+        await talked(memory, range(5))
+        assert len(await names(opened)) == 1
+        now += 61.0
+        assert await names(opened) == []
+        assert (await memory.transcript()).newest == -1
+
+
+async def test_large_turns_spill_to_other_records_of_their_page() -> None:
+    driver = MemoryDriver(max_record_bytes=15_000, max_entry_bytes=9_000)
+    await driver.open()
+    memory = DistributedShortTermMemory(driver, KEY, KEPT, summarizer=LedgerSummarizer())
+    large = [turn(number, random_text(number)) for number in range(9)]
+    for number, one in enumerate(large):
+        await memory.add_turn(one, turn_id=f"t{number}")
+    await memory.flush()
+    assert [one.turn for one in await all_of(memory)] == large
+    assert any("." in name for name in (await driver.scan("acme:u1:page", limit=100)).names)
+
+
+def random_text(seed: int) -> str:
+    return "".join(random.Random(seed).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=3_500))
+
+
+async def test_turns_that_are_too_large_for_one_entry_go_in_several(backend: Backend) -> None:
+    driver = MemoryDriver(max_entry_bytes=9_000)
+    await driver.open()
+    transcript = Transcript("e")
+    leaving = [Leaving(f"t{n}", encode_turn(StoredTurn(f"t{n}", turn(n, random_text(n))))) for n in range(12)]
+    await Pages(driver, Codec()).put(RECORD, transcript, leaving, summary="s", ttl=None)
+    after = transcript.moved([one.id for one in leaving], summarized=True)
+    found = await Pages(driver, Codec()).read(RECORD, after, 0, 12)
+    assert [one.id for one in found.values()] == [f"t{n}" for n in range(12)]
+
+
+def leaving(*ids: str) -> list[Leaving]:
+    return [Leaving(one, encode_turn(StoredTurn(one, turn(one)))) for one in ids]
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+async def test_of_several_copies_the_highest_revision_counts(newest_first: bool) -> None:
+    driver = MemoryDriver()
+    await driver.open()
+    store = Pages(driver, Codec())
+    old, new = Transcript("e"), Transcript("e", rev=1)
+    batches = [(old, leaving("a", "b", "c")), (new, leaving("a", "x", "y"))]
+    for transcript, turns in batches[::-1] if newest_first else batches:
+        await store.put(RECORD, transcript, turns, summary="", ttl=None)
+    found = await store.read(RECORD, replace(new, base=3, last=digest("y")), 0, 3)
+    assert [one.id for one in found.values()] == ["a", "x", "y"]
+
+
+async def test_of_copies_that_differ_those_of_the_record_count() -> None:
+    driver = MemoryDriver()
+    await driver.open()
+    store = Pages(driver, Codec())
+    # The second process had acknowledged turns that the datastore lost, and stored them last.
+    await store.put(RECORD, Transcript("e"), leaving("a", "b", "c"), summary="", ttl=None)
+    await store.put(RECORD, Transcript("e"), leaving("a", "x", "y"), summary="", ttl=None)
+    found = await store.read(RECORD, Transcript("e", base=3, last=digest("c")), 0, 3)
+    assert [one.id for one in found.values()] == ["a", "b", "c"]
+
+
+async def test_rewriting_a_page_keeps_what_was_added_meanwhile(
+    small_pages: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = SpyDriver(MemoryDriver())
+    await driver.open()
+    store = Pages(driver, Codec())
+    await store.put(RECORD, Transcript("e"), leaving("a", "b", "c", "d"), summary="", ttl=None)
+    fold = ledger.fold
+
+    async def later(*given: Any, **options: Any) -> bool:
+        turns = leaving("x", "y")
+        await store.put(RECORD, Transcript("e", base=2, rev=1), turns, summary="", ttl=None)
+        return await fold(*given, **options)
+
+    monkeypatch.setattr(ledger, "fold", later)
+    assert await store.seal(RECORD, "e", 0, {})
+    found = await store.read(RECORD, Transcript("e", base=4, rev=1), 0, 4)
+    assert [one.id for one in found.values()] == ["a", "b", "x", "y"]
+
+
+async def test_rewriting_a_page_does_not_bring_it_back(
+    small_pages: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = MemoryDriver()
+    await driver.open()
+    store = Pages(driver, Codec())
+    await store.put(RECORD, Transcript("e"), leaving("a", "b", "c", "d"), summary="", ttl=None)
+    fold = ledger.fold
+
+    async def erased(*given: Any, **options: Any) -> bool:
+        assert await pages.erase(driver, RECORD) == 1
+        return await fold(*given, **options)
+
+    monkeypatch.setattr(ledger, "fold", erased)
+    assert not await store.seal(RECORD, "e", 0, {})
+    assert (await driver.scan("acme:u1:page", limit=9)).names == ()
+
+
+async def test_an_unreadable_page_is_an_error_and_no_hole(backend: Backend) -> None:
+    memory = memory_of(backend)
+    await talked(memory, range(5))
+    where = keys.page_key(RECORD, (await mark(backend)).epoch, 0)
+    for data in (b"x", Codec().seal("page", {"first": 0}), Codec().seal("page", {"first": 0, "turns": [{}]})):
+        await backend.driver.replace(where, data, version="v", expect=ANY, ttl=None)
+        with pytest.raises(Corrupt):
+            await memory.transcript()
+
+
+# Outages of a model
+
+
+async def test_a_model_that_is_down_loses_no_turn(small_pages: None) -> None:
+    now, summarizer = 1_000.0, LedgerSummarizer()
+    summarizer.fail = 1
+    settings = replace(KEPT, retry_attempts=0, recovery_backlog_limit=3, degraded_retry_interval_s=60.0)
+    driver = MemoryDriver()
+    await driver.open()
+    memory = DistributedShortTermMemory(
+        driver, KEY, replace(settings, fold_max_turns=7), summarizer=summarizer, clock=lambda: now
+    )
+    await talked(memory, range(30))
+    await at_most(memory, 5)
+    assert memory.health is MemoryHealth.DEGRADED
+    assert memory.stats.dropped == 0
+    assert not any(one.summarized for one in await all_of(memory))
+    now += 61.0
+    await memory.flush()
+    assert memory.health is MemoryHealth.HEALTHY
+    assert (await shown(memory))["summary"] == [f"u{number}" for number in range(28)]
+    assert max(len(request["turns"]) for request in summarizer.requests) == 7
+    found = await all_of(memory)
+    assert said(found) == [f"u{number}" for number in range(30)]
+    assert sum(one.summarized for one in found) == 28
+
+
+async def test_a_tail_that_outgrows_summarizing_moves_to_pages() -> None:
+    summarizer = LedgerSummarizer()
+    summarizer.hold()
+    driver = MemoryDriver()
+    await driver.open()
+    settings = replace(KEPT, fold_max_turns=5, recovery_backlog_limit=1)
+    memory = DistributedShortTermMemory(driver, KEY, settings, summarizer=summarizer)
+    for number in range(50):
+        await memory.add_turn(turn(number))
+    # The call that was running covers the oldest, and what came meanwhile is too much for the next ones.
+    summarizer.release()
+    await at_most(memory, 20)
+    await memory.flush()
+    assert memory.health is MemoryHealth.HEALTHY
+    assert (await shown(memory))["summary"] == [f"u{number}" for number in range(48)]
+    assert memory.stats.trimmed > 0
+    assert said(await all_of(memory)) == [f"u{number}" for number in range(50)]
+
+
+async def test_turns_that_no_page_has_do_not_stop_summarizing(backend: Backend) -> None:
+    summarizer = LedgerSummarizer()
+    summarizer.fail = 1
+    settings = replace(KEPT, retry_attempts=0, recovery_backlog_limit=1, degraded_retry_interval_s=3_600.0)
+    memory = memory_of(backend, settings, summarizer=summarizer)
+    await talked(memory, range(9))
+    await at_most(memory, 3)
+    assert (await mark(backend)).gap == 0
+    assert await pages.erase(backend.driver, RECORD) == 1
+    later = memory_of(Backend(backend.driver), replace(settings, degraded_retry_interval_s=0.0))
+
+    async def caught_up() -> bool:
+        await later.flush()
+        return (await mark(backend)).gap is None
+
+    await until(caught_up)
+    await later.flush()
+    assert (await shown(later))["summary"] == ["u6"]
+
+
+# Erasure
+
+
+async def test_an_erasure_leaves_no_page(backend: Backend, small_pages: None) -> None:
+    other = MemoryKey("acme", "u1", "other")
+    await talked(memory_of(backend), range(9))
+    await talked(backend.memory(other, KEPT, summarizer=LedgerSummarizer()), range(9))
+    receipt = await backend.sessions.erase_with_receipt("acme", "u1", "chat")
+    assert receipt.erased["pages"] == 2
+    assert receipt.complete
+    assert len(await names(backend)) == 2
+    assert await backend.sessions.erase_user("acme", "u1") == 1
+    assert await names(backend) == []
+
+
+@pytest.mark.parametrize("user", [False, True], ids=["conversation", "user"])
+async def test_an_erasure_during_a_fold_leaves_no_page(user: bool, backend: Backend) -> None:
+    spy: Any = backend.driver.inner
+
+    async def erased(_: Key | str) -> None:
+        # The turns are in their page, and the record is about to drop them.
+        assert await names(backend)
+        spy.before["replace"] = []
+        await (backend.sessions.erase_user("acme", "u1") if user else backend.sessions.erase(KEY))
+
+    async def nothing(_: Key | str) -> None:
+        pass
+
+    memory = memory_of(backend)
+    for number in range(3):
+        spy.before["replace"] = [nothing, erased]
+        await memory.add_turn(turn(number))
+    await memory.flush()
+    assert await backend.driver.load(RECORD) is None
+
+    async def late(_: Key | str) -> None:
+        await backend.sessions.erase(KEY)
+
+    # The erasure is over before the turns come to their page.
+    for number in range(3):
+        spy.before["replace"], spy.after["replace"] = [], [late]
+        await memory.add_turn(turn(number))
+    await memory.flush()
+    assert await backend.driver.load(RECORD) is None
+    assert await names(backend) == []
+
+
+async def test_a_lost_race_alone_removes_no_page(backend: Backend) -> None:
+    spy: Any = backend.driver.inner
+    memory = memory_of(backend)
+
+    async def other(_: Key | str) -> None:
+        record = await backend.driver.load(RECORD)
+        assert record is not None
+        await ledger.replace(
+            backend.driver, RECORD, ledger.Change(record.body or b"", version="w"), expect=record.version
+        )
+
+    async def nothing(_: Key | str) -> None:
+        pass
+
+    spy.before["replace"] = [nothing, other]
+    await talked(memory, range(3))
+    assert memory.stats.lost_races == 1
+    assert said(await all_of(memory)) == ["u0", "u1", "u2"]
+    assert (await mark(backend)).base == 1
+
+
+async def test_an_answer_that_is_lost_stores_no_turn_twice(backend: Backend) -> None:
+    spy: Any = backend.driver.inner
+
+    async def lost(_: Key | str) -> None:
+        raise OutcomeUnknown("the connection was cut")
+
+    memory = memory_of(backend)
+    for number in range(9):
+        spy.after["replace"] = [lost, lost]
+        await memory.add_turn(turn(number))
+    await memory.flush()
+    assert said(await all_of(memory)) == [f"u{number}" for number in range(9)]
+
+
+async def test_an_export_and_an_import_carry_no_pages(backend: Backend) -> None:
+    memory = memory_of(backend)
+    await talked(memory, range(9))
+    document = await backend.sessions.export(KEY)
+    assert "transcript" not in document["body"]
+    with_it = {**document, "body": {**document["body"], "transcript": {"epoch": "e", "base": 7}}}
+    await backend.sessions.import_(with_it, on_conflict="replace")
+    assert (await stored(backend)).transcript is None
+    assert await names(backend) == []
+    assert said(await all_of(memory)) == ["u7", "u8"]
+
+
+# Settings
+
+
+def test_the_memory_in_this_process_refuses_a_transcript() -> None:
+    with pytest.raises(ConfigurationError, match="needs a shared memory"):
+        DefaultShortTermMemory(config=KEPT, summarizer=LedgerSummarizer())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"transcript_ttl_s": 1.0},
+        {"transcript": True, "transcript_ttl_s": 0},
+        {"transcript": True, "transcript_ttl_s": 2.0, "session_ttl_s": 1.0},
+        {"transcript": "yes"},
+    ],
+)
+def test_settings_that_would_lose_a_transcript_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="transcript"):
+        config(**settings)
+
+
+def test_a_record_lives_as_long_as_its_transcript() -> None:
+    assert config(transcript=True, session_ttl_s=5.0).record_ttl_s == 5.0
+    assert config(transcript=True, transcript_ttl_s=6.0).record_ttl_s == 6.0
+    assert config(transcript=True).record_ttl_s is None
