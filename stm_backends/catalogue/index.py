@@ -144,12 +144,15 @@ class Catalogue:
         `renew` puts the name even if it is there. Without a `key`, no card is created.
         """
         put, lives = set[str](), None if ttl is KEEP else ttl
+        owner = keys.owner_of(where.scope)
 
         async def decided(record: Record | None) -> tuple[ledger.Change | None, _Written]:
             before = None if record is None else self._open(record)
             after = await changed(before)
             if after is None:
                 return None, _Written(before, None, record.version if record else "")
+            # Not before: a user whose conversations were erased is not listed again.
+            await self._directory.note(*owner, ttl=lives)
             if before is None and key is not None and where.name.startswith(keys.NO_NAME):
                 after["session"] = key.session_id
             if before is None or ttl is not KEEP:
@@ -158,8 +161,6 @@ class Catalogue:
             change = ledger.Change(self._codec.seal("card", after), ttl=ttl if before else lives)
             return change, _Written(before, after, change.version)
 
-        # Not again after a creation, as for other records: the card goes if the conversation was erased.
-        await self._directory.note(*keys.owner_of(where.scope), ttl=lives)
         written = await ledger.update(self._driver, where, decided)
         if written is None:
             raise Unavailable(
@@ -172,8 +173,9 @@ class Catalogue:
         for slot in {*put, *([] if before is None else [before["slot"]])} - {after["slot"]}:
             await self._delete_name(where, slot)
         if before is None and key is not None and await self._describe(key, after["kinds"][0]) is None:
-            # The conversation was erased while this was written.
+            # The conversation was erased while this was written, and its user perhaps listed again.
             await self._remove(where, after, version=version)
+            await self._directory.forget_if_unused(*owner)
             return _Written(None, None)
         return written
 
