@@ -83,7 +83,7 @@ async def test_purge_removes_what_is_old_and_keeps_the_rest(
         assert "Removed: 4 old conversations\nKept: 4 newer\n" in done.stdout
         assert await questions(backend) == [0, 0, 0, 3, 3, 3, 0]
         assert await backend.item_log(MemoryKey("acme", "u1", "log"), "langchain").items()
-        assert str(await everything(backend)).count("question") == 12, "9 turns, and the cards of 3 conversations"
+        assert str(await everything(backend)).count("question") == 12, "9 turns, and 3 cards"
         memory = backend.memory(MemoryKey("acme", "u1", "100 days, 0"), config())
         await memory.add_turn(ConversationTurn("again", "answer", ts=time.time()))
         again = cli("purge", *options)

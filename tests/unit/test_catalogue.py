@@ -438,17 +438,14 @@ async def test_a_touch_that_comes_after_an_erasure_writes_nothing(backend: Backe
 async def test_a_touch_during_an_erasure_leaves_no_user_behind(backend: Backend) -> None:
     await backend.memory(A, LAST_TURNS).add_turn(ConversationTurn("Hello", "Hi"))
     await touched(backend, A)
-    await backend.conversations.update(A, title="A trip")
-    late = catalogue_on(backend.driver, backend.codec, Directory(backend.driver, backend.codec))
-    await late.forget(A)
-    describe = late._describe
+    answers = [Activity(("memory",), 0.0, 1, "secret"), None]
 
     async def erased_meanwhile(key: MemoryKey, kind: str) -> Activity | None:
-        late._describe, found = describe, await describe(key, kind)
         await backend.sessions.erase(A)
-        return found
+        return answers.pop(0)
 
-    late._describe = erased_meanwhile
+    directory = Directory(backend.driver, backend.codec)
+    late = Catalogue(backend.driver, backend.codec, directory, describe=erased_meanwhile)
     assert await late.touch(A, at=2e9, ttl=None) is None
     assert await left(backend.driver) == 0
     assert [user async for user in backend.sessions.users("a:b")] == []
