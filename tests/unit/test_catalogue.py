@@ -441,8 +441,10 @@ async def test_a_touch_during_an_erasure_leaves_no_user_behind(backend: Backend)
     answers = [Activity(("memory",), 0.0, 1, "secret"), None]
 
     async def erased_meanwhile(key: MemoryKey, kind: str) -> Activity | None:
-        await backend.sessions.erase(A)
-        return answers.pop(0)
+        found = answers.pop(0)
+        if found is not None:
+            await backend.sessions.erase(A)
+        return found
 
     directory = Directory(backend.driver, backend.codec)
     late = Catalogue(backend.driver, backend.codec, directory, describe=erased_meanwhile)
