@@ -144,15 +144,17 @@ class Catalogue:
         `renew` puts the name even if it is there. Without a `key`, no card is created.
         """
         put, lives = set[str](), None if ttl is KEEP else ttl
-        owner = keys.owner_of(where.scope)
+        owner, listed = keys.owner_of(where.scope), False
 
         async def decided(record: Record | None) -> tuple[ledger.Change | None, _Written]:
+            nonlocal listed
             before = None if record is None else self._open(record)
             after = await changed(before)
             if after is None:
                 return None, _Written(before, None, record.version if record else "")
             # Not before: a user whose conversations were erased is not listed again.
             await self._directory.note(*owner, ttl=lives)
+            listed = True
             if before is None and key is not None and where.name.startswith(keys.NO_NAME):
                 after["session"] = key.session_id
             if before is None or ttl is not KEEP:
@@ -167,17 +169,18 @@ class Catalogue:
                 "a card kept changing; it was not changed", backend=self._driver.name, operation="catalogue"
             )
         before, after, version = written
-        if after is None:
-            return written
+        stays = after or before
         # Those of lost races, too.
-        for slot in {*put, *([] if before is None else [before["slot"]])} - {after["slot"]}:
+        for slot in {*put, *([before["slot"]] if before else [])} - {stays["slot"] if stays else ""}:
             await self._delete_name(where, slot)
-        if before is None and key is not None and await self._describe(key, after["kinds"][0]) is None:
-            # The conversation was erased while this was written, and its user perhaps listed again.
+        first = before is None and key is not None
+        if first and after is not None and await self._describe(key, after["kinds"][0]) is None:
             await self._remove(where, after, version=version)
+            after = None
+        if after is None and listed:
+            # The conversation was erased while this was written, and its user may be listed again.
             await self._directory.forget_if_unused(*owner)
-            return _Written(None, None)
-        return written
+        return _Written(before, after, version)
 
     async def _put(self, where: Key, before: Content | None, after: Content, ttl: float | None) -> Content:
         """Put the name of a card into the index, unless it is there for long enough; returns the card.

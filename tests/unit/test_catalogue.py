@@ -447,7 +447,7 @@ async def test_a_touch_during_an_erasure_leaves_no_user_behind(backend: Backend)
         return found
 
     directory = Directory(backend.driver, backend.codec)
-    late = Catalogue(backend.driver, backend.codec, directory, describe=erased_meanwhile)
+    late = Catalogue(backend.driver, backend.codec, directory, describe=erased_meanwhile, clock=lambda: 2e9)
     assert await late.touch(A, at=2e9, ttl=None) is None
     assert await left(backend.driver) == 0
     assert [user async for user in backend.sessions.users("a:b")] == []
