@@ -173,9 +173,9 @@ class Catalogue:
         # Those of lost races, too.
         for slot in {*put, *([before["slot"]] if before else [])} - {stays["slot"] if stays else ""}:
             await self._delete_name(where, slot)
-        first = before is None and key is not None
-        if first and after is not None and await self._describe(key, after["kinds"][0]) is None:
-            await self._remove(where, after, version=version)
+        created = after if before is None else None
+        if created and key and await self._describe(key, created["kinds"][0]) is None:
+            await self._remove(where, created, version=version)
             after = None
         if after is None and listed:
             # The conversation was erased while this was written, and its user may be listed again.
