@@ -41,6 +41,7 @@ from stm_backends.cli.outcome import (
 )
 from stm_backends.cli.progress import Progress
 from stm_backends.cli.purging import expire, purge
+from stm_backends.cli.reading import history
 from stm_backends.cli.replay import readback
 from stm_backends.cli.replay.conversations import read_conversations
 from stm_backends.cli.replay.pods import SMALLEST_SUMMARY, Setup
@@ -290,6 +291,7 @@ def ping(
 
 
 app.command()(show)
+app.command()(history)
 app.command("ls")(list_)
 app.command()(stats)
 

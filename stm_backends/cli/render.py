@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from rich.console import Console, Group, RenderableType
@@ -91,6 +91,15 @@ def conversation(shown: Conversation) -> RenderableType:
     if shown.recent:
         parts.append(_turns("recent", shown.recent))
     return Group(*parts)
+
+
+def numbered(turns: Iterable[tuple[int, ConversationTurn]]) -> RenderableType:
+    """Return turns with their numbers."""
+    rows = _pairs()
+    for number, turn in turns:
+        rows.add_row(Text(f"{number:,}", style="bold"))
+        _add_turn(rows, turn)
+    return rows
 
 
 def stats(totals: Totals, title: str) -> RenderableType:
