@@ -20,7 +20,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
-from tests.chaos import flat, history, remembering
+from tests.chaos import flat, history, remembering, transcripts
 from tests.chaos.conversations import ILL, Checked, Conversation, Op, Read, Violation
 from tests.chaos.erasures import Erased
 from tests.chaos.history import Event
@@ -96,6 +96,9 @@ def judged(
     )
     found, figures = remembering.judged(events)
     report.violations += (Violation("tiers", "", one.removeprefix("tiers: ")) for one in found)
+    report.figures |= figures
+    whole, figures = transcripts.judged(events)
+    report.violations += whole
     report.figures |= figures
     return report
 

@@ -45,6 +45,10 @@ ACTIONS = {
         "order as the reader sees them, `foreign`: how many turns are of another conversation or "
         "altered, `dropped`: how many turns were dropped while degraded, `health`: its name"
     ),
+    "transcript": (
+        "the whole conversation is read; `ok` has `ids`: the turns, oldest first, and `foreign`: how "
+        "many are of another conversation or altered"
+    ),
     "summarize": (
         "the summarizer is called under the lease; `turns`: the ids that it is given, `covered`: "
         "those that the earlier summary covers; ends when the model has answered"

@@ -330,6 +330,7 @@ class Run:
                 summarizer = turns.Summarizer(unused, writer, conversation, random.Random(0))
                 memory = backend.memory(turns.key_of(conversation), settings, summarizer=summarizer)
                 await turns.read(writer, conversation, memory)
+                await turns.read_whole(writer, conversation, memory)
             await remembering.note_all(backend, writer)
 
     def _judged(self, minutes: float) -> Result:

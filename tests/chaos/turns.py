@@ -31,8 +31,13 @@ SUMMARIZER_TIMEOUT_S: Final = 1.0
 DEGRADED_RETRY_S: Final = 1.5
 
 
-def config(**more: Any) -> ShortTermMemoryConfig:
-    """Return the settings of every memory of a run: small, and with waits of seconds."""
+def config(*, lasts: float | None = None, **more: Any) -> ShortTermMemoryConfig:
+    """Return the settings of every memory of a run: small, with waits of seconds, and with transcripts.
+
+    `lasts` is the time to live. A library from before the transcripts has none, see `--other`.
+    """
+    keeps = hasattr(DistributedShortTermMemory, "transcript")
+    more |= {"transcript": True, "transcript_ttl_s": lasts} if keeps else {"session_ttl_s": lasts}
     return ShortTermMemoryConfig(
         strategy="rolling_summary",
         budget=MemoryBudget(full_zone_turns=4, summary_max_tokens=100_000, total_max_tokens=0),
@@ -150,6 +155,28 @@ async def read(
     }
     writer.end(op, "ok", "read", conversation, **data)
     return data
+
+
+async def read_whole(writer: Writer, conversation: str, memory: DistributedShortTermMemory) -> None:
+    """Read the transcript of a conversation from its first turn to its last, and note it."""
+    op = writer.invoke("transcript", conversation)
+    ids = list[str]()
+    foreign = 0
+    try:
+        async for one in memory.each_turn():
+            known = one.id.startswith(f"{conversation}/") and same(one.turn, turn_of(one.id))
+            foreign += not known
+            ids.append(one.id)
+    except BaseException as error:
+        writer.end(op, "fail", "transcript", conversation, error=type(error).__name__)
+        raise
+    writer.end(op, "ok", "transcript", conversation, ids=ids, foreign=foreign)
+
+
+def same(turn: ConversationTurn, other: ConversationTurn) -> bool:
+    """Say whether two turns have the same texts."""
+    texts = [(one.user_message, one.assistant_response, one.trajectory_digest) for one in (turn, other)]
+    return texts[0] == texts[1]
 
 
 def count(data: Mapping[str, Any]) -> int:

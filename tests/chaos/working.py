@@ -157,8 +157,10 @@ class _Pod:
                 data = await self._calling(partial(turns.read, self.writer, conversation, memory))
                 if data is not None and turns.count(data) >= self.settings.longest:
                     self._next_conversation(user, conversation)
-            else:
+            elif draw < 0.98 or not hasattr(memory, "each_turn"):
                 await self._noted("flush", conversation, partial(memory.flush, timeout=2.0))
+            else:
+                await self._calling(partial(turns.read_whole, self.writer, conversation, memory))
 
     async def _remember(self, backend: Backend) -> None:
         """Remember facts in sessions that all pods share, look some up, and end a session now and then."""
@@ -196,7 +198,7 @@ class _Pod:
             summarizer = turns.Summarizer(self.model, self.writer, conversation, self.chance)
             settings = turns.config(
                 on_health_changed=partial(self._health, conversation),
-                session_ttl_s=turns.lasts_s(conversation, self.settings.lasts),
+                lasts=turns.lasts_s(conversation, self.settings.lasts),
             )
             memory = backend.memory(turns.key_of(conversation), settings, summarizer=summarizer)
             self.memories[conversation] = memory
@@ -442,8 +444,8 @@ class _NotedWrites(WrapperDriver):
         self._codec = Codec()
         self._loaded: dict[Key, str] = {}
 
-    async def load(self, key: Key) -> Record | None:
-        record = await self.inner.load(key)
+    async def load(self, key: Key, **last: Any) -> Record | None:
+        record = await self.inner.load(key, **last)
         self._loaded.pop(key, None)
         if record is not None:
             self._loaded[key] = record.version

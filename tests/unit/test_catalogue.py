@@ -35,6 +35,7 @@ from stm_backends.telemetry.observer import SILENT
 from stm_backends.testing import FakeClock
 from tests.mutants.catalogue import CATALOGUES, LosesTheLastTouch
 from tests.support import clock as virtual
+from tests.support.catalogue import touched
 
 HOUR = float(SLOT_S)
 A, B, C = (MemoryKey("a:b", "u%", f"s:{name}") for name in "abc")
@@ -272,16 +273,6 @@ async def backend(driver: Driver) -> Backend:
     backend = Backend(driver)
     await backend.open()
     return backend
-
-
-async def touched(backend: Backend, key: MemoryKey) -> None:
-    """Wait until a conversation has a card."""
-    async with asyncio.timeout(30):
-        while True:
-            page = await backend.conversations.list(key.tenant_id, key.user_id)
-            if any(card.key == key for card in page.cards):
-                return
-            await asyncio.sleep(0.01)
 
 
 async def test_every_kind_of_conversation_is_listed_with_what_it_says(backend: Backend) -> None:

@@ -142,7 +142,7 @@ class Commands:
         self._number += 1
         stored = 0
         options: dict[str, Any] = {"sealing": sealing.SEALING} if self._sealed else {}
-        settings = turns.config(session_ttl_s=TIME_TO_LIVE_S)
+        settings = turns.config(lasts=TIME_TO_LIVE_S)
 
         async def store(number: int) -> None:
             nonlocal stored
