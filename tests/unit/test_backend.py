@@ -217,7 +217,7 @@ async def test_a_user_is_listed_once_for_all_memories_of_a_process(
     calls.clear()
     await backend.memory(KEY, config).add_turn(turn("two"))
     await backend.state_store.save_memory_state(KEY.composite(), {})
-    assert calls == ["append", "replace"]
+    assert [call for call in calls if call != "load"] == ["append", "replace"]
 
 
 def test_without_an_event_loop_of_asyncio_opening_says_what_to_do() -> None:
