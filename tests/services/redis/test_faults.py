@@ -58,7 +58,12 @@ async def appends_of(driver):
     """Append small entries, which share a connection, and large ones, which each need one."""
     entries = [b"x" * LARGE, b"small"] * 20
     writes = (driver.append(KEY, entry, initial_version="initial", ttl=None) for entry in entries)
-    return sorted(await asyncio.gather(*writes))
+    # All of them, so that none is under way when the test ends.
+    done = await asyncio.gather(*writes, return_exceptions=True)
+    for one in done:
+        if isinstance(one, BaseException):
+            raise one
+    return sorted(done)
 
 
 async def test_a_server_that_accepts_few_clients_is_shared(server, caplog):
@@ -72,8 +77,10 @@ async def test_a_server_that_accepts_few_clients_is_shared(server, caplog):
 async def test_a_client_handed_in_that_makes_few_connections_is_shared(server):
     async with Redis(port=server.port, max_connections=3) as client:
         driver = RedisDriver(client=client)
-        assert await appends_of(driver) == list(range(1, 41))
-        await driver.close()
+        try:
+            assert await appends_of(driver) == list(range(1, 41))
+        finally:
+            await driver.close()
 
 
 async def test_a_driver_that_fails_without_a_free_connection_is_rejected(server, monkeypatch):
