@@ -290,18 +290,13 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             "stm-backends needs an event loop of asyncio, and none runs here; with trio or AnyIO, run the "
             "program on asyncio: anyio.run(main, backend='asyncio')"
         )
-        self._home.enter()
+        await self._home.open(self.driver.open, self._close_driver)
+
+    async def _close_driver(self) -> None:
         try:
-            await self.driver.open()
-        except BaseException:
-            try:
-                await self.driver.close()
-            except Exception as error:  # noqa: BLE001 -- the error of opening is raised
-                logger.warning("could not close the driver after opening failed: %s", type(error).__name__)
-            self._home.leave()
-            raise
-        self._home.enter()  # again, because a concurrent `open` that failed has left
-        self._open = True
+            await self.driver.close()
+        except Exception as error:  # noqa: BLE001 -- the error of opening is raised
+            logger.warning("could not close the driver after opening failed: %s", type(error).__name__)
 
     async def close(self) -> None:
         """Stop the background of every conversation, release the leases, and close the driver.
@@ -312,33 +307,20 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         In a forked process, which has inherited the backend, this does nothing. Raises `ConfigurationError`
         while another event loop uses the backend.
         """
-        if not self._home.may_close():
-            return
-        if self._closing is not None:
-            await asyncio.wait({self._closing})
-            return
-        if not self._open:
-            return
-        self._open = False
-        self._closing = closing = asyncio.get_running_loop().create_future()
+        await self._home.close(self._end)
+
+    async def _end(self) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._close_timeout_s
         try:
-            try:
-                await self._backgrounds.close(timeout=self._close_timeout_s)
-                # Last: the background folds until then, which the catalogue shows.
-                await self._touches.close(timeout=max(until - loop.time(), LAST_S))
-            finally:
-                await self.driver.close()
+            await self._backgrounds.close(timeout=self._close_timeout_s)
+            # Last: the background folds until then, which the catalogue shows.
+            await self._touches.close(timeout=max(until - loop.time(), LAST_S))
         finally:
-            self._closing = None
-            closing.set_result(None)
-            self._home.leave()
+            await self.driver.close()
 
     def _start_over(self) -> None:
         """Make what belongs to one event loop."""
-        self._open = False
-        self._closing: asyncio.Future[None] | None = None
         self._backgrounds.start_over()
         self._touches.start_over()
 

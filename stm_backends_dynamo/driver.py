@@ -166,26 +166,23 @@ class DynamoDriver:
 
     async def open(self) -> None:
         """Make the client, and with `create=True` the table. Opening twice is harmless."""
-        self._home.enter()
-        async with self._opening:
-            self._home.enter()  # again, because a concurrent `open` that failed has left
-            try:
-                if self._client is None:
-                    self._use(self._given or await self._edge.run("open", self._open_client))
-                if self._create:
-                    await table.prepare(self._edge, self._client, self._settings.table)
-                    self._create = False
-                elif not self._is_checked:
-                    await table.check(self._edge, self._client, self._settings.table)
-                self._is_checked = True
-            except BaseException:
-                await self.close()
-                raise
+        await self._home.open(self._begin, self._end)
 
     async def close(self) -> None:
         """Wait for operations in progress; close the client unless it was handed in. Twice is harmless."""
-        if not self._home.may_close():
-            return
+        await self._home.close(self._end)
+
+    async def _begin(self) -> None:
+        if self._client is None:
+            self._use(self._given or await self._edge.run("open", self._open_client))
+        if self._create:
+            await table.prepare(self._edge, self._client, self._settings.table)
+            self._create = False
+        elif not self._is_checked:
+            await table.check(self._edge, self._client, self._settings.table)
+        self._is_checked = True
+
+    async def _end(self) -> None:
         self._client = None
         closing, self._closing = self._closing, AsyncExitStack()
         try:
@@ -194,7 +191,6 @@ class DynamoDriver:
             await self._loads.close()
         finally:
             await closing.aclose()
-            self._home.leave()
 
     def _start_over(self) -> None:
         """Make what belongs to one event loop."""
@@ -202,7 +198,6 @@ class DynamoDriver:
         # The owner of a client that is handed in decides how many operations it runs at once.
         self._limit: ConcurrencyLimit | None = None
         self._closing = AsyncExitStack()
-        self._opening = asyncio.Lock()
         self._running: set[asyncio.Future[None]] = set()
 
     async def load(self, key: Key, *, last: int | None = None) -> Record | None:

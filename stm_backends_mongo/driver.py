@@ -143,26 +143,21 @@ class MongoDriver:
         Raises `Unavailable` for a collection that is not set up, and `ConfigurationError` for one that is set
         up differently.
         """
-        self._home.enter()
-        async with self._opening:
-            self._home.enter()  # again, because a concurrent `open` that failed has left
-            if self._given is None and self._records is not None:
-                return
-            if self._client is None:
-                self._client = make_client(self._settings) if self._given is None else self._given
-            records = self._collection_of(self._client)
-            try:
-                with located(self.name, "open"):
-                    await self._prepare(records)
-            except BaseException:
-                await self.close()
-                raise
-            self._records = records
+        await self._home.open(self._begin, self._end)
 
     async def close(self) -> None:
         """Close the client, unless it was handed in, within the deadline. Twice is harmless."""
-        if not self._home.may_close():
-            return
+        await self._home.close(self._end)
+
+    async def _begin(self) -> None:
+        if self._client is None:
+            self._client = make_client(self._settings) if self._given is None else self._given
+        records = self._collection_of(self._client)
+        with located(self.name, "open"):
+            await self._prepare(records)
+        self._records = records
+
+    async def _end(self) -> None:
         client, self._client, self._records = self._client, None, None
         with pymongo.timeout(self._patience_s):
             try:
@@ -172,13 +167,11 @@ class MongoDriver:
                 # Also if the caller gives up, because no later `close` would.
                 if client is not None and client is not self._given:
                     await client.close()
-                self._home.leave()
 
     def _start_over(self) -> None:
         """Make what belongs to one event loop."""
         self._client: Client | None = self._given
         self._records = None if self._given is None else self._collection_of(self._given)
-        self._opening = asyncio.Lock()
         # The last write of a queue still has time to be done.
         self._turns = Turns(patience_s=self._patience_s - min(0.5, self._patience_s / 4))
         self._loads = Coalesced(self._fetch, size=_size_of)

@@ -144,52 +144,45 @@ class PostgresDriver:
         Raises `Unavailable` if the tables do not exist or the server is a standby, and `ConfigurationError`
         if the tables, the role or the connections do not match the settings.
         """
-        self._home.enter()
-        async with self._opening:
-            self._home.enter()  # again, because a concurrent `open` that failed has left
-            if self._is_ready:
-                return
-            self._lender = self._given or Connections(
-                functools.partial(connect, self._settings),
-                size=self._settings.pool_size,
-                patience_s=self._patience_s,
-            )
-            try:
-                if self._given is None:
-                    self._settings.require_files()
-                await self._make_ready()
-            except BaseException:
-                await self.close()
-                raise
-            if self._given is None and self._settings.is_open_to_others:
-                logger.warning(
-                    "postgres: with this sslmode, the connection to another host may be unencrypted, and the "
-                    "server's certificate is not checked; set sslmode=verify-full, or sslmode=disable if "
-                    "something else protects the connection"
-                )
+        await self._home.open(self._begin, self._end)
 
     async def close(self) -> None:
         """Close the connections; a pool that was handed in stays open. Twice is harmless.
 
         Waits for operations in progress, and for a purge, at most one deadline each.
         """
-        if not self._home.may_close():
+        await self._home.close(self._end)
+
+    async def _begin(self) -> None:
+        if self._is_ready:
             return
-        try:
-            await self._cleaner.close(self._settings.deadline_s)
-            lender, self._lender, self._is_ready = self._lender, None, False
-            if lender is not None:
-                await lender.close(self._settings.deadline_s)
-            await self._loads.close()
-        finally:
-            self._home.leave()
+        self._lender = self._given or Connections(
+            functools.partial(connect, self._settings),
+            size=self._settings.pool_size,
+            patience_s=self._patience_s,
+        )
+        if self._given is None:
+            self._settings.require_files()
+        await self._make_ready()
+        if self._given is None and self._settings.is_open_to_others:
+            logger.warning(
+                "postgres: with this sslmode, the connection to another host may be unencrypted, and the "
+                "server's certificate is not checked; set sslmode=verify-full, or sslmode=disable if "
+                "something else protects the connection"
+            )
+
+    async def _end(self) -> None:
+        await self._cleaner.close(self._settings.deadline_s)
+        lender, self._lender, self._is_ready = self._lender, None, False
+        if lender is not None:
+            await lender.close(self._settings.deadline_s)
+        await self._loads.close()
 
     def _start_over(self) -> None:
         """Make what belongs to one event loop."""
         given = self._handed_in
         self._lender = self._given = None if given is None else HandedIn(given, patience_s=self._patience_s)
         self._is_ready = False
-        self._opening = asyncio.Lock()
         self._loads = Coalesced(self._find, size=lambda found: found.size)
         self._cleaner = Cleaner(lambda: self._purge_step(DUE_S), self._sweep_step)
 
@@ -405,7 +398,7 @@ class PostgresDriver:
             await self._edge.run("open", self._first_look)
 
     async def _first_look(self) -> None:
-        async with self._opening:
+        async with self._home.changing:
             if not self._is_ready:
                 await self._make_ready()
 

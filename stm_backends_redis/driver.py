@@ -94,37 +94,31 @@ class RedisDriver:
 
     async def open(self) -> None:
         """Connect, log in, and check that the server supports the durability settings. Twice is harmless."""
-        self._home.enter()
-        async with self._opening:
-            self._home.enter()  # again, because a concurrent `open` that failed has left
-            if self._client is not None and self._client is not self._given:
-                return
-            client = self._given or make_client(self._settings)
-            try:
-                await self._edge.run("open", lambda: self._greet(client))
-            except BaseException:
-                await client.close()
-                self._home.leave()
-                raise
-            self._client = client
+        await self._home.open(self._begin, self._end)
 
     async def close(self) -> None:
         """Wait for operations in progress; close the client unless it was handed in. Twice is harmless."""
-        if not self._home.may_close():
-            return
-        client, self._client, self._tidying = self._client, None, None
+        await self._home.close(self._end)
+
+    async def _begin(self) -> None:
+        client = self._given or make_client(self._settings)
         try:
-            if client is not None:
-                await client.close()
-        finally:
-            self._home.leave()
+            await self._edge.run("open", lambda: self._greet(client))
+        except BaseException:
+            await client.close()
+            raise
+        self._client = client
+
+    async def _end(self) -> None:
+        client, self._client, self._tidying = self._client, None, None
+        if client is not None:
+            await client.close()
 
     def _start_over(self) -> None:
         """Make what belongs to one event loop."""
         given, silence_s = self._handed_in, self._settings.deadline_s
         self._given = None if given is None else require_client(given, silence_s=silence_s)
         self._client = self._given
-        self._opening = asyncio.Lock()
         self._slices = Slices()
         self._tidying: Tidying | None = None
 

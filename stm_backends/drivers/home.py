@@ -6,11 +6,9 @@ own event loop is such a case, and so is a forked process, which inherits every 
 ```python
 self._home = Home(self._start_over, client=client)  # once for a driver
 
-self._home.enter()  # at the start of `open`
+await self._home.open(self._begin, self._end)  # all that `open` does
 self._home.require()  # at the start of every operation; `Edge.run` does it
-if self._home.may_close():  # at the start of `close`
-    ...
-    self._home.leave()  # at its end
+await self._home.close(self._end)  # all that `close` does
 ```
 """
 
@@ -21,7 +19,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from stm_backends.errors import ConfigurationError
@@ -58,7 +56,10 @@ class Home:
     farewell of the child would end the parent's session.
     """
 
-    __slots__ = ("__weakref__", "_client", "_is_inherited", "_is_left", "_loop", "_start_over", "was_entered")
+    __slots__ = (
+        *("__weakref__", "_client", "_is_inherited", "_is_left", "_loop", "_start_over"),
+        *("changing", "is_open", "was_entered"),
+    )
 
     _name = "this backend"
 
@@ -75,8 +76,42 @@ class Home:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_left = True
         self._is_inherited = False
+        self.changing = asyncio.Lock()
+        """Held while it opens or closes. The next event loop, and a forked process, get another one."""
+        self.is_open = False
+        """Whether it was opened, and has not been closed."""
         self.was_entered = False
         """Whether it was entered at any time, successfully or not."""
+
+    async def open(self, begin: Callable[[], Awaitable[None]], end: Callable[[], Awaitable[None]]) -> None:
+        """Enter, and await `begin` unless it is open; if that fails, await `end` and leave.
+
+        Opening and closing wait for each other. A caller that is cancelled meanwhile has changed nothing.
+        """
+        self.enter()
+        async with self.changing:
+            self.enter()  # again, because the one before may have left
+            if self.is_open:
+                return
+            try:
+                await begin()
+            except BaseException:
+                await self._leave_after(end)
+                raise
+            self.is_open = True
+
+    async def close(self, end: Callable[[], Awaitable[None]]) -> None:
+        """Await `end`, and leave. In a forked process, the parent does that."""
+        if self.may_close():
+            async with self.changing:
+                await self._leave_after(end)
+
+    async def _leave_after(self, end: Callable[[], Awaitable[None]]) -> None:
+        self.is_open = False
+        try:
+            await end()
+        finally:
+            self.leave()
 
     def require(self) -> None:
         """Raise `ConfigurationError` unless this is the home; the first call makes it the home."""
@@ -124,9 +159,10 @@ class Home:
 
     def inherit(self) -> object:
         """Become the home of the parent, in a forked process; returns what must not be collected there."""
-        kept = None if self._is_left else (self._loop, self._start_over and self._start_over())
+        kept = None if self._is_left else (self._loop, self.changing, self._start_over and self._start_over())
         # What was left has nothing open, so the forked process may enter.
         self._loop, self._is_inherited = None, not self._is_left
+        self.is_open, self.changing = False, asyncio.Lock()
         return kept
 
     def _give_up(self) -> None:
@@ -138,6 +174,7 @@ class Home:
         if not self._is_left and not self._loop.is_closed():
             raise ConfigurationError(_ELSEWHERE.format(self._name))
         self._loop, self._is_left = None, True
+        self.is_open, self.changing = False, asyncio.Lock()
         start_over = self._start_over and self._start_over()
         if start_over is not None:
             start_over()
@@ -176,14 +213,15 @@ _KEPT: Final[list[object]] = []
 
 def _home_of(client: object, *, asynchronous: bool) -> Home:
     """Return the home of a client, the same for all drivers that use it."""
-    home = _OF_CLIENTS.get(id(client))
-    if home is None:
-        home = _HomeOfClient(asynchronous=asynchronous)
-        # A client that cannot be referenced weakly has a home for each driver.
-        with contextlib.suppress(TypeError):
-            weakref.finalize(client, _OF_CLIENTS.pop, id(client), None).atexit = False
-            _OF_CLIENTS[id(client)] = home
-    return home
+    with _ENTERING:
+        home = _OF_CLIENTS.get(id(client))
+        if home is None:
+            home = _HomeOfClient(asynchronous=asynchronous)
+            # A client that cannot be referenced weakly has a home for each driver.
+            with contextlib.suppress(TypeError):
+                weakref.finalize(client, _OF_CLIENTS.pop, id(client), None).atexit = False
+                _OF_CLIENTS[id(client)] = home
+        return home
 
 
 def _inherit() -> None:

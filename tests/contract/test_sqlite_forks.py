@@ -2,12 +2,16 @@
 
 import asyncio
 import os
+import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
 
 from stm_backends.drivers.contract import Key
 from stm_backends.drivers.sqlite import SqliteDriver, SqliteSettings
+from stm_backends.drivers.sqlite.jobs import Kind
+from stm_backends.drivers.sqlite.thread import ConnectionThread
 from stm_backends.errors import Unavailable
 from stm_backends.testing.workbench.forks import CAN_FORK, in_a_forked_process
 
@@ -96,4 +100,62 @@ async def test_operations_go_on_while_the_process_forks(tmp_path: Path) -> None:
     found = await driver.load(KEY)
     assert found is not None
     assert len(found.tail) == 200
+    await driver.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="this system does not list open files")
+async def test_a_connection_that_is_wanted_while_a_fork_waits_for_another_is_opened_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_begun, forks, has_connected, is_over = (threading.Event() for _ in range(4))
+    stand_aside = ConnectionThread.stand_aside
+
+    def say_so(*given: object) -> None:
+        stand_aside(*given)
+        forks.set()
+
+    monkeypatch.setattr(ConnectionThread, "stand_aside", say_so)
+    path = tmp_path / "second.db"
+
+    class Second(SqliteDriver):
+        def _connect(self) -> sqlite3.Connection:
+            connection = super()._connect()
+            has_connected.set()
+            return connection
+
+    async def use_another() -> None:
+        async with asyncio.timeout(30):
+            driver = Second(SqliteSettings(path=str(path)))
+            await driver.open()
+            await append(driver)
+            await asyncio.to_thread(is_over.wait, 30)
+            await driver.close()
+
+    def in_another_thread() -> None:
+        forks.wait(30)
+        asyncio.run(use_another())
+
+    def work(_: sqlite3.Connection) -> None:
+        has_begun.set()
+        has_connected.wait(0.5)  # which it does only if it does not wait for the fork
+
+    def opened() -> set[str]:
+        return {os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()}
+
+    async def look() -> None:
+        assert str(path) not in opened()
+
+    driver = SqliteDriver(SqliteSettings(path=str(tmp_path / "first.db")))
+    await driver.open()
+    thread = threading.Thread(target=in_another_thread)
+    thread.start()
+    assert driver._thread is not None  # noqa: SLF001 -- a job that takes its time
+    job = driver._thread.run(work, kind=Kind.READ, until=asyncio.get_running_loop().time() + 30)  # noqa: SLF001
+    has_begun.wait(30)
+    seen = await in_a_forked_process(look, within=30)
+    is_over.set()
+    assert seen == ""
+    await job
+    await asyncio.to_thread(thread.join, 30)
+    assert has_connected.is_set()
     await driver.close()

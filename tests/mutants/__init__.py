@@ -93,6 +93,8 @@ from tests.mutants.graphs import (
 from tests.mutants.homes import (
     ChecksItsProcessAlone,
     ClosesForItsParent,
+    ClosesWhatAnotherOpens,
+    ClosesWhatWasOpenedMeanwhile,
     LeavesTheCallersClientUnguarded,
     OpensForItsChildren,
     SharesItsConnections,
@@ -316,6 +318,8 @@ class Caught(NamedTuple):
 
 DRIVERS: Final[dict[type[MemoryDriver], Caught]] = {
     LeavesTheCallersClientUnguarded: Caught("test_a_driver_on_a_client_of_the_caller_is_refused_elsewhere"),
+    ClosesWhatAnotherOpens: Caught("test_an_opening_that_is_cancelled_does_not_close_what_another_opens"),
+    ClosesWhatWasOpenedMeanwhile: Caught("test_a_driver_that_is_opened_while_it_closes_is_open"),
     StaysWithItsFirstLoop: Caught("test_a_driver_whose_event_loop_has_ended_can_be_opened_again"),
     WorksWithoutBeingOpenedAgain: Caught("test_a_driver_whose_event_loop_has_ended_can_be_opened_again"),
     ReadThenWriteAppend: Caught("test_concurrent_appends_are_all_stored_in_each_writers_order"),

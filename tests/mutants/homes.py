@@ -116,6 +116,31 @@ class WorksWithoutBeingOpenedAgain(FaultyDriver):
         self._home = Home()
 
 
+class ClosesWhatAnotherOpens(FaultyDriver):
+    """Cleans up after each opening that fails, also where another one is in progress."""
+
+    def __init__(self, store: FaultyStore, **options: Any) -> None:
+        super().__init__(store, **options)
+        self._opening = asyncio.Lock()
+
+    async def open(self) -> None:
+        try:
+            async with self._opening:
+                await super().open()
+                await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+
+
+class ClosesWhatWasOpenedMeanwhile(FaultyDriver):
+    """Closes late, and then whatever is open."""
+
+    async def close(self) -> None:
+        await asyncio.sleep(0.01)
+        await super().close()
+
+
 class LeavesTheCallersClientUnguarded(FaultyDriver):
     """Takes care of the clients that it makes, and of no others."""
 

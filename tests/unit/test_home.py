@@ -257,6 +257,74 @@ async def test_what_opened_after_a_concurrent_opening_failed_is_guarded() -> Non
         await backend.open()
 
 
+class Opening:
+    """What opens and closes as slowly as the test wants, and says what it did."""
+
+    def __init__(self) -> None:
+        self.home = Home()
+        self.may_go_on = asyncio.Event()
+        self.done: list[str] = []
+
+    async def open(self) -> None:
+        await self.home.open(self._begin, self._end)
+
+    async def close(self) -> None:
+        await self.home.close(self._end)
+
+    async def _begin(self) -> None:
+        await self.may_go_on.wait()
+        self.done.append("opened")
+
+    async def _end(self) -> None:
+        await self.may_go_on.wait()
+        self.done.append("closed")
+
+
+async def test_an_opening_that_is_cancelled_while_it_waits_for_another_changes_nothing() -> None:
+    it = Opening()
+    first, second = asyncio.ensure_future(it.open()), asyncio.ensure_future(it.open())
+    await asyncio.sleep(0)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    it.may_go_on.set()
+    await first
+    assert it.done == ["opened"]
+    it.home.inherit()  # as after a fork
+    with pytest.raises(ConfigurationError, match="belongs to another process"):
+        it.home.require()
+
+
+async def test_an_opening_that_is_cancelled_closes_what_it_has_opened_before_another_begins() -> None:
+    it = Opening()
+    first, second = asyncio.ensure_future(it.open()), asyncio.ensure_future(it.open())
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.sleep(0)
+    it.may_go_on.set()
+    await second
+    assert first.cancelled()
+    assert it.done == ["closed", "opened"]
+    assert it.home.is_open
+
+
+async def test_opening_while_it_closes_waits_and_stays_guarded() -> None:
+    it = Opening()
+    it.may_go_on.set()
+    await it.open()
+    it.may_go_on.clear()
+    closing = asyncio.ensure_future(it.close())
+    await asyncio.sleep(0)
+    opening = asyncio.ensure_future(it.open())
+    await asyncio.sleep(0)
+    it.may_go_on.set()
+    await asyncio.gather(closing, opening)
+    assert it.done == ["opened", "closed", "opened"]
+    it.home.inherit()  # as after a fork
+    with pytest.raises(ConfigurationError, match="belongs to another process"):
+        it.home.require()
+
+
 async def test_a_forked_process_does_not_wait_for_the_lock_of_a_store() -> None:
     store = MemoryStore()
     driver, done = MemoryDriver(store), list[Exception]()

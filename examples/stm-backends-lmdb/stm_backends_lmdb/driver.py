@@ -116,7 +116,12 @@ class LmdbDriver:
         self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning, home=self._home)
 
     async def open(self) -> None:
-        self._home.enter()
+        await self._home.open(self._begin, self._end)
+
+    async def close(self) -> None:
+        await self._home.close(self._end)
+
+    async def _begin(self) -> None:
         if self._environment is None:
             try:
                 with Environment.lock:
@@ -128,15 +133,12 @@ class LmdbDriver:
             except (lmdb.Error, OSError) as error:
                 raise Unavailable(str(error), backend=self.name, operation="open") from error
 
-    async def close(self) -> None:
-        if not self._home.may_close():
-            return
+    async def _end(self) -> None:
         environment, self._environment = self._environment, None
         if environment is not None:
             # In the thread, after all before it. A close that is cancelled ends only its own waiting.
             loop = asyncio.get_running_loop()
             await asyncio.shield(loop.run_in_executor(environment.thread, environment.leave))
-        self._home.leave()
 
     def _start_over(self) -> None:
         pass  # nothing here belongs to an event loop: the thread serves one after the other

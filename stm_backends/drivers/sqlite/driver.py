@@ -110,7 +110,6 @@ class SqliteDriver:
         self._large_thread: ConnectionThread | None = None
         self._large = LargeKeys()
         self._home = Home(self._start_over)
-        self._start_over()
         # Set from the event loop and from the thread; either may only be late.
         self._log_is_due = False
         self.traits = Traits(
@@ -129,24 +128,7 @@ class SqliteDriver:
 
     async def open(self) -> None:
         """Open the file; create it and the tables if they are missing. Opening twice is harmless."""
-        self._home.enter()
-        async with self._opening:
-            self._home.enter()  # again, because a concurrent `open` that failed has left
-            if self._thread is not None:
-                return
-            self._files = files.OpenFiles(self._path)
-            self._thread = ConnectionThread(
-                self._connect,
-                functools.partial(self._disconnect, self._files),
-                check=self._require_own_files,
-                purge=self._clean,
-                name="stm-sqlite",
-            )
-            try:
-                await self._run("open", lambda _: None)
-            except BaseException:
-                await self.close()
-                raise
+        await self._home.open(self._begin, self._end)
 
     async def close(self) -> None:
         """Wait for operations in progress, close the connection and end the thread. Twice is harmless.
@@ -154,8 +136,22 @@ class SqliteDriver:
         Waits at most one deadline and two seconds. If SQLite hangs, as on a network file system that does not
         answer, the thread closes the connection and ends when it can.
         """
-        if not self._home.may_close():
+        await self._home.close(self._end)
+
+    async def _begin(self) -> None:
+        if self._thread is not None:
             return
+        self._files = files.OpenFiles(self._path)
+        self._thread = ConnectionThread(
+            self._connect,
+            functools.partial(self._disconnect, self._files),
+            check=self._require_own_files,
+            purge=self._clean,
+            name="stm-sqlite",
+        )
+        await self._run("open", lambda _: None)
+
+    async def _end(self) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._settings.deadline_s
         threads, self._large_thread, self._thread = (self._thread, self._large_thread), None, None
@@ -164,14 +160,12 @@ class SqliteDriver:
             await thread.close(timeout=max(until - loop.time(), 0.0))
 
         async with contextlib.AsyncExitStack() as ending:
-            ending.callback(self._home.leave)
             # One after the other: of two that are closed at once, neither removes the log.
             for thread in filter(None, threads):
                 ending.push_async_callback(end, thread)
 
     def _start_over(self) -> None:
-        """Make what belongs to one event loop; the threads with the connections serve one after the other."""
-        self._opening = asyncio.Lock()
+        """Keep all that there is: the threads with the connections serve one event loop after the other."""
 
     async def load(self, key: Key, *, last: int | None = None) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist.

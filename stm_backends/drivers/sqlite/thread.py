@@ -93,7 +93,7 @@ class ConnectionThread:
         # How often `purge` is still to be called.
         self._purges = 0
         self._last = False
-        self._fork: _Fork | None = None
+        self._is_to_leave = False
         self._running: Job[Any] | None = None
         # Held while a job begins, ends or is interrupted, so that an interruption never hits the next job.
         self._turn = threading.Lock()
@@ -146,9 +146,9 @@ class ConnectionThread:
         if ended.done():
             self._thread.join()
 
-    def stand_aside(self, fork: _Fork) -> None:
+    def stand_aside(self) -> None:
         """Close the connection after the job in progress, and open it again for the first after the fork."""
-        self._fork = fork
+        self._is_to_leave = True
         self._jobs.put([])
 
     def _expire(self, job: Job[Any], now: float) -> float:
@@ -173,25 +173,39 @@ class ConnectionThread:
     # In the thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        _RUNNING.add(self)
         try:
             while not self._last or self._writes or self._purges:
                 self._serve(self._take())
-                if (fork := self._fork) is not None:
-                    self._fork = None
+                if self._is_to_leave:
+                    self._is_to_leave = False
                     self._leave()
-                    fork.went_aside(self)
         finally:
             self._leave()
-            _RUNNING.discard(self)
             self._ended.set_result(None)
+
+    def _enter(self) -> sqlite3.Connection:
+        """Open the connection, but not while the process forks."""
+        with _GATE:
+            _GATE.wait_for(lambda: not _forks)
+            _connected.add(self)
+        try:
+            self._connection = connection = self._connect()
+        except BaseException:
+            self._leave()
+            raise
+        return connection
 
     def _leave(self) -> None:
         """Close the connection, if there is one."""
         with self._turn:
             connection, self._connection = self._connection, None
-        if connection is not None:
-            self._disconnect(connection)
+        try:
+            if connection is not None:
+                self._disconnect(connection)
+        finally:
+            with _GATE:
+                _connected.discard(self)
+                _GATE.notify_all()
 
     def _take(self) -> list[Job[Any]]:
         """Return all that is queued; waits for a job, or until the next attempt to take the write lock."""
@@ -231,10 +245,9 @@ class ConnectionThread:
 
     def _ready(self) -> sqlite3.Connection:
         """Return the connection for the next transaction; raises what speaks against it."""
-        if self._connection is None:
-            self._connection = self._connect()
+        connection = self._connection or self._enter()
         self._check()
-        return self._connection
+        return connection
 
     def _read(self, jobs: Sequence[Job[Any]]) -> list[Job[Any]]:
         """Run jobs outside the transaction of the writes; returns those that are still to be answered."""
@@ -350,56 +363,37 @@ class ConnectionThread:
             self._running = None
 
 
-class _Fork:
-    """A fork of the process, for which all threads close their connections."""
+_GATE: Final = threading.Condition()
+"""Guards what follows; held by a thread that forks the process."""
 
-    def __init__(self) -> None:
-        self._aside: set[ConnectionThread] = set()
-        self._over = threading.Event()
+_connected: Final[set[ConnectionThread]] = set()
+"""The threads that have a connection, open one or close one."""
 
-    def wait(self, threads: Sequence[ConnectionThread]) -> bool:
-        """Wait until these threads have no connection; `False` if a job takes too long."""
-        for thread in threads:
-            thread.stand_aside(self)
-        until = time.monotonic() + _ASIDE_S
-        while _RUNNING.intersection(threads) - self._aside:
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.0005)
-        return True
-
-    def went_aside(self, thread: ConnectionThread) -> None:
-        """Say that a thread has no connection, and wait for the end of the fork."""
-        self._aside.add(thread)
-        self._over.wait()
-
-    def end(self) -> None:
-        self._over.set()
-
-
-_RUNNING: Final[set[ConnectionThread]] = set()
-_FORKING: Final = threading.RLock()
-_forks: Final[list[_Fork]] = []
+_forks: Final[list[int]] = []
+"""The threads that fork the process, by their identity. Until they have, no connection is opened."""
 
 
 def _before_fork() -> None:
-    _FORKING.acquire()
-    _forks.append(fork := _Fork())
-    if not fork.wait([*_RUNNING]):
+    _GATE.acquire()
+    _forks.append(threading.get_ident())
+    for thread in _connected:
+        thread.stand_aside()
+    if not _GATE.wait_for(lambda: not _connected, _ASIDE_S):
         logger.warning(
             "sqlite: the process was forked during an operation; the forked one must not use the same file"
         )
 
 
 def _after_fork_in_parent() -> None:
-    _forks.pop().end()
-    _FORKING.release()
+    _forks.remove(threading.get_ident())
+    _GATE.notify_all()
+    _GATE.release()
 
 
 def _after_fork_in_child() -> None:
     _forks.clear()
-    _RUNNING.clear()
-    _FORKING.release()
+    _connected.clear()
+    _GATE.release()
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork

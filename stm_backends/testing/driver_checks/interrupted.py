@@ -99,6 +99,34 @@ class Interruptions(Contract):
         await driver.close()
 
     @check("driver.lifecycle")
+    async def test_an_opening_that_is_cancelled_does_not_close_what_another_opens(self, bench: Bench) -> None:
+        key = bench.key()
+        for steps in (1, 2, 4, 8):
+            driver = await bench.driver()
+            await driver.close()
+            opening = asyncio.ensure_future(driver.open())
+            await asyncio.sleep(0)
+            await cancelled_after(steps, driver.open())
+            await opening
+            await driver.append(key, b"a", initial_version="initial", ttl=None)
+            await driver.close()
+        must_be(
+            (await loaded(await bench.driver(), key)).tail,
+            (b"a",) * 4,
+            "a driver whose opening has returned is open, whatever became of another opening",
+        )
+
+    @check("driver.lifecycle")
+    async def test_a_driver_that_is_opened_while_it_closes_is_open(self, bench: Bench) -> None:
+        driver, key = await bench.driver(), bench.key()
+        closing = asyncio.ensure_future(driver.close())
+        await asyncio.sleep(0)
+        await driver.open()
+        await closing
+        await driver.append(key, b"a", initial_version="initial", ttl=None)
+        must_be((await loaded(driver, key)).tail, (b"a",), "it was opened after it was closed")
+
+    @check("driver.lifecycle")
     async def test_closing_one_instance_leaves_the_others_and_the_data(self, bench: Bench) -> None:
         one, two, key = await bench.driver(), await bench.driver(), bench.key()
         await one.append(key, b"a", initial_version="initial", ttl=None)

@@ -58,7 +58,9 @@ _PROMISES: Final = {
     "driver.cancellation": (
         "A cancelled operation is applied completely or not at all; the driver stays usable."
     ),
-    "driver.lifecycle": "Opening or closing twice is harmless, and closing does not affect other instances.",
+    "driver.lifecycle": (
+        "Opening or closing twice or at once is harmless, and closing does not affect other instances."
+    ),
     "driver.home": (
         "An open driver belongs to its process and event loop: elsewhere it raises ConfigurationError, and "
         "disturbs nothing."
