@@ -25,7 +25,7 @@ from stm_backends.drivers.contract import Key, new_version
 
 PAGE = Path("benchmarks/READERS.md")
 READERS, LAST, ENTRY_BYTES = 100, 20, 100
-LENGTHS = (40, 4_000)
+LENGTHS = (40, 400)
 
 Reads = Mapping[str, Callable[[int], Awaitable[object]]]
 
@@ -48,9 +48,9 @@ Written by `python3 -m benchmarks.readers --write`: {{date}}; {{machine}}; a loa
 
 {READERS} tasks of one process read at once, each a record of its own, with entries of {ENTRY_BYTES} bytes.
 *Bare* is a read of {LAST * ENTRY_BYTES:,} bytes as one value, with the client library alone, as in
-[RESULTS.md](RESULTS.md). The others are the driver's `load(key)` of 40 entries, and `load(key, last={LAST})` of
-records with 40 and with 4,000 entries. Blocks of {{seconds:g}} s alternate in random order: the figures are
-medians of {{blocks}} blocks, and in parentheses the lowest and the highest.
+[RESULTS.md](RESULTS.md). The others are the driver's `load(key)` of 40 entries, and `load(key, last={LAST})`
+of records with 40 and with 400 entries. Blocks of {{seconds:g}} s alternate in random order: the figures
+are medians of {{blocks}} blocks, and in parentheses the lowest and the highest.
 """
 
 

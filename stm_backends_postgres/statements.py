@@ -67,8 +67,9 @@ _UNSWEPT: Final = (
 _END: Final = "SET version = '', body = NULL, expires = '-infinity', first = r.next, size = 0"
 
 # Only the first row of a record has the body. An array of entries would need one row only, but asyncpg has to
-# look up that type on each connection. `place` counts the records that were asked for, from 1. Of a record
-# with more than $3 bytes among several, there is neither the body nor an entry.
+# look up that type on each connection. `place` counts the loads that were asked for, from 1; each has a
+# number of newest entries, or null for all. Among several, a load of more than $4 bytes has neither the body
+# nor an entry: they are the bytes of the record or, by the average entry, those of its newest entries.
 LOAD: Final = """
     SELECT {place} AS place, version,
         CASE WHEN {whole} AND (seq IS NULL OR seq = {start}) THEN body END AS body,
@@ -87,11 +88,12 @@ _ONE: Final = {
 _LAST: Final = _ONE | {"start": "greatest(first, next - $3::bigint)"}
 _MANY: Final = {
     "place": "wanted.place",
-    "wanted": "unnest($1::text[], $2::text[]) WITH ORDINALITY AS wanted (in_scope, named, place)"
+    "wanted": "unnest($1::text[], $2::text[], $3::bigint[])"
+    " WITH ORDINALITY AS wanted (in_scope, named, newest, place)"
     " JOIN {schema}.stm_record ON scope = in_scope AND name = named",
     "which": "",
-    "whole": "size <= $3",
-    "start": "first",
+    "whole": "CASE WHEN newest < next - first THEN size * newest / (next - first) ELSE size END <= $4",
+    "start": "greatest(first, next - newest)",
 }
 
 # An append to a record that probably exists. It neither inserts a record nor sweeps. No row: nothing was

@@ -20,7 +20,7 @@ A, B, C, D = (Key("scope", name) for name in "abcd")
 class Datastore:
     """Records of one datastore. Each request waits until the test lets it be answered."""
 
-    def __init__(self, kind: type[Coalesced[bytes]] = Coalesced, **limits: int) -> None:
+    def __init__(self, kind: type[Coalesced[Any, bytes]] = Coalesced, **limits: int) -> None:
         self.records = {key: key.name.encode() for key in (A, B, C)}
         self.requests: list[tuple[Key, ...]] = []
         self.answers: list[asyncio.Future[None]] = []
@@ -228,7 +228,7 @@ LARGE = bytes(LARGE_BYTES + 1)
 class Cutting(Datastore):
     """A datastore that sends the first byte only of what is large, unless it is alone in its request."""
 
-    def __init__(self, kind: type[Coalesced[bytes]] = Coalesced, **limits: int) -> None:
+    def __init__(self, kind: type[Coalesced[Any, bytes]] = Coalesced, **limits: int) -> None:
         super().__init__(kind, **limits)
         self.loads = kind(
             self.fetch, size=lambda found: len(LARGE if found == LARGE[:1] else found), **limits
@@ -327,7 +327,7 @@ def test_no_more_large_keys_are_remembered_than_allowed(monkeypatch: pytest.Monk
     assert A not in keys
 
 
-class JoinsWhatWasSent(Coalesced[bytes]):
+class JoinsWhatWasSent(Coalesced[Any, bytes]):
     """A mutant: a load joins the request that was sent last, though it may have read the record already."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -336,7 +336,7 @@ class JoinsWhatWasSent(Coalesced[bytes]):
         requests._batch_for = functools.cache(requests._batch_for)  # noqa: SLF001 -- a fault in there
 
 
-class SharesWhatIsLarge(Coalesced[bytes]):
+class SharesWhatIsLarge(Coalesced[Any, bytes]):
     """A mutant: does not remember which records are large."""
 
     def _note(self, key: Key, found: bytes | None) -> bool:
@@ -344,7 +344,7 @@ class SharesWhatIsLarge(Coalesced[bytes]):
         return found is not None and self._size(found) > LARGE_BYTES
 
 
-class TakesWhatIsLeftForTheWhole(Coalesced[bytes]):
+class TakesWhatIsLeftForTheWhole(Coalesced[Any, bytes]):
     """A mutant: takes a large record's answer in a shared request for all of it."""
 
     def _note(self, key: Key, found: bytes | None) -> bool:
@@ -352,7 +352,7 @@ class TakesWhatIsLeftForTheWhole(Coalesced[bytes]):
         return False
 
 
-class AnswersByPosition(Coalesced[bytes]):
+class AnswersByPosition(Coalesced[Any, bytes]):
     """A mutant: hands the answers out in the order of the datastore, which leaves out absent records."""
 
     async def _fetch_all(self, keys: Sequence[Key]) -> Any:
