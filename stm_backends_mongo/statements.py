@@ -18,7 +18,7 @@ never field names.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 from stm_backends.drivers.coalesced import LARGE_BYTES
@@ -179,16 +179,39 @@ AFTER_FOLD: Final[Document] = {"_id": 0, "version": 1, "size": FOLDED_SIZE}
 AFTER_REWRITE: Final[Document] = {"_id": 0, "version": 1, "size": REWRITTEN_SIZE}
 
 LOADED: Final[Document] = {"_id": 1, "version": 1, "size": 1, "body": 1, "tail": 1}
-LOADED_TOGETHER: Final[Document] = LOADED | {
-    part: {"$cond": [{"$lte": ["$size", LARGE_BYTES]}, f"${part}", "$$REMOVE"]} for part in ("body", "tail")
+
+LEFT_OUT: Final = 8
+"""The server reads a whole document. So many bytes that it leaves out take as long as one that it returns."""
+
+# A damaged record is returned as it is: an error would be one of all records of the command.
+_LENGTH: Final[Document] = {"$size": {"$cond": [{"$isArray": "$tail"}, "$tail", []]}}
+_IS_CUT: Final[Document] = {"$and": [{"$isNumber": "$size"}, {"$lt": ["$$last", _LENGTH]}]}
+_NEWEST: Final[Document] = {"$cond": [_IS_CUT, {"$slice": ["$tail", {"$multiply": [-1, "$$last"]}]}, "$tail"]}
+# What `weight` says, compared without a division.
+_IS_LIGHT: Final[Document] = {
+    "$cond": [
+        _IS_CUT,
+        {
+            "$lte": [
+                {"$multiply": ["$size", {"$add": [_LENGTH, {"$multiply": [LEFT_OUT - 1, "$$last"]}]}]},
+                {"$multiply": [LEFT_OUT * LARGE_BYTES, _LENGTH]},
+            ]
+        },
+        {"$lte": ["$size", LARGE_BYTES]},
+    ]
 }
-"""Of a large record, neither the body nor the tail."""
-# A missing tail has no size, which is an error.
-LOADED_LAST: Final[Document] = LOADED | {
-    "tail": {"$slice": ["$tail", "$$last"]},
-    "length": {"$size": "$tail"},
+LOADED_LAST: Final[Document] = LOADED | {"tail": _NEWEST, "length": _LENGTH}
+"""The newest `$$last` entries."""
+LOADED_TOGETHER: Final[Document] = LOADED_LAST | {
+    part: {"$cond": [_IS_LIGHT, value, "$$REMOVE"]} for part, value in (("body", "$body"), ("tail", _NEWEST))
 }
-"""The newest entries: those from `$$last` on, which is negative, or 0 for none."""
+"""Of what is large, neither the body nor the tail."""
+_LAST_OF_EACH: Final[Document] = {"$arrayElemAt": ["$$lasts", {"$indexOfArray": ["$$ids", "$_id"]}]}
+LOADED_MIXED: Final[Document] = LOADED_TOGETHER | {
+    part: {"$let": {"vars": {"last": _LAST_OF_EACH}, "in": LOADED_TOGETHER[part]}}
+    for part in ("body", "tail")
+}
+"""The same, of each record in `$$ids` as many entries as `$$lasts` has at its place."""
 WAS_THERE: Final[Document] = {"_id": 0, "there": IS_THERE}
 LISTED: Final[Document] = {"_id": 0, "name": "$_id.name"}
 SCOPE: Final[Document] = {"_id": 0, "scope": "$_id.scope"}
@@ -209,6 +232,14 @@ STEPS: Final[dict[int, tuple[str, Document]]] = {1: ("createIndexes", {"indexes"
 _CONFIRMED: Final[Document] = {"writeConcern": {"w": "majority"}}
 
 
+def weight(size: int, length: int, last: int) -> int:
+    """Return the bytes of a load of the newest entries of more, and a part of those that it leaves out.
+
+    It goes by the average entry.
+    """
+    return -(-size * (length + (LEFT_OUT - 1) * last) // (LEFT_OUT * length))
+
+
 def values(**named: object) -> Document:
     """Return values for `let`, each of them literal: no text among them is an expression."""
     return {name: {"$literal": value} for name, value in named.items()}
@@ -219,7 +250,16 @@ def record(scope: str, name: str) -> Document:
     return {"_id": {"scope": scope, "name": name}}
 
 
-def records(keys: Sequence[Key]) -> Document:
+def wanted(lasts: Mapping[Key, int]) -> tuple[Document, Document]:
+    """Return the projection and the `let` for the newest entries of one or several records."""
+    if len({*lasts.values()}) > 1:
+        ids = [record(*key)["_id"] for key in lasts]
+        return LOADED_MIXED, values(ids=ids, lasts=[*lasts.values()])
+    (last,) = {*lasts.values()}
+    return LOADED_LAST if len(lasts) == 1 else LOADED_TOGETHER, values(last=last)
+
+
+def records(keys: Iterable[Key]) -> Document:
     """Return the filter for those of several records that exist."""
     ids = [record(*key)["_id"] for key in keys]
     return {"_id": ids[0] if len(ids) == 1 else {"$in": ids}, "$expr": IS_THERE}

@@ -56,9 +56,6 @@ _PURGE_EVERY: Final = 16
 
 _MAX_PAGE: Final = 10_000
 
-_ALL: Final = 2**31
-"""More entries than a record has."""
-
 _REMAINS: Final = Remains(
     "PostgreSQL: the deleted rows remain in the table's files until VACUUM FULL or later rows overwrite "
     "them, in the write-ahead log until it is recycled, and in WAL archives, replicas, snapshots and "
@@ -88,7 +85,7 @@ class _Found(NamedTuple):
     length: int
     size: int
     tail: list[bytes]
-    last: int | None
+    last: int
 
     @property
     def loaded(self) -> int:
@@ -98,8 +95,8 @@ class _Found(NamedTuple):
     @property
     def weight(self) -> int:
         """How many bytes the load has: by the average entry, as `LOAD` has it, or more if they are here."""
-        if skipped_of(self.length, self.last):
-            return max(self.size * (self.last or 0) // self.length, self.loaded)
+        if self.last < self.length:
+            return max(self.size * self.last // self.length, self.loaded)
         return self.size
 
 
@@ -212,9 +209,8 @@ class PostgresDriver:
         Concurrent loads share statements; each statement reads all of its records from one snapshot.
         """
         require_last(last)
-        wanted = Wanted(key, None if last is None else min(last, _ALL))
         await self._require_ready("load")
-        found = await self._edge.run("load", lambda: self._loads.load(wanted))
+        found = await self._edge.run("load", lambda: self._loads.load(Wanted.of(key, last)))
         if found is None:
             return None
         skipped, loaded = skipped_of(found.length, last), found.loaded
@@ -387,7 +383,7 @@ class PostgresDriver:
             statement, arguments = here.load_many, (*zip(*keys, strict=True), lasts, LARGE_BYTES)
         else:
             ((key, last),) = wanted
-            statement, arguments = (here.load, key) if last is None else (here.load_last, (*key, last))
+            statement, arguments = here.load, (*key, last)
         rows = await self._borrow("load", lambda connection: connection.fetch(statement, *arguments))
         return _by_place(wanted, rows)
 

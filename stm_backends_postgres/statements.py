@@ -67,8 +67,8 @@ _UNSWEPT: Final = (
 _END: Final = "SET version = '', body = NULL, expires = '-infinity', first = r.next, size = 0"
 
 # Only the first row of a record has the body. An array of entries would need one row only, but asyncpg has to
-# look up that type on each connection. `place` counts the loads that were asked for, from 1; each has a
-# number of newest entries, or null for all. Among several, a load of more than $4 bytes has neither the body
+# look up that type on each connection. `place` counts the loads that were asked for, from 1; each has its own
+# number of newest entries, $3. Among several, a load of more than $4 bytes has neither the body
 # nor an entry: they are the bytes of the record or, by the average entry, those of its newest entries.
 LOAD: Final = """
     SELECT {place} AS place, version,
@@ -83,9 +83,8 @@ _ONE: Final = {
     "wanted": "{schema}.stm_record",
     "which": "scope = $1 AND name = $2 AND ",
     "whole": "TRUE",
-    "start": "first",
+    "start": "greatest(first, next - $3::bigint)",
 }
-_LAST: Final = _ONE | {"start": "greatest(first, next - $3::bigint)"}
 _MANY: Final = {
     "place": "wanted.place",
     "wanted": "unnest($1::text[], $2::text[], $3::bigint[])"
@@ -513,7 +512,6 @@ class Statements:
         self.entry = f"{quoted(schema)}.{ENTRY}"
         self.layout = f"{quoted(schema)}.{LAYOUT}"
         self.load = here(LOAD, **_ONE)
-        self.load_last = here(LOAD, **_LAST)
         self.load_many = here(LOAD, **_MANY)
         self.extend = here(EXTEND)
         self.append = here(APPEND, "record WHERE length = 1", "seq FROM record")

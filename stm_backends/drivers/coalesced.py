@@ -25,11 +25,20 @@ _WEIGHT: Final = 1 / 16
 """How much the newest request counts in the average size of an answer."""
 
 
+ALL: Final = 2**31 - 1
+"""More entries than a record has; datastores take no larger number."""
+
+
 class Wanted(NamedTuple):
-    """What a load asks for: a record, and how many of its newest entries; `None` for all."""
+    """What a load asks for: a record, and how many of its newest entries."""
 
     key: Key
-    last: int | None
+    last: int
+
+    @classmethod
+    def of(cls, key: Key, last: int | None) -> Wanted:
+        """Return what a load with `last` asks for."""
+        return cls(key, ALL if last is None else min(last, ALL))
 
 
 class LargeKeys:
