@@ -325,7 +325,7 @@ class MongoDriver:
         lasts: dict[Key, int] = {}
         for key, last in wanted:
             lasts[key] = max(last, lasts.get(key, 0))
-        count, (parts, given) = len(lasts), statements.wanted(lasts)
+        count, (parts, given) = len(lasts), statements.newest(lasts)
         # A request that callers share is in no caller's context, so it has its own timeout.
         with pymongo.timeout(self._patience_s):
             found = await self._calls.run(
@@ -333,7 +333,7 @@ class MongoDriver:
                     statements.records(lasts), parts, limit=count, batch_size=count, let=given
                 ).to_list(count)
             )
-        by_key = {Key(one["_id"]["scope"], one["_id"]["name"]): one for one in found}
+        by_key = {Key(one["_id"]["scope"], one["_id"]["name"]): one | one.get("newest", {}) for one in found}
         return {one: by_key[one.key] for one in wanted if one.key in by_key}
 
     async def _prepare(self, records: Collection) -> None:
@@ -449,7 +449,7 @@ class MongoDriver:
         version, body, tail, size = (found.get(name, ...) for name in ("version", "body", "tail", "size"))
         if isinstance(version, str) and isinstance(tail, list) and isinstance(size, int):
             entries = tuple(cast("list[bytes]", tail))
-            skipped = found["length"] - len(entries)
+            skipped = found.get("length", len(entries)) - len(entries)
             parts = entries if body is None else (body, *entries)
             if all(type(part) is bytes for part in parts):
                 loaded = sum(map(len, parts))
@@ -484,13 +484,13 @@ def _milliseconds(ttl: float | None) -> int | None:
 
 def _size_of(found: Document) -> int:
     """Return the bytes of a load, or 0 if another program has changed the number."""
-    size, tail, length = found.get("size"), found.get("tail"), found["length"]
+    size, tail = found.get("size"), found.get("tail")
     if not isinstance(size, int):
         return 0
     if not isinstance(tail, list):
         return LARGE_BYTES + 1  # nothing was returned
     entries = cast("list[object]", tail)
-    if len(entries) == length:
+    if (length := found.get("length", len(entries))) == len(entries):
         return size
     loaded = sum(len(one) for one in (found.get("body"), *entries) if isinstance(one, bytes))
     return max(loaded, statements.weight(size, length, len(entries)))

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
-from stm_backends.drivers.coalesced import LARGE_BYTES
+from stm_backends.drivers.coalesced import ALL, LARGE_BYTES
 from stm_backends.drivers.contract import Key
 from stm_backends.drivers.layouts import Layout
 
@@ -184,33 +184,45 @@ LEFT_OUT: Final = 8
 """The server reads a whole document. So many bytes that it leaves out take as long as one that it returns."""
 
 # A damaged record is returned as it is: an error would be one of all records of the command.
-_LENGTH: Final[Document] = {"$size": {"$cond": [{"$isArray": "$tail"}, "$tail", []]}}
-_IS_CUT: Final[Document] = {"$and": [{"$isNumber": "$size"}, {"$lt": ["$$last", _LENGTH]}]}
-_NEWEST: Final[Document] = {"$cond": [_IS_CUT, {"$slice": ["$tail", {"$multiply": [-1, "$$last"]}]}, "$tail"]}
+_LENGTH: Final[Document] = {"$size": {"$cond": [{"$isArray": "$$tail"}, "$$tail", []]}}
+_IS_CUT: Final[Document] = {"$and": [{"$isNumber": "$size"}, {"$lt": ["$$last", "$$length"]}]}
 # What `weight` says, compared without a division.
 _IS_LIGHT: Final[Document] = {
     "$cond": [
-        _IS_CUT,
+        "$$is_cut",
         {
             "$lte": [
-                {"$multiply": ["$size", {"$add": [_LENGTH, {"$multiply": [LEFT_OUT - 1, "$$last"]}]}]},
-                {"$multiply": [LEFT_OUT * LARGE_BYTES, _LENGTH]},
+                {"$multiply": ["$size", {"$add": ["$$length", {"$multiply": [LEFT_OUT - 1, "$$last"]}]}]},
+                {"$multiply": [LEFT_OUT * LARGE_BYTES, "$$length"]},
             ]
         },
         {"$lte": ["$size", LARGE_BYTES]},
     ]
 }
-LOADED_LAST: Final[Document] = LOADED | {"tail": _NEWEST, "length": _LENGTH}
-"""The newest `$$last` entries."""
-LOADED_TOGETHER: Final[Document] = LOADED_LAST | {
-    part: {"$cond": [_IS_LIGHT, value, "$$REMOVE"]} for part, value in (("body", "$body"), ("tail", _NEWEST))
-}
-"""Of what is large, neither the body nor the tail."""
-_LAST_OF_EACH: Final[Document] = {"$arrayElemAt": ["$$lasts", {"$indexOfArray": ["$$ids", "$_id"]}]}
-LOADED_MIXED: Final[Document] = LOADED_TOGETHER | {
-    part: {"$let": {"vars": {"last": _LAST_OF_EACH}, "in": LOADED_TOGETHER[part]}}
-    for part in ("body", "tail")
-}
+
+
+def _newest(last: Document | str, condition: Document | bool) -> Document:
+    """Return a projection to the newest entries and to the number of all, which `newest` contains.
+
+    Unless the condition is met, there is neither the body nor an entry. Each `$tail` reads all entries, so
+    there is one.
+    """
+    entries: Document = {
+        "$cond": ["$$is_cut", {"$slice": ["$$tail", {"$multiply": [-1, "$$last"]}]}, "$$tail"]
+    }
+    parts: Document = {"length": "$$length"}
+    found: Document = {"$cond": [condition, parts | {"body": "$body", "tail": entries}, parts]}
+    steps: list[Document] = [{"tail": "$tail", "last": last}, {"length": _LENGTH}, {"is_cut": _IS_CUT}]
+    for step in reversed(steps):
+        found = {"$let": {"vars": step, "in": found}}
+    return {"_id": 1, "version": 1, "size": 1, "newest": found}
+
+
+LOADED_LAST: Final = _newest("$$last", condition=True)
+"""The newest `$$last` entries of one record."""
+LOADED_TOGETHER: Final = _newest("$$last", _IS_LIGHT)
+"""The newest `$$last` entries of each record; of what is large, neither the body nor an entry."""
+LOADED_MIXED: Final = _newest({"$arrayElemAt": ["$$lasts", {"$indexOfArray": ["$$ids", "$_id"]}]}, _IS_LIGHT)
 """The same, of each record in `$$ids` as many entries as `$$lasts` has at its place."""
 WAS_THERE: Final[Document] = {"_id": 0, "there": IS_THERE}
 LISTED: Final[Document] = {"_id": 0, "name": "$_id.name"}
@@ -250,13 +262,15 @@ def record(scope: str, name: str) -> Document:
     return {"_id": {"scope": scope, "name": name}}
 
 
-def wanted(lasts: Mapping[Key, int]) -> tuple[Document, Document]:
-    """Return the projection and the `let` for the newest entries of one or several records."""
+def newest(lasts: Mapping[Key, int]) -> tuple[Document, Document]:
+    """Return the projection and the `let` for so many of the newest entries of one or several records."""
     if len({*lasts.values()}) > 1:
         ids = [record(*key)["_id"] for key in lasts]
         return LOADED_MIXED, values(ids=ids, lasts=[*lasts.values()])
     (last,) = {*lasts.values()}
-    return LOADED_LAST if len(lasts) == 1 else LOADED_TOGETHER, values(last=last)
+    if len(lasts) > 1:
+        return LOADED_TOGETHER, values(last=last)
+    return (LOADED, {}) if last == ALL else (LOADED_LAST, values(last=last))
 
 
 def records(keys: Iterable[Key]) -> Document:

@@ -70,12 +70,18 @@ _END: Final = "SET version = '', body = NULL, expires = '-infinity', first = r.n
 # look up that type on each connection. `place` counts the loads that were asked for, from 1; each has its own
 # number of newest entries, $3. Among several, a load of more than $4 bytes has neither the body
 # nor an entry: they are the bytes of the record or, by the average entry, those of its newest entries.
+#
+# LATERAL with OFFSET 0 keeps the entries a query of their own, whose bounds are known before it reads. In a
+# plain join of several records, the index finds all entries of a record, and the bounds only filter them.
 LOAD: Final = """
     SELECT {place} AS place, version,
         CASE WHEN {whole} AND (seq IS NULL OR seq = {start}) THEN body END AS body,
         next - first AS length, size, entry
     FROM {wanted}
-    LEFT JOIN {schema}.stm_entry ON record = id AND seq >= {start} AND seq < next AND {whole}
+    LEFT JOIN LATERAL (
+        SELECT seq, entry FROM {schema}.stm_entry
+        WHERE record = id AND seq >= {start} AND seq < next AND {whole} OFFSET 0
+    ) AS entered ON TRUE
     WHERE {which}(expires IS NULL OR expires > statement_timestamp())
     ORDER BY place, seq"""
 _ONE: Final = {

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("redis")
 
+from stm_backends.drivers.coalesced import ALL
 from stm_backends_redis import slices, statements
 from stm_backends_redis.slices import LARGE, Slices
 from tests.mutants.redis import MixesTwoMoments, ReadsAtOnce
@@ -47,8 +48,9 @@ class Stored:
 
     def _answer(self, statement: statements.Statement, arguments: tuple[int, ...]) -> list[bytes]:
         if statement is statements.LOAD_SMALL:
-            is_small = sum(map(len, self.elements)) <= arguments[0]
-            return self.elements[:] if is_small else self.elements[:2]
+            most, last = arguments
+            found = [*self.elements[:3], *self.elements[max(3, len(self.elements) - last) :]]
+            return found if sum(map(len, found)) <= most else self.elements[:2]
         first, last = arguments
         return self.elements[first:] if last == -1 else self.elements[first : last + 1]
 
@@ -71,7 +73,7 @@ async def test_a_small_record_is_read_at_once_in_any_case() -> None:
     reader, stored = Slices(), Stored(2)
     for _ in range(2):
         assert await reader.read(b"key", stored.ask) == stored.elements
-    assert stored.asked == [(LARGE,), (0, -1)]
+    assert stored.asked == [(LARGE, ALL), (0, -1)]
     stored.elements = []
     assert await reader.read(b"other", stored.ask) == []
 
@@ -81,7 +83,7 @@ async def test_a_large_record_is_whole_and_no_answer_is_large(kind: type[Slices]
     for _ in range(2):
         assert await reader.read(b"key", stored.ask) == stored.elements
     assert max(stored.sizes) <= LARGE
-    assert stored.asked.count((LARGE,)) == 1, "it is known to be large then"
+    assert stored.asked.count((LARGE, ALL)) == 1, "it is known to be large then"
 
 
 async def test_entries_that_are_appended_meanwhile_are_left_out() -> None:
@@ -111,7 +113,7 @@ async def test_a_record_that_never_stands_still_is_read_at_once() -> None:
     stored = Stored(20)
     stored.meanwhile = lambda number: stored.become(f"v{number}", stored.elements[3:])
     elements = await Slices().read(b"key", stored.ask)
-    assert stored.asked[-1] == (0, -1)
+    assert stored.asked[-1][1] == ALL
     assert len(elements) == 23
     reads = [asked for asked in stored.asked if asked == (0, 2)]
     assert len(reads) == 2
@@ -160,7 +162,7 @@ async def test_no_more_records_are_remembered_than_allowed(monkeypatch: pytest.M
         await reader.read(b"%d" % number, stored.ask)
     await reader.read(b"0", stored.ask)
     await reader.read(b"19", stored.ask)
-    assert stored.asked[-2:] == [(LARGE,), (0, -1)]
+    assert stored.asked[-2:] == [(LARGE, ALL), (0, -1)]
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,6 @@ def document(name: str) -> Document:
         "_id": {"scope": "s", "name": name},
         "version": "v",
         "size": len(entry),
-        "length": 1,
         "tail": [entry],
         "body": None,
     }
