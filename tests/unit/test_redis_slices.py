@@ -12,7 +12,7 @@ pytest.importorskip("redis")
 from stm_backends.drivers.coalesced import ALL
 from stm_backends_redis import slices, statements
 from stm_backends_redis.slices import LARGE, Slices
-from tests.mutants.redis import MixesTwoMoments, ReadsAtOnce
+from tests.mutants.redis import KnowsRecordsOnly, MixesTwoMoments, ReadsAtOnce, SharesTheConnection
 
 ENTRY = 40_000
 
@@ -165,11 +165,66 @@ async def test_no_more_records_are_remembered_than_allowed(monkeypatch: pytest.M
     assert stored.asked[-2:] == [(LARGE, ALL), (0, -1)]
 
 
+def newest(stored: Stored, last: int) -> list[bytes]:
+    """Return what a load of the newest entries has."""
+    return [*stored.elements[:3], *stored.elements[max(3, len(stored.elements) - last) :]]
+
+
+async def test_few_small_entries_of_a_large_record_are_read_at_once(kind: type[Slices]) -> None:
+    reader, stored = kind(), Stored(50)
+    stored.become("v", [*stored.elements[3:], *[b"small"] * 5])
+    await reader.read(b"key", stored.ask)
+    stored.asked.clear()
+    for last in (5, 5, 0, 1):
+        assert await reader.read(b"key", stored.ask, last) == newest(stored, last)
+    assert stored.asked == [(LARGE, last) for last in (5, 5, 0, 1)]
+
+
+async def test_newest_entries_that_are_large_are_read_in_slices(kind: type[Slices]) -> None:
+    reader, stored = kind(), Stored(50)
+    for _ in range(2):
+        assert await reader.read(b"key", stored.ask, 20) == newest(stored, 20)
+    assert max(stored.sizes) <= LARGE
+    assert stored.asked.count((LARGE, 20)) == 1, "they are known to be large then"
+    assert await reader.read(b"key", stored.ask, 100) == stored.elements
+
+
+async def test_newest_entries_of_a_record_folded_meanwhile_are_of_one_moment(kind: type[Slices]) -> None:
+    stored = Stored(50)
+    folded = stored.elements[13:]
+
+    def fold(number: int) -> None:
+        if number == 4:
+            stored.become("w", [*folded, *[b"nn" * (ENTRY // 2)] * 10], body=b"summary")
+
+    stored.meanwhile = fold
+    assert await kind().read(b"key", stored.ask, 20) == newest(stored, 20)
+
+
+async def test_entries_that_come_while_the_newest_are_read_are_left_out() -> None:
+    stored = Stored(50)
+    before = newest(stored, 20)
+    stored.meanwhile = lambda _: stored.elements.append(b"new")
+    assert await Slices().read(b"key", stored.ask, 20) == before
+
+
+async def test_slices_of_entries_larger_than_the_average_are_small_once_known() -> None:
+    reader, stored = Slices(), Stored(20)
+    stored.become("v", [*[b"small"] * 4_000, *stored.elements[3:]])
+    for _ in range(2):
+        stored.sizes.clear()
+        assert await reader.read(b"key", stored.ask, 20) == newest(stored, 20)
+    assert max(stored.sizes) <= LARGE
+
+
 @pytest.mark.parametrize(
     ("mutant", "check"),
     [
         (MixesTwoMoments, test_a_record_that_is_folded_meanwhile_is_of_one_moment),
         (ReadsAtOnce, test_a_large_record_is_whole_and_no_answer_is_large),
+        (MixesTwoMoments, test_newest_entries_of_a_record_folded_meanwhile_are_of_one_moment),
+        (SharesTheConnection, test_newest_entries_that_are_large_are_read_in_slices),
+        (KnowsRecordsOnly, test_few_small_entries_of_a_large_record_are_read_at_once),
     ],
 )
 async def test_each_mutant_is_killed_by_its_test(mutant: type[Slices], check: Callable[..., object]) -> None:
