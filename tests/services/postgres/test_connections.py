@@ -12,7 +12,7 @@ from asyncpg import exceptions
 
 from stm_backends.drivers.coalesced import LARGE_BYTES
 from stm_backends.drivers.contract import NO_LIMIT, Key, Record
-from stm_backends.errors import OutcomeUnknown, Unavailable
+from stm_backends.errors import Corrupt, OutcomeUnknown, Unavailable
 from stm_backends.testing import open_at
 from stm_backends_postgres import PostgresDriver, PostgresSettings
 from stm_backends_postgres.client import HandedIn
@@ -25,6 +25,7 @@ from tests.mutants.postgres import (
     KeepsTheOthers,
     LendsToTwo,
     NeverGrows,
+    ReadsAlikeForAll,
     ReplacesTheHealthy,
     RetriesLostWrites,
     ReusesWhatWasCancelled,
@@ -782,3 +783,10 @@ async def test_a_pool_that_never_grows_again_is_killed(clock):
 async def test_the_mutant_that_answers_in_order_is_killed(url, schema, driver):
     with pytest.raises(AssertionError):
         await test_concurrent_loads_get_their_own_records(url, schema, driver, AnswersInOrder)
+
+
+async def test_the_mutant_that_reads_alike_for_all_is_killed(url, schema, driver):
+    with pytest.raises(Corrupt):
+        await test_loads_of_the_newest_at_once_have_as_many_as_each_wants(
+            url, schema, driver, ReadsAlikeForAll
+        )
