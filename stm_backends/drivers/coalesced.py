@@ -16,10 +16,10 @@ K = TypeVar("K", bound=Hashable)
 A = TypeVar("A")
 
 LARGE_BYTES: Final = 256 * 1024
-"""A record with more bytes than this is loaded apart from smaller ones, which would wait for it."""
+"""What has more bytes than this is loaded apart from what has fewer, which would wait for it."""
 
 REMEMBERED: Final = 10_000
-"""How many keys of large records are remembered. Each takes some 130 bytes."""
+"""How many keys of what is large are remembered. Each takes some 130 bytes."""
 
 _WEIGHT: Final = 1 / 16
 """How much the newest request counts in the average size of an answer."""
@@ -74,8 +74,8 @@ class Coalesced(Generic[K, A]):
     A key is that of a record or, where loads of the newest entries share requests too, a `Wanted`.
 
     `fetch` reads several records with one request. It returns what it found by key; a key that is missing
-    has no record. Its errors reach all callers of the request. `size` is the number of bytes of a record.
-    `fetch` may leave out what a record larger than `LARGE_BYTES` contains, unless it is alone in its request.
+    has no record. Its errors reach all callers of the request. `size` is the number of bytes of what was
+    loaded. `fetch` may leave out what is larger than `LARGE_BYTES`, unless it is alone in its request.
 
     A load never joins a request that was already sent: its answer would miss writes that were acknowledged
     before the load began. A load that finds none in progress calls `fetch` itself, without a task. At most
@@ -83,9 +83,9 @@ class Coalesced(Generic[K, A]):
     `max_keys` keys, or fewer if their answers would, by the average so far, exceed `max_bytes`. After
     a request that was not answered, the next ones have at most half as many.
 
-    A large record is loaded in a request of its own. At most `large_in_flight` of these are in progress
-    besides the others, so the loads of small records wait for none. If a record was not known to be large,
-    it is loaded so after the request that it shared, once.
+    What is large is loaded in a request of its own. At most `large_in_flight` of these are in progress
+    besides the others, so small loads wait for none. If it was not known to be large, it is loaded so after
+    the request that it shared, once.
 
     Cancelling a load that waits takes its key out of the request. A request is cancelled when no caller is
     left, so the deadline of the callers is its deadline too.
