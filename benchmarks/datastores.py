@@ -7,9 +7,11 @@ the URL in `STM_TEST_REDIS_URL` and so on, or a server that is started here.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import os
+import shutil
 import sqlite3
 import tempfile
 import uuid
@@ -47,6 +49,10 @@ TOGETHER = 32
 
 MOST_CONNECTIONS = 97
 """What PostgreSQL's default of `max_connections` leaves beside those reserved for superusers."""
+
+
+_MEMORY = Path("/dev/shm")  # noqa: S108 -- a new directory in it is used
+_ROOM_BYTES = 4 * 1024**3
 
 
 class Bare(Protocol):
@@ -116,6 +122,12 @@ def folder_for_all(parent: Path | None = None) -> Generator[Path]:
     with tempfile.TemporaryDirectory(prefix="stm-bench-", dir=parent) as name:
         Path(name).chmod(0o755)
         yield Path(name)
+
+
+def place_for_files() -> Path | None:
+    """Return a directory in memory, if the system has one with room, so that no disk hides a difference."""
+    in_memory = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES
+    return _MEMORY if in_memory else None
 
 
 @asynccontextmanager
@@ -509,3 +521,11 @@ ALL: Mapping[str, Opened] = {
     "dynamo": dynamo,
 }
 """The datastores by name."""
+
+
+def names_of(text: str) -> list[str]:
+    """Return the datastores of an option; raises the error of `argparse`."""
+    names = text.split(",")
+    if unknown := sorted(set(names) - set(ALL)):
+        raise argparse.ArgumentTypeError(f"no datastore {', '.join(unknown)}; there are {', '.join(ALL)}")
+    return names

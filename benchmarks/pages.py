@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import statistics
@@ -33,3 +34,16 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     if len(values) < 2:
         return median
     return f"{median} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"
+
+
+def reason(error: Exception) -> str:
+    """Say in one line why something was not measured."""
+    text = str(error) if isinstance(error, LookupError) else f"{type(error).__name__}: {error}"
+    return text.splitlines()[0][:200] if text else type(error).__name__
+
+
+def add_write(parser: argparse.ArgumentParser, page: Path) -> None:
+    """Add the option that writes a page."""
+    parser.add_argument(
+        "--write", type=Path, nargs="?", const=page, metavar="PAGE", help=f"by default {page}"
+    )

@@ -11,23 +11,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import cost, report
-from benchmarks.datastores import ALL, TOGETHER, Datastore, folder_for_all
+from benchmarks.datastores import ALL, TOGETHER, Datastore, folder_for_all, names_of, place_for_files
 from benchmarks.measuring import EXTRA_ROUNDS, Bench, Cell, fill, note, tight_loop
-from benchmarks.pages import machine
+from benchmarks.pages import add_write, machine, reason
 from benchmarks.processes import Workers
 from benchmarks.results import Measured, Results
 
 PAGE = Path("benchmarks/RESULTS.md")
-
-_MEMORY = Path("/dev/shm")  # noqa: S108 -- a new directory in it is used
-_ROOM_BYTES = 4 * 1024**3
 
 _LONGEST_STEP_S = 300.0
 """A step that takes longer has failed."""
@@ -134,33 +129,6 @@ async def _measure_one(datastore: Datastore, plan: Plan, into: Measured) -> None
         except Exception as error:  # noqa: BLE001 -- the other figures of this datastore are kept
             note(f"{datastore.name}: {title}: {error!r}")
             into.failed.append(f"{title}: {reason(error)}")
-
-
-def reason(error: Exception) -> str:
-    """Say in one line why something was not measured."""
-    text = str(error) if isinstance(error, LookupError) else f"{type(error).__name__}: {error}"
-    return text.splitlines()[0][:200] if text else type(error).__name__
-
-
-def place_for_files() -> Path | None:
-    """Return a directory in memory, if the system has one with room, so that no disk hides a difference."""
-    in_memory = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES
-    return _MEMORY if in_memory else None
-
-
-def names_of(text: str) -> list[str]:
-    """Return the datastores of an option; raises the error of `argparse`."""
-    names = text.split(",")
-    if unknown := sorted(set(names) - set(ALL)):
-        raise argparse.ArgumentTypeError(f"no datastore {', '.join(unknown)}; there are {', '.join(ALL)}")
-    return names
-
-
-def add_write(parser: argparse.ArgumentParser, page: Path) -> None:
-    """Add the option that writes a page."""
-    parser.add_argument(
-        "--write", type=Path, nargs="?", const=page, metavar="PAGE", help=f"by default {page}"
-    )
 
 
 def main() -> None:

@@ -27,11 +27,10 @@ import asyncpg
 from redis.asyncio import Redis
 
 from benchmarks import cost, results, scale_report, touch, units
-from benchmarks.datastores import ALL, Address, Datastore, connect, folder_for_all
+from benchmarks.datastores import ALL, Address, Datastore, connect, folder_for_all, place_for_files
 from benchmarks.machine import Meter
 from benchmarks.measuring import Bench, batched, note, turn
-from benchmarks.pages import machine
-from benchmarks.run import add_write, place_for_files, reason
+from benchmarks.pages import add_write, machine, reason
 from benchmarks.scale_report import PODS_AT_ONCE, STORED_AT_ONCE, Directories, Scale, Scaled
 from stm_backends.backend import Backend
 from stm_backends.drivers.contract import ABSENT, Driver, Key, Record, new_version

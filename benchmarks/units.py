@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.datastores import ALL, dynamo_client, folder_for_all
+from benchmarks.datastores import ALL, dynamo_client, folder_for_all, place_for_files
 from benchmarks.measuring import DIALOGUE, Talk, note
-from benchmarks.run import place_for_files, reason
+from benchmarks.pages import reason
 from stm_backends.backend import Backend
 from stm_backends.drivers.contract import Record
 from stm_backends.drivers.in_memory import MemoryDriver

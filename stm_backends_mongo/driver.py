@@ -28,9 +28,8 @@ from stm_backends.drivers.checks import (
     require_limit,
     require_rewrite,
     require_ttl,
-    skipped_of,
 )
-from stm_backends.drivers.coalesced import Coalesced
+from stm_backends.drivers.coalesced import LARGE_BYTES, Coalesced, Wanted
 from stm_backends.drivers.contract import (
     ABSENT,
     ANY,
@@ -69,9 +68,6 @@ _REMAINS: Final = Remains(
     "deletion, and in snapshots and backups. Turns also remain in the oplog until its oldest entries make "
     "room."
 )
-
-_ALL: Final = 2**31 - 1
-"""More entries than a document has; the server takes no larger number."""
 
 _MAX_PAGE: Final = 10_000
 """A larger page, with names of up to 1,000 bytes, may not fit into one answer."""
@@ -180,15 +176,16 @@ class MongoDriver:
     async def load(self, key: Key, *, last: int | None = None) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist."""
         require_last(last)
+        wanted = Wanted.of(key, last)
 
         async def work(_: Collection) -> Document | None:
             # MongoDB promises linearizable reads only for a filter that matches one document.
-            if last is None and not self._settings.linearizable:
-                return await self._loads.load(key)
-            return (await self._fetch((key,), last=last)).get(key)
+            if self._settings.linearizable:
+                return (await self._fetch((wanted,))).get(wanted)
+            return await self._loads.load(wanted)
 
         found = await self._run("load", work)
-        return None if found is None else self._record_of(found, last)
+        return None if found is None else self._record_of(found).newest(last)
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live is reset."""
@@ -311,26 +308,26 @@ class MongoDriver:
         )
         return found[0]["scope"] if found else None
 
-    async def _fetch(self, keys: Sequence[Key], *, last: int | None = None) -> dict[Key, Document]:
-        """Return the documents of several records by one command; each document is one snapshot.
+    async def _fetch(self, wanted: Sequence[Wanted]) -> dict[Wanted, Document]:
+        """Return the documents for several loads by one command; each document is one snapshot.
 
-        Among several, large records come without their contents.
+        A document has at least the entries that are wanted. Among several, what is large has no contents.
         """
         if self._records is None:
             raise self._edge.not_open("load")
-        count = len(keys)
-        parts = statements.LOADED if count == 1 else statements.LOADED_TOGETHER
-        options: dict[str, Any] = {}
-        if last is not None:
-            parts, options = statements.LOADED_LAST, {"let": values(last=-min(last, _ALL))}
+        lasts: dict[Key, int] = {}
+        for key, last in wanted:
+            lasts[key] = max(last, lasts.get(key, 0))
+        count, (parts, given) = len(lasts), statements.newest(lasts)
         # A request that callers share is in no caller's context, so it has its own timeout.
         with pymongo.timeout(self._patience_s):
             found = await self._calls.run(
                 self._records.find(
-                    statements.records(keys), parts, limit=count, batch_size=count, **options
+                    statements.records(lasts), parts, limit=count, batch_size=count, let=given
                 ).to_list(count)
             )
-        return {Key(one["_id"]["scope"], one["_id"]["name"]): one for one in found}
+        by_key = {Key(one["_id"]["scope"], one["_id"]["name"]): one | one.get("newest", {}) for one in found}
+        return {one: by_key[one.key] for one in wanted if one.key in by_key}
 
     async def _prepare(self, records: Collection) -> None:
         """Set the collection up if `create` is set, and check it; each command has a deadline of its own.
@@ -441,11 +438,11 @@ class MongoDriver:
         with pymongo.timeout(self._patience_s):
             return await self._edge.run(operation, lambda: work(records))
 
-    def _record_of(self, found: Document, last: int | None) -> Record:
+    def _record_of(self, found: Document) -> Record:
         version, body, tail, size = (found.get(name, ...) for name in ("version", "body", "tail", "size"))
         if isinstance(version, str) and isinstance(tail, list) and isinstance(size, int):
             entries = tuple(cast("list[bytes]", tail))
-            skipped = skipped_of(found.get("length", len(entries)), last)
+            skipped = found.get("length", len(entries)) - len(entries)
             parts = entries if body is None else (body, *entries)
             if all(type(part) is bytes for part in parts):
                 loaded = sum(map(len, parts))
@@ -479,9 +476,17 @@ def _milliseconds(ttl: float | None) -> int | None:
 
 
 def _size_of(found: Document) -> int:
-    """Return the bytes of a record, or 0 if another program has changed the number."""
-    size = found.get("size")
-    return size if isinstance(size, int) else 0
+    """Return the bytes of a load, or 0 if another program has changed the number."""
+    size, tail = found.get("size"), found.get("tail")
+    if not isinstance(size, int):
+        return 0
+    if not isinstance(tail, list):
+        return LARGE_BYTES + 1  # nothing was returned
+    entries = cast("list[object]", tail)
+    if (length := found.get("length", len(entries))) == len(entries):
+        return size
+    loaded = sum(len(one) for one in (found.get("body"), *entries) if isinstance(one, bytes))
+    return max(loaded, statements.weight(size, length, len(entries)))
 
 
 def _layout_in(documents: list[Document]) -> Layout | None:

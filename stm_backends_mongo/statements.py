@@ -18,10 +18,10 @@ never field names.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
-from stm_backends.drivers.coalesced import LARGE_BYTES
+from stm_backends.drivers.coalesced import ALL, LARGE_BYTES
 from stm_backends.drivers.contract import Key
 from stm_backends.drivers.layouts import Layout
 
@@ -179,16 +179,51 @@ AFTER_FOLD: Final[Document] = {"_id": 0, "version": 1, "size": FOLDED_SIZE}
 AFTER_REWRITE: Final[Document] = {"_id": 0, "version": 1, "size": REWRITTEN_SIZE}
 
 LOADED: Final[Document] = {"_id": 1, "version": 1, "size": 1, "body": 1, "tail": 1}
-LOADED_TOGETHER: Final[Document] = LOADED | {
-    part: {"$cond": [{"$lte": ["$size", LARGE_BYTES]}, f"${part}", "$$REMOVE"]} for part in ("body", "tail")
+
+LEFT_OUT: Final = 8
+"""The server reads a whole document. So many bytes that it leaves out take as long as one that it returns."""
+
+# A damaged record is returned as it is: an error would be one of all records of the command.
+_LENGTH: Final[Document] = {"$size": {"$cond": [{"$isArray": "$$tail"}, "$$tail", []]}}
+_IS_CUT: Final[Document] = {"$and": [{"$isNumber": "$size"}, {"$lt": ["$$last", "$$length"]}]}
+# What `weight` says, compared without a division.
+_IS_LIGHT: Final[Document] = {
+    "$cond": [
+        "$$is_cut",
+        {
+            "$lte": [
+                {"$multiply": ["$size", {"$add": ["$$length", {"$multiply": [LEFT_OUT - 1, "$$last"]}]}]},
+                {"$multiply": [LEFT_OUT * LARGE_BYTES, "$$length"]},
+            ]
+        },
+        {"$lte": ["$size", LARGE_BYTES]},
+    ]
 }
-"""Of a large record, neither the body nor the tail."""
-# A missing tail has no size, which is an error.
-LOADED_LAST: Final[Document] = LOADED | {
-    "tail": {"$slice": ["$tail", "$$last"]},
-    "length": {"$size": "$tail"},
-}
-"""The newest entries: those from `$$last` on, which is negative, or 0 for none."""
+
+
+def _newest(last: Document | str, condition: Document | bool) -> Document:
+    """Return a projection to the newest entries and to the number of all, which `newest` contains.
+
+    Unless the condition is met, there is neither the body nor an entry. Each `$tail` reads all entries, so
+    there is one.
+    """
+    entries: Document = {
+        "$cond": ["$$is_cut", {"$slice": ["$$tail", {"$multiply": [-1, "$$last"]}]}, "$$tail"]
+    }
+    parts: Document = {"length": "$$length"}
+    found: Document = {"$cond": [condition, parts | {"body": "$body", "tail": entries}, parts]}
+    steps: list[Document] = [{"tail": "$tail", "last": last}, {"length": _LENGTH}, {"is_cut": _IS_CUT}]
+    for step in reversed(steps):
+        found = {"$let": {"vars": step, "in": found}}
+    return {"_id": 1, "version": 1, "size": 1, "newest": found}
+
+
+LOADED_LAST: Final = _newest("$$last", condition=True)
+"""The newest `$$last` entries of one record."""
+LOADED_TOGETHER: Final = _newest("$$last", _IS_LIGHT)
+"""The newest `$$last` entries of each record; of what is large, neither the body nor an entry."""
+LOADED_MIXED: Final = _newest({"$arrayElemAt": ["$$lasts", {"$indexOfArray": ["$$ids", "$_id"]}]}, _IS_LIGHT)
+"""The same, of each record in `$$ids` as many entries as `$$lasts` has at its place."""
 WAS_THERE: Final[Document] = {"_id": 0, "there": IS_THERE}
 LISTED: Final[Document] = {"_id": 0, "name": "$_id.name"}
 SCOPE: Final[Document] = {"_id": 0, "scope": "$_id.scope"}
@@ -209,6 +244,14 @@ STEPS: Final[dict[int, tuple[str, Document]]] = {1: ("createIndexes", {"indexes"
 _CONFIRMED: Final[Document] = {"writeConcern": {"w": "majority"}}
 
 
+def weight(size: int, length: int, last: int) -> int:
+    """Return the bytes of a load of the newest entries of more, and a part of those that it leaves out.
+
+    It goes by the average entry.
+    """
+    return -(-size * (length + (LEFT_OUT - 1) * last) // (LEFT_OUT * length))
+
+
 def values(**named: object) -> Document:
     """Return values for `let`, each of them literal: no text among them is an expression."""
     return {name: {"$literal": value} for name, value in named.items()}
@@ -219,7 +262,18 @@ def record(scope: str, name: str) -> Document:
     return {"_id": {"scope": scope, "name": name}}
 
 
-def records(keys: Sequence[Key]) -> Document:
+def newest(lasts: Mapping[Key, int]) -> tuple[Document, Document]:
+    """Return the projection and the `let` for so many of the newest entries of one or several records."""
+    if len({*lasts.values()}) > 1:
+        ids = [record(*key)["_id"] for key in lasts]
+        return LOADED_MIXED, values(ids=ids, lasts=[*lasts.values()])
+    (last,) = {*lasts.values()}
+    if len(lasts) > 1:
+        return LOADED_TOGETHER, values(last=last)
+    return (LOADED, {}) if last == ALL else (LOADED_LAST, values(last=last))
+
+
+def records(keys: Iterable[Key]) -> Document:
     """Return the filter for those of several records that exist."""
     ids = [record(*key)["_id"] for key in keys]
     return {"_id": ids[0] if len(ids) == 1 else {"$in": ids}, "$expr": IS_THERE}

@@ -22,7 +22,7 @@ from stm_backends.drivers.checks import (
     require_ttl,
     skipped_of,
 )
-from stm_backends.drivers.coalesced import LARGE_BYTES, Coalesced
+from stm_backends.drivers.coalesced import LARGE_BYTES, Coalesced, Wanted
 from stm_backends.drivers.contract import (
     ANY,
     KEEP,
@@ -56,9 +56,6 @@ _PURGE_EVERY: Final = 16
 
 _MAX_PAGE: Final = 10_000
 
-_ALL: Final = 2**31
-"""More entries than a record has."""
-
 _REMAINS: Final = Remains(
     "PostgreSQL: the deleted rows remain in the table's files until VACUUM FULL or later rows overwrite "
     "them, in the write-ahead log until it is recycled, and in WAL archives, replicas, snapshots and "
@@ -81,13 +78,26 @@ _DURABILITY: Final = {
 
 
 class _Found(NamedTuple):
-    """The rows of one record, not yet compared with its length and its size."""
+    """The rows of one load, not yet compared with the length and the size of the record."""
 
     version: str
     body: bytes | None
     length: int
     size: int
     tail: list[bytes]
+    last: int
+
+    @property
+    def loaded(self) -> int:
+        """The bytes of what is here."""
+        return sum(map(len, self.tail), len(self.body or b""))
+
+    @property
+    def weight(self) -> int:
+        """How many bytes the load has: by the average entry, as `LOAD` has it, or more if they are here."""
+        if self.last < self.length:
+            return max(self.size * self.last // self.length, self.loaded)
+        return self.size
 
 
 class PostgresDriver:
@@ -183,30 +193,25 @@ class PostgresDriver:
         given = self._handed_in
         self._lender = self._given = None if given is None else HandedIn(given, patience_s=self._patience_s)
         self._is_ready = False
-        self._loads = Coalesced(self._find, size=lambda found: found.size)
+        self._loads = Coalesced(self._find, size=lambda found: found.weight)
         self._cleaner = Cleaner(lambda: self._purge_step(DUE_S), self._sweep_step)
 
     async def load(self, key: Key, *, last: int | None = None) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist.
 
-        Concurrent loads of whole records share statements; each statement reads all of its records from one
-        snapshot.
+        Concurrent loads share statements; each statement reads all of its records from one snapshot.
         """
         require_last(last)
-        if last is None:
-            await self._require_ready("load")
-            found = await self._edge.run("load", lambda: self._loads.load(key))
-        else:
-            rows = await self._ask("load", self._statements.load_last, *key, min(last, _ALL))
-            found = _by_key((key,), rows).get(key)
+        await self._require_ready("load")
+        found = await self._edge.run("load", lambda: self._loads.load(Wanted.of(key, last)))
         if found is None:
             return None
-        version, body, length, size, tail = found
-        skipped, loaded = skipped_of(length, last), sum(map(len, tail), len(body or b""))
-        if len(tail) != length - skipped or loaded > size or (not skipped and loaded < size):
+        skipped, loaded = skipped_of(found.length, last), found.loaded
+        missing = len(found.tail) != found.length - skipped or (not skipped and loaded < found.size)
+        if missing or loaded > found.size:
             raise Corrupt("a part of the record is missing", backend=self.name, operation="load")
         self._remember(key)
-        return Record(version, body, tuple(tail), skipped)
+        return Record(found.version, found.body, tuple(found.tail), skipped)
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live is reset."""
@@ -363,19 +368,17 @@ class PostgresDriver:
         if self._known is not None:
             self._known[hash(key)] = True
 
-    async def _find(self, keys: Sequence[Key]) -> dict[Key, _Found]:
-        """Return the records of several keys, all from one snapshot; among several, large ones are empty."""
-        if len(keys) == 1:
-            rows = await self._borrow(
-                "load", lambda connection: connection.fetch(self._statements.load, *keys[0])
-            )
+    async def _find(self, wanted: Sequence[Wanted]) -> dict[Wanted, _Found]:
+        """Return what several loads want, all from one snapshot; among several, what is large is empty."""
+        here = self._statements
+        if len(wanted) > 1:
+            keys, lasts = zip(*wanted, strict=True)
+            statement, arguments = here.load_many, (*zip(*keys, strict=True), lasts, LARGE_BYTES)
         else:
-            scopes, names = zip(*keys, strict=True)
-            rows = await self._borrow(
-                "load",
-                lambda connection: connection.fetch(self._statements.load_many, scopes, names, LARGE_BYTES),
-            )
-        return _by_key(keys, rows)
+            ((key, last),) = wanted
+            statement, arguments = here.load, (*key, last)
+        rows = await self._borrow("load", lambda connection: connection.fetch(statement, *arguments))
+        return _by_place(wanted, rows)
 
     async def _ask(self, operation: str, statement: str, *arguments: object) -> list[Row]:
         """Send one statement; returns the rows of its answer."""
@@ -462,14 +465,15 @@ class PostgresDriver:
         return answer
 
 
-def _by_key(keys: Sequence[Key], rows: Iterable[Row]) -> dict[Key, _Found]:
-    """Return the records in the rows of a load; `place` is the number of the key, from 1."""
-    found: dict[Key, _Found] = {}
-    last, tail = 0, list[bytes]()
+def _by_place(wanted: Sequence[Wanted], rows: Iterable[Row]) -> dict[Wanted, _Found]:
+    """Return the records in the rows of a load; `place` is the number of what is wanted, from 1."""
+    found: dict[Wanted, _Found] = {}
+    before, tail = 0, list[bytes]()
+    place: int
     for place, version, body, length, size, entry in rows:
-        if place != last:
-            last, tail = place, []
-            found[keys[place - 1]] = _Found(version, body, length, size, tail)
+        if place != before:
+            before, tail = place, []
+            found[wanted[place - 1]] = _Found(version, body, length, size, tail, wanted[place - 1].last)
         if entry is not None:
             tail.append(entry)
     return found

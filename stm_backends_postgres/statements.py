@@ -67,14 +67,21 @@ _UNSWEPT: Final = (
 _END: Final = "SET version = '', body = NULL, expires = '-infinity', first = r.next, size = 0"
 
 # Only the first row of a record has the body. An array of entries would need one row only, but asyncpg has to
-# look up that type on each connection. `place` counts the records that were asked for, from 1. Of a record
-# with more than $3 bytes among several, there is neither the body nor an entry.
+# look up that type on each connection. `place` counts the loads that were asked for, from 1; each has its own
+# number of newest entries, $3. Among several, a load of more than $4 bytes has neither the body
+# nor an entry: they are the bytes of the record or, by the average entry, those of its newest entries.
+#
+# LATERAL with OFFSET 0 keeps the entries a query of their own, whose bounds are known before it reads. In a
+# plain join of several records, the index finds all entries of a record, and the bounds only filter them.
 LOAD: Final = """
     SELECT {place} AS place, version,
         CASE WHEN {whole} AND (seq IS NULL OR seq = {start}) THEN body END AS body,
         next - first AS length, size, entry
     FROM {wanted}
-    LEFT JOIN {schema}.stm_entry ON record = id AND seq >= {start} AND seq < next AND {whole}
+    LEFT JOIN LATERAL (
+        SELECT seq, entry FROM {schema}.stm_entry
+        WHERE record = id AND seq >= {start} AND seq < next AND {whole} OFFSET 0
+    ) AS entered ON TRUE
     WHERE {which}(expires IS NULL OR expires > statement_timestamp())
     ORDER BY place, seq"""
 _ONE: Final = {
@@ -82,16 +89,16 @@ _ONE: Final = {
     "wanted": "{schema}.stm_record",
     "which": "scope = $1 AND name = $2 AND ",
     "whole": "TRUE",
-    "start": "first",
+    "start": "greatest(first, next - $3::bigint)",
 }
-_LAST: Final = _ONE | {"start": "greatest(first, next - $3::bigint)"}
 _MANY: Final = {
     "place": "wanted.place",
-    "wanted": "unnest($1::text[], $2::text[]) WITH ORDINALITY AS wanted (in_scope, named, place)"
+    "wanted": "unnest($1::text[], $2::text[], $3::bigint[])"
+    " WITH ORDINALITY AS wanted (in_scope, named, newest, place)"
     " JOIN {schema}.stm_record ON scope = in_scope AND name = named",
     "which": "",
-    "whole": "size <= $3",
-    "start": "first",
+    "whole": "CASE WHEN newest < next - first THEN size * newest / (next - first) ELSE size END <= $4",
+    "start": "greatest(first, next - newest)",
 }
 
 # An append to a record that probably exists. It neither inserts a record nor sweeps. No row: nothing was
@@ -511,7 +518,6 @@ class Statements:
         self.entry = f"{quoted(schema)}.{ENTRY}"
         self.layout = f"{quoted(schema)}.{LAYOUT}"
         self.load = here(LOAD, **_ONE)
-        self.load_last = here(LOAD, **_LAST)
         self.load_many = here(LOAD, **_MANY)
         self.extend = here(EXTEND)
         self.append = here(APPEND, "record WHERE length = 1", "seq FROM record")

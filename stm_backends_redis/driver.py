@@ -3,7 +3,7 @@
 Every operation is one command or one script, and one round trip. There are four exceptions, and none of them
 does anything twice. A server that does not know a script (it was restarted, or its scripts were flushed) is
 sent the text of it. A cluster that moves a slot redirects the operation. Or it asks for a retry a moment
-later. And a large record is loaded in slices.
+later. And what is large is loaded in slices.
 
 The keys of one scope share a hash tag, so that a record and the index of its scope are in one slot.
 """
@@ -27,6 +27,7 @@ from stm_backends.drivers.checks import (
     require_ttl,
     skipped_of,
 )
+from stm_backends.drivers.coalesced import ALL
 from stm_backends.drivers.contract import ANY, AbsentType, AnyType, KeepType, Key, Page, Record, Traits, Ttl
 from stm_backends.drivers.edge import Edge
 from stm_backends.drivers.erasing import Remains
@@ -133,10 +134,7 @@ class RedisDriver:
 
         async def read() -> Record | None:
             try:
-                if last is None:
-                    elements = await self._slices.read(record, ask)
-                else:
-                    elements = await ask(statements.LOAD_LAST, last)
+                elements = await self._slices.read(record, ask, ALL if last is None else min(last, ALL))
                 return _record(elements, last) if elements else None
             except ValueError:
                 raise Corrupt("a part of the record is missing") from None

@@ -1,4 +1,4 @@
-"""How records are read: a small one at once, a large one in slices, between which the server does other work.
+"""How records are read: what is small at once, what is large in slices, between which others are served.
 
 A server copies an answer before it does anything else. A record of 12 MB keeps it from all other clients for
 5 ms, and the connection for longer. Read one after the other, slices of it keep neither.
@@ -10,23 +10,26 @@ import asyncio
 from typing import Final, Protocol
 
 from stm_backends.drivers.bounded import Bounded
+from stm_backends.drivers.coalesced import ALL
 from stm_backends_redis import statements
 from stm_backends_redis.statements import Statement
 
 LARGE: Final = 128 * 1024
-"""A record with more bytes than this is large, and is read in slices of so many bytes."""
+"""What has more bytes than this is large, and is read in slices of so many bytes."""
 
 _BYTES_A_SECOND: Final = 50_000_000
 """A slice has so many bytes for each second of a round trip, so that a far server costs few round trips."""
 
 _AT_ONCE: Final = 2
-"""How many large records are read at the same time."""
+"""How many loads of what is large are served at the same time."""
 
 _ATTEMPTS: Final = 2
 """How often a record that changes meanwhile is read in slices, before it is read at once."""
 
+_ANY_SIZE: Final = 2**53
+
 _REMEMBERED: Final = 10_000
-"""Of how many records the driver remembers whether they are large."""
+"""Of how many loads the driver remembers the size."""
 
 
 class Ask(Protocol):
@@ -36,39 +39,42 @@ class Ask(Protocol):
 
 
 class Slices:
-    """Reads the elements of records.
+    """Reads the elements of records, of all entries or of the newest ones.
 
-    What a record was last decides how it is read. If that is not known, a script returns no more than the
-    head of a large record. A record that has become large is read at once for a last time.
+    What the same load had last decides how it is read. If that is not known, a script returns no more than
+    the head where the rest is large. A whole record that has become large is read at once for a last time.
     """
 
     def __init__(self) -> None:
-        self._is_large: Bounded[int, bool] = Bounded(_REMEMBERED)
+        self._sizes: Bounded[int, int] = Bounded(_REMEMBERED)
         self._turn = asyncio.Semaphore(_AT_ONCE)
 
-    async def read(self, key: bytes, ask: Ask) -> list[bytes]:
-        """Return all elements as they were at one moment; none if there is no record.
+    async def read(self, key: bytes, ask: Ask, last: int = ALL) -> list[bytes]:
+        """Return the elements as they were at one moment, without older entries than the newest `last`.
 
-        Raises `ValueError` if the head of the record is damaged.
+        There are none if there is no record. Raises `ValueError` if the head of the record is damaged.
         """
-        is_large = self._is_large.use(hash(key))
+        asked = hash((key, last))
+        size = self._sizes.use(asked)
+        is_large = size is not None and size > LARGE
         elements: list[bytes] = []
-        if is_large is None:
-            elements = await ask(statements.LOAD_SMALL, LARGE)
+        if size is None or (last < ALL and not is_large):
+            elements = await ask(statements.LOAD_SMALL, LARGE, last)
             is_large = len(elements) == statements.HEAD_ALONE
         elif not is_large:
             elements = await ask(statements.LOAD, 0, -1)
         if is_large:
             async with self._turn:
-                elements = await self._in_slices(ask)
-        self._is_large[hash(key)] = sum(map(len, elements)) > LARGE
+                elements = await self._in_slices(ask, last, size or 0)
+        self._sizes[asked] = sum(map(len, elements))
         return elements
 
-    async def _in_slices(self, ask: Ask) -> list[bytes]:
+    async def _in_slices(self, ask: Ask, last: int, before: int) -> list[bytes]:
         """Read a record in slices, which are of one moment if its version is still the same after the last.
 
         Only a new version changes or drops an entry, and a record that is created again has another one.
-        Entries that were appended meanwhile are left out.
+        Entries that were appended meanwhile are left out. `before` is how many bytes the same load had the
+        last time: the newest entries may be larger than the average.
         """
         now = asyncio.get_running_loop().time
         for _ in range(_ATTEMPTS):
@@ -77,13 +83,17 @@ class Slices:
             length, size, _ = measured(elements) if elements else (0, 0, 0)
             if not length:
                 return elements
-            most = max(LARGE, int((now() - began) * _BYTES_A_SECOND))
-            step, end = max(1, most * length // max(size, 1)), 3 + length
-            for first in range(3, end, step):
+            most, count, end = (
+                max(LARGE, int((now() - began) * _BYTES_A_SECOND)),
+                min(last, length),
+                3 + length,
+            )
+            step = max(1, most * count // max(size * count // length, before, 1))
+            for first in range(end - count, end, step):
                 elements += await ask(statements.LOAD, first, min(first + step, end) - 1, apart=True)
-            if len(elements) == end and await ask(statements.LOAD, 0, 0) == elements[:1]:
+            if len(elements) == 3 + count and await ask(statements.LOAD, 0, 0) == elements[:1]:
                 return elements
-        return await ask(statements.LOAD, 0, -1, apart=True)
+        return await ask(statements.LOAD_SMALL, _ANY_SIZE, last, apart=True)
 
 
 def measured(elements: list[bytes]) -> tuple[int, int, int]:

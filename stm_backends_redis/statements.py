@@ -56,19 +56,6 @@ def is_node_of_cluster(facts: object) -> bool:
 # Argument: record, first, last. One command on one key: a snapshot, in which an expired record is absent.
 LOAD: Final = Statement(("LRANGE",), ("LRANGE",))
 
-# KEYS: record. ARGV: the most bytes. Returns the record, or version and measure alone if it has more bytes.
-# A script costs the server more than LOAD, so it is only for records of which nothing is known.
-LOAD_SMALL: Final = _script(
-    """
-local size, body = string.match(redis.call('LINDEX', KEYS[1], 1) or '', ' (%d+) (-?%d+)$')
-local last = size and size + body > tonumber(ARGV[1]) and 1 or -1
-return redis.call('LRANGE', KEYS[1], 0, last)
-"""
-)
-
-HEAD_ALONE: Final = 2
-"""How many elements LOAD_SMALL returns of a large record. A whole record has at least three."""
-
 _MEASURE: Final = """
 local function measure(head)
   local length, size, body = string.match(head[2] or '', '^(%d+) (%d+) (-?%d+)$')
@@ -76,18 +63,33 @@ local function measure(head)
   return tonumber(length), tonumber(size), tonumber(body)
 end
 """
-# KEYS: record. ARGV: how many of the newest entries. Returns what LOAD does, without the older entries.
-LOAD_LAST: Final = _script(
+# KEYS: record. ARGV: the most bytes, how many of the newest entries. Returns the record without the others,
+# or version and measure alone if that has more bytes. It stops reading entries when they have.
+# A script costs the server more than LOAD, so it reads no whole record that is known to be small.
+LOAD_SMALL: Final = _script(
     f"""{_MEASURE}
-local found = redis.call('LRANGE', KEYS[1], 0, 2)
-if not found[1] then return found end
-local length = measure(found)
+local head, most = redis.call('LRANGE', KEYS[1], 0, 1), tonumber(ARGV[1])
+if not head[1] then return head end
+local length, size, body = measure(head)
 if not length then return redis.error_reply('{CORRUPT}') end
-local first = 3 + length - math.min(length, tonumber(ARGV[1]))
-for _, entry in ipairs(redis.call('LRANGE', KEYS[1], first, -1)) do found[#found + 1] = entry end
+local count = math.min(length, tonumber(ARGV[2]))
+local sum, step = math.max(body, 0), math.max(1, math.floor(65536 * length / (size + 1)))
+if sum > most or (count == length and sum + size > most) then return head end
+if count == length then return redis.call('LRANGE', KEYS[1], 0, -1) end
+local found = redis.call('LRANGE', KEYS[1], 0, 2)
+for from = 3 + length - count, 2 + length, step do
+  for _, entry in ipairs(redis.call('LRANGE', KEYS[1], from, math.min(from + step - 1, 2 + length))) do
+    found[#found + 1], sum = entry, sum + #entry
+  end
+  if sum > most then return head end
+end
 return found
 """
 )
+
+HEAD_ALONE: Final = 2
+"""How many elements LOAD_SMALL returns of what is large. A whole record has at least three."""
+
 # The time at which a script decides expiry. As in Redis, a record is still alive in its last millisecond.
 _NOW: Final = """
 local time = redis.call('TIME')

@@ -5,36 +5,53 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from stm_backends.drivers.bounded import Bounded
 from stm_backends.drivers.contract import Key
 from stm_backends.errors import Unavailable
 
+K = TypeVar("K", bound=Hashable)
 A = TypeVar("A")
 
 LARGE_BYTES: Final = 256 * 1024
-"""A record with more bytes than this is loaded apart from smaller ones, which would wait for it."""
+"""What has more bytes than this is loaded apart from what has fewer, which would wait for it."""
 
 REMEMBERED: Final = 10_000
-"""How many keys of large records are remembered. Each takes some 130 bytes."""
+"""How many keys of what is large are remembered. Each takes some 130 bytes."""
 
 _WEIGHT: Final = 1 / 16
 """How much the newest request counts in the average size of an answer."""
 
 
+ALL: Final = 2**31 - 1
+"""More entries than a record has; datastores take no larger number."""
+
+
+class Wanted(NamedTuple):
+    """What a load asks for: a record, and how many of its newest entries."""
+
+    key: Key
+    last: int
+
+    @classmethod
+    def of(cls, key: Key, last: int | None) -> Wanted:
+        """Return what a load with `last` asks for."""
+        return cls(key, ALL if last is None else min(last, ALL))
+
+
 class LargeKeys:
-    """Keys of records that were found to be large, at most `REMEMBERED`; those seen last are kept."""
+    """What was found to be large, by record or by load, at most `REMEMBERED`; those seen last are kept."""
 
     def __init__(self) -> None:
         self._hashes: Bounded[int, bool] = Bounded(REMEMBERED)
 
-    def __contains__(self, key: Key) -> bool:
+    def __contains__(self, key: Hashable) -> bool:
         return hash(key) in self._hashes
 
-    def note(self, key: Key, size: int) -> bool:
-        """Remember or forget a key by the size of its record; returns whether the record is large."""
+    def note(self, key: Hashable, size: int) -> bool:
+        """Remember or forget a key by the size of what is loaded; returns whether that is large."""
         if size > LARGE_BYTES:
             self._hashes[hash(key)] = True
             return True
@@ -42,21 +59,23 @@ class LargeKeys:
         return False
 
 
-class _Batch(Generic[A]):
+class _Batch(Generic[K, A]):
     """The loads of one request: the future of each caller, and the key it waits for; then what was sent."""
 
     def __init__(self) -> None:
-        self.keys: tuple[Key, ...] = ()
-        self.callers: dict[asyncio.Future[tuple[A | None, bool]], Key] = {}
-        self.task: asyncio.Task[Mapping[Key, A]] | None = None
+        self.keys: tuple[K, ...] = ()
+        self.callers: dict[asyncio.Future[tuple[A | None, bool]], K] = {}
+        self.task: asyncio.Task[Mapping[K, A]] | None = None
 
 
-class Coalesced(Generic[A]):
+class Coalesced(Generic[K, A]):
     """Groups loads that wait at the same time; each caller gets the answer for its own key.
 
+    A key is that of a record or, where loads of the newest entries share requests too, a `Wanted`.
+
     `fetch` reads several records with one request. It returns what it found by key; a key that is missing
-    has no record. Its errors reach all callers of the request. `size` is the number of bytes of a record.
-    `fetch` may leave out what a record larger than `LARGE_BYTES` contains, unless it is alone in its request.
+    has no record. Its errors reach all callers of the request. `size` is the number of bytes of what was
+    loaded. `fetch` may leave out what is larger than `LARGE_BYTES`, unless it is alone in its request.
 
     A load never joins a request that was already sent: its answer would miss writes that were acknowledged
     before the load began. A load that finds none in progress calls `fetch` itself, without a task. At most
@@ -64,9 +83,9 @@ class Coalesced(Generic[A]):
     `max_keys` keys, or fewer if their answers would, by the average so far, exceed `max_bytes`. After
     a request that was not answered, the next ones have at most half as many.
 
-    A large record is loaded in a request of its own. At most `large_in_flight` of these are in progress
-    besides the others, so the loads of small records wait for none. If a record was not known to be large,
-    it is loaded so after the request that it shared, once.
+    What is large is loaded in a request of its own. At most `large_in_flight` of these are in progress
+    besides the others, so small loads wait for none. If it was not known to be large, it is loaded so after
+    the request that it shared, once.
 
     Cancelling a load that waits takes its key out of the request. A request is cancelled when no caller is
     left, so the deadline of the callers is its deadline too.
@@ -74,7 +93,7 @@ class Coalesced(Generic[A]):
 
     def __init__(
         self,
-        fetch: Callable[[Sequence[Key]], Awaitable[Mapping[Key, A]]],
+        fetch: Callable[[Sequence[K]], Awaitable[Mapping[K, A]]],
         *,
         size: Callable[[A], int],
         max_keys: int = 64,
@@ -91,7 +110,7 @@ class Coalesced(Generic[A]):
         self._shared = _Lane(self._fetch_all, in_flight, self._limit)
         self._alone = _Lane(self._fetch_all, large_in_flight, lambda: 1)
 
-    async def load(self, key: Key) -> A | None:
+    async def load(self, key: K) -> A | None:
         """Return the answer for `key`, or `None` if there is no such record; raises what `fetch` raises."""
         if key not in self._large:
             found, is_alone = await self._shared.load(key)
@@ -106,13 +125,13 @@ class Coalesced(Generic[A]):
         await self._shared.close()
         await self._alone.close()
 
-    def _note(self, key: Key, found: A | None) -> bool:
+    def _note(self, key: K, found: A | None) -> bool:
         return self._large.note(key, 0 if found is None else self._size(found))
 
     def _limit(self) -> int:
         return max(1, min(self._max_keys, int(self._max_bytes / self._average)))
 
-    async def _fetch_all(self, keys: Sequence[Key]) -> Mapping[Key, A]:
+    async def _fetch_all(self, keys: Sequence[K]) -> Mapping[K, A]:
         try:
             found = await self._fetch(keys)
         except BaseException:
@@ -127,22 +146,22 @@ class Coalesced(Generic[A]):
         return found
 
 
-class _Lane(Generic[A]):
+class _Lane(Generic[K, A]):
     """Requests of one kind: at most `in_flight` are in progress, and a waiting one has `limit()` loads."""
 
     def __init__(
         self,
-        fetch: Callable[[Sequence[Key]], Coroutine[Any, Any, Mapping[Key, A]]],
+        fetch: Callable[[Sequence[K]], Coroutine[Any, Any, Mapping[K, A]]],
         in_flight: int,
         limit: Callable[[], int],
     ) -> None:
         self._fetch = fetch
         self._free = self._in_flight = in_flight
         self._limit = limit
-        self._waiting: deque[_Batch[A]] = deque()
-        self._running: set[asyncio.Task[Mapping[Key, A]]] = set()
+        self._waiting: deque[_Batch[K, A]] = deque()
+        self._running: set[asyncio.Task[Mapping[K, A]]] = set()
 
-    async def load(self, key: Key) -> tuple[A | None, bool]:
+    async def load(self, key: K) -> tuple[A | None, bool]:
         """Return the answer for a key, and whether the key was alone in its request."""
         if self._free == self._in_flight and not self._waiting:
             self._free -= 1
@@ -174,7 +193,7 @@ class _Lane(Generic[A]):
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    def _batch_for(self, key: Key) -> _Batch[A]:
+    def _batch_for(self, key: K) -> _Batch[K, A]:
         """Return the batch that a new load joins: the last one that waits, if it has room or the same key."""
         last = self._waiting[-1] if self._waiting else None
         if last is None or (len(last.callers) >= self._limit() and key not in last.callers.values()):
@@ -199,7 +218,7 @@ class _Lane(Generic[A]):
             self._running.add(batch.task)
             batch.task.add_done_callback(lambda task, batch=batch: self._done(batch, task))
 
-    def _done(self, batch: _Batch[A], task: asyncio.Task[Mapping[Key, A]]) -> None:
+    def _done(self, batch: _Batch[K, A], task: asyncio.Task[Mapping[K, A]]) -> None:
         self._running.discard(task)
         self._free += 1
         if task.cancelled():
@@ -214,7 +233,7 @@ class _Lane(Generic[A]):
         self._send()
 
 
-def _fail(batch: _Batch[A], error: Callable[[], BaseException]) -> None:
+def _fail(batch: _Batch[K, A], error: Callable[[], BaseException]) -> None:
     """Raise an error in each caller that still waits."""
     for caller in batch.callers:
         if not caller.done():

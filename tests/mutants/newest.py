@@ -97,6 +97,22 @@ class SharesAnAnswer(Unswept):
         return await self.loading[key]
 
 
+class EmptiesTheNewestThatAreLarge(Unswept):
+    """Leaves the newest entries out of an answer that several loads share, if they are large."""
+
+    _loading = 0
+
+    async def load(self, key: Key, *, last: int | None = None) -> Record | None:
+        self._loading += 1
+        await asyncio.sleep(0)
+        is_shared, found = self._loading > 1, await super().load(key, last=last)
+        self._loading -= 1
+        is_large = found is not None and 2 * sum(map(len, found.tail)) > self.traits.max_entry
+        if found is None or last is None or not (is_shared and is_large):
+            return found
+        return replace(found, tail=(), skipped=found.length)
+
+
 class CountsAfterItHasRead(Unswept):
     """Reads the entries first, and then how many there are."""
 

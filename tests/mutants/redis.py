@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from stm_backends.drivers.coalesced import ALL
 from stm_backends_redis.servers import Capacity
 from stm_backends_redis.slices import Ask, Slices
-from stm_backends_redis.statements import LOAD, Statement
+from stm_backends_redis.statements import LOAD_SMALL, Statement
 from stm_backends_redis.stream import Line
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ class FailsWithoutRoom(Capacity):
 class MixesTwoMoments(Slices):
     """Does not look whether a large record was changed between two of its slices."""
 
-    async def _in_slices(self, ask: Ask) -> list[bytes]:
+    async def _in_slices(self, ask: Ask, last: int, before: int) -> list[bytes]:
         seen: list[list[bytes]] = []
 
         async def answer(statement: Statement, *arguments: int, apart: bool = False) -> list[bytes]:
@@ -51,11 +52,25 @@ class MixesTwoMoments(Slices):
             seen.append(await ask(statement, *arguments, apart=apart))
             return [*seen[-1]]
 
-        return await super()._in_slices(answer)
+        return await super()._in_slices(answer, last, before)
 
 
 class ReadsAtOnce(Slices):
     """Asks for a large record in one piece."""
 
-    async def _in_slices(self, ask: Ask) -> list[bytes]:
-        return await ask(LOAD, 0, -1, apart=True)
+    async def _in_slices(self, ask: Ask, last: int, before: int) -> list[bytes]:
+        return await ask(LOAD_SMALL, 2**53, last, apart=True)
+
+
+class SharesTheConnection(Slices):
+    """Asks for the newest entries at once, however large they are, on the connection of all others."""
+
+    async def read(self, key: bytes, ask: Ask, last: int = ALL) -> list[bytes]:
+        return await (super().read(key, ask) if last == ALL else ask(LOAD_SMALL, 2**53, last))
+
+
+class KnowsRecordsOnly(Slices):
+    """Remembers the size of a record for loads of all its entries and of the newest ones."""
+
+    async def read(self, key: bytes, ask: Ask, last: int = ALL) -> list[bytes]:
+        return (await super().read(key, ask))[: 3 if last == 0 else None]

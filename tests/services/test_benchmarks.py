@@ -55,6 +55,12 @@ def test_turns_are_compared_with_those_of_a_bare_client(datastore: str, run: Run
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("datastore", ["sqlite", *SERVERS])
+def test_many_readers_of_the_newest_entries_are_measured(datastore: str, run: Run) -> None:
+    assert "20 of 40" in run("benchmarks.readers", "--tiny", datastore).read_text("utf-8")
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("datastore", ["sqlite", "redis", "postgres"])
 def test_a_large_tenant_and_a_long_conversation_are_measured(datastore: str, run: Run) -> None:
     page = run("benchmarks.scale", "--small", datastore)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stm_backends.drivers.coalesced import LARGE_BYTES, Coalesced, LargeKeys
+from stm_backends.drivers.coalesced import ALL, LARGE_BYTES, Coalesced, LargeKeys, Wanted
 from stm_backends.drivers.contract import Key
 from stm_backends.errors import Unavailable
 
@@ -20,7 +20,7 @@ A, B, C, D = (Key("scope", name) for name in "abcd")
 class Datastore:
     """Records of one datastore. Each request waits until the test lets it be answered."""
 
-    def __init__(self, kind: type[Coalesced[bytes]] = Coalesced, **limits: int) -> None:
+    def __init__(self, kind: type[Coalesced[Any, bytes]] = Coalesced, **limits: int) -> None:
         self.records = {key: key.name.encode() for key in (A, B, C)}
         self.requests: list[tuple[Key, ...]] = []
         self.answers: list[asyncio.Future[None]] = []
@@ -228,7 +228,7 @@ LARGE = bytes(LARGE_BYTES + 1)
 class Cutting(Datastore):
     """A datastore that sends the first byte only of what is large, unless it is alone in its request."""
 
-    def __init__(self, kind: type[Coalesced[bytes]] = Coalesced, **limits: int) -> None:
+    def __init__(self, kind: type[Coalesced[Any, bytes]] = Coalesced, **limits: int) -> None:
         super().__init__(kind, **limits)
         self.loads = kind(
             self.fetch, size=lambda found: len(LARGE if found == LARGE[:1] else found), **limits
@@ -327,7 +327,87 @@ def test_no_more_large_keys_are_remembered_than_allowed(monkeypatch: pytest.Monk
     assert A not in keys
 
 
-class JoinsWhatWasSent(Coalesced[bytes]):
+class Newest:
+    """Records of several entries, of which each load wants a number. Requests are answered at once.
+
+    Of what is large among several, no entry is sent.
+    """
+
+    def __init__(self, kind: type[Coalesced[Any, Any]] = Coalesced) -> None:
+        self.records = {key: [b"1", b"2", b"3"] for key in (A, B, C)}
+        self.requests: list[tuple[Wanted, ...]] = []
+        self.loads: Coalesced[Wanted, list[bytes]] = kind(self.fetch, size=self.size, in_flight=1)
+
+    async def fetch(self, wanted: Sequence[Wanted]) -> dict[Wanted, list[bytes]]:
+        self.requests.append(tuple(wanted))
+        await asyncio.sleep(0)
+        found = {one: self.records[one.key][-one.last :] if one.last else [] for one in wanted}
+        several = len(wanted) > 1
+        return {
+            one: [LEFT_OUT] if several and self.size(each) > LARGE_BYTES else each
+            for one, each in found.items()
+        }
+
+    @staticmethod
+    def size(found: list[bytes]) -> int:
+        return LARGE_BYTES + 1 if found == [LEFT_OUT] else sum(map(len, found))
+
+    async def load(self, *wanted: Wanted) -> list[list[bytes] | None]:
+        return await asyncio.gather(*map(self.loads.load, wanted))
+
+
+LEFT_OUT = b"left out"
+
+
+async def test_loads_of_different_numbers_of_entries_share_a_request() -> None:
+    store = Newest()
+    wanted = [Wanted(A, 1), Wanted(B, ALL), Wanted(A, 2), Wanted(A, ALL), Wanted(C, 0), Wanted(B, ALL)]
+    whole = [b"1", b"2", b"3"]
+    assert await store.load(*wanted) == [whole[2:], whole, whole[1:], whole, [], whole]
+    assert store.requests == [(wanted[0],), tuple(wanted[1:5])]
+
+
+async def test_few_entries_of_a_large_record_share_requests() -> None:
+    store = Newest()
+    store.records[A] = [LARGE, b"1", b"2"]
+    assert await store.load(Wanted(A, ALL)) == [store.records[A]]
+    small = [Wanted(B, 1), Wanted(A, 2), Wanted(C, 1)]
+    assert await store.load(*small) == [[b"3"], [b"1", b"2"], [b"3"]]
+    assert store.requests[1:] == [(small[0],), (small[1], small[2])]
+
+
+async def test_newest_entries_that_are_large_are_loaded_alone() -> None:
+    store = Newest()
+    store.records[A] = [b"1", LARGE]
+    wanted = [Wanted(B, 1), Wanted(A, 1), Wanted(C, 1)]
+    for _ in range(2):
+        assert await store.load(*wanted) == [[b"3"], [LARGE], [b"3"]]
+    assert store.requests[:3] == [(wanted[0],), tuple(wanted[1:]), (wanted[1],)], "it was not known"
+    assert sorted(store.requests[3:]) == [(one,) for one in sorted(wanted)], "it is known"
+
+
+def test_no_load_wants_more_entries_than_datastores_can_count() -> None:
+    assert [Wanted.of(A, last).last for last in (0, 20, ALL, ALL + 1, None)] == [0, 20, ALL, ALL, ALL]
+
+
+class SharesAnswersOfARecord(Coalesced[Any, Any]):
+    """A mutant: loads of a record in one request get the same answer, whatever each of them wants."""
+
+    async def _fetch_all(self, keys: Sequence[Any]) -> Any:
+        first = {one.key: one for one in reversed(keys)}
+        found = await super()._fetch_all([*first.values()])
+        return {one: found[first[one.key]] for one in keys}
+
+
+class KnowsRecordsOnly(Coalesced[Any, Any]):
+    """A mutant: remembers of a record whether all of it is large, for loads of its newest entries too."""
+
+    async def load(self, key: Any) -> Any:
+        whole = Wanted(key.key, ALL)
+        return await (self._alone.load(key) if whole in self._large else super().load(key))
+
+
+class JoinsWhatWasSent(Coalesced[Any, bytes]):
     """A mutant: a load joins the request that was sent last, though it may have read the record already."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -336,7 +416,7 @@ class JoinsWhatWasSent(Coalesced[bytes]):
         requests._batch_for = functools.cache(requests._batch_for)  # noqa: SLF001 -- a fault in there
 
 
-class SharesWhatIsLarge(Coalesced[bytes]):
+class SharesWhatIsLarge(Coalesced[Any, bytes]):
     """A mutant: does not remember which records are large."""
 
     def _note(self, key: Key, found: bytes | None) -> bool:
@@ -344,7 +424,7 @@ class SharesWhatIsLarge(Coalesced[bytes]):
         return found is not None and self._size(found) > LARGE_BYTES
 
 
-class TakesWhatIsLeftForTheWhole(Coalesced[bytes]):
+class TakesWhatIsLeftForTheWhole(Coalesced[Any, bytes]):
     """A mutant: takes a large record's answer in a shared request for all of it."""
 
     def _note(self, key: Key, found: bytes | None) -> bool:
@@ -352,7 +432,7 @@ class TakesWhatIsLeftForTheWhole(Coalesced[bytes]):
         return False
 
 
-class AnswersByPosition(Coalesced[bytes]):
+class AnswersByPosition(Coalesced[Any, bytes]):
     """A mutant: hands the answers out in the order of the datastore, which leaves out absent records."""
 
     async def _fetch_all(self, keys: Sequence[Key]) -> Any:
@@ -366,10 +446,13 @@ class AnswersByPosition(Coalesced[bytes]):
         (SharesWhatIsLarge, test_small_loads_wait_for_none_that_is_known_to_be_large),
         (TakesWhatIsLeftForTheWhole, test_a_large_record_that_was_not_known_delays_no_other),
         (AnswersByPosition, test_concurrent_loads_share_a_request_and_get_their_own_answers),
+        (SharesAnswersOfARecord, test_loads_of_different_numbers_of_entries_share_a_request),
+        (KnowsRecordsOnly, test_few_entries_of_a_large_record_share_requests),
+        (SharesWhatIsLarge, test_newest_entries_that_are_large_are_loaded_alone),
     ],
 )
 async def test_each_mutant_is_killed_by_its_test(mutant: Any, check: Any, monkeypatch: Any) -> None:
-    for kind in (Datastore, Cutting):
+    for kind in (Datastore, Cutting, Newest):
         monkeypatch.setattr(kind.__init__, "__defaults__", (mutant,))
     with pytest.raises(AssertionError):
         await check()

@@ -9,9 +9,10 @@ import pytest
 
 pytest.importorskip("redis")
 
+from stm_backends.drivers.coalesced import ALL
 from stm_backends_redis import slices, statements
 from stm_backends_redis.slices import LARGE, Slices
-from tests.mutants.redis import MixesTwoMoments, ReadsAtOnce
+from tests.mutants.redis import KnowsRecordsOnly, MixesTwoMoments, ReadsAtOnce, SharesTheConnection
 
 ENTRY = 40_000
 
@@ -47,8 +48,9 @@ class Stored:
 
     def _answer(self, statement: statements.Statement, arguments: tuple[int, ...]) -> list[bytes]:
         if statement is statements.LOAD_SMALL:
-            is_small = sum(map(len, self.elements)) <= arguments[0]
-            return self.elements[:] if is_small else self.elements[:2]
+            most, last = arguments
+            found = [*self.elements[:3], *self.elements[max(3, len(self.elements) - last) :]]
+            return found if sum(map(len, found)) <= most else self.elements[:2]
         first, last = arguments
         return self.elements[first:] if last == -1 else self.elements[first : last + 1]
 
@@ -71,7 +73,7 @@ async def test_a_small_record_is_read_at_once_in_any_case() -> None:
     reader, stored = Slices(), Stored(2)
     for _ in range(2):
         assert await reader.read(b"key", stored.ask) == stored.elements
-    assert stored.asked == [(LARGE,), (0, -1)]
+    assert stored.asked == [(LARGE, ALL), (0, -1)]
     stored.elements = []
     assert await reader.read(b"other", stored.ask) == []
 
@@ -81,7 +83,7 @@ async def test_a_large_record_is_whole_and_no_answer_is_large(kind: type[Slices]
     for _ in range(2):
         assert await reader.read(b"key", stored.ask) == stored.elements
     assert max(stored.sizes) <= LARGE
-    assert stored.asked.count((LARGE,)) == 1, "it is known to be large then"
+    assert stored.asked.count((LARGE, ALL)) == 1, "it is known to be large then"
 
 
 async def test_entries_that_are_appended_meanwhile_are_left_out() -> None:
@@ -111,7 +113,7 @@ async def test_a_record_that_never_stands_still_is_read_at_once() -> None:
     stored = Stored(20)
     stored.meanwhile = lambda number: stored.become(f"v{number}", stored.elements[3:])
     elements = await Slices().read(b"key", stored.ask)
-    assert stored.asked[-1] == (0, -1)
+    assert stored.asked[-1][1] == ALL
     assert len(elements) == 23
     reads = [asked for asked in stored.asked if asked == (0, 2)]
     assert len(reads) == 2
@@ -160,7 +162,59 @@ async def test_no_more_records_are_remembered_than_allowed(monkeypatch: pytest.M
         await reader.read(b"%d" % number, stored.ask)
     await reader.read(b"0", stored.ask)
     await reader.read(b"19", stored.ask)
-    assert stored.asked[-2:] == [(LARGE,), (0, -1)]
+    assert stored.asked[-2:] == [(LARGE, ALL), (0, -1)]
+
+
+def newest(stored: Stored, last: int) -> list[bytes]:
+    """Return what a load of the newest entries has."""
+    return [*stored.elements[:3], *stored.elements[max(3, len(stored.elements) - last) :]]
+
+
+async def test_few_small_entries_of_a_large_record_are_read_at_once(kind: type[Slices]) -> None:
+    reader, stored = kind(), Stored(50)
+    stored.become("v", [*stored.elements[3:], *[b"small"] * 5])
+    await reader.read(b"key", stored.ask)
+    stored.asked.clear()
+    for last in (5, 5, 0, 1):
+        assert await reader.read(b"key", stored.ask, last) == newest(stored, last)
+    assert stored.asked == [(LARGE, last) for last in (5, 5, 0, 1)]
+
+
+async def test_newest_entries_that_are_large_are_read_in_slices(kind: type[Slices]) -> None:
+    reader, stored = kind(), Stored(50)
+    for _ in range(2):
+        assert await reader.read(b"key", stored.ask, 20) == newest(stored, 20)
+    assert max(stored.sizes) <= LARGE
+    assert stored.asked.count((LARGE, 20)) == 1, "they are known to be large then"
+    assert await reader.read(b"key", stored.ask, 100) == stored.elements
+
+
+async def test_newest_entries_of_a_record_folded_meanwhile_are_of_one_moment(kind: type[Slices]) -> None:
+    stored = Stored(50)
+    folded = stored.elements[13:]
+
+    def fold(number: int) -> None:
+        if number == 4:
+            stored.become("w", [*folded, *[b"nn" * (ENTRY // 2)] * 10], body=b"summary")
+
+    stored.meanwhile = fold
+    assert await kind().read(b"key", stored.ask, 20) == newest(stored, 20)
+
+
+async def test_entries_that_come_while_the_newest_are_read_are_left_out() -> None:
+    stored = Stored(50)
+    before = newest(stored, 20)
+    stored.meanwhile = lambda _: stored.elements.append(b"new")
+    assert await Slices().read(b"key", stored.ask, 20) == before
+
+
+async def test_slices_of_entries_larger_than_the_average_are_small_once_known() -> None:
+    reader, stored = Slices(), Stored(20)
+    stored.become("v", [*[b"small"] * 4_000, *stored.elements[3:]])
+    for _ in range(2):
+        stored.sizes.clear()
+        assert await reader.read(b"key", stored.ask, 20) == newest(stored, 20)
+    assert max(stored.sizes) <= LARGE
 
 
 @pytest.mark.parametrize(
@@ -168,6 +222,9 @@ async def test_no_more_records_are_remembered_than_allowed(monkeypatch: pytest.M
     [
         (MixesTwoMoments, test_a_record_that_is_folded_meanwhile_is_of_one_moment),
         (ReadsAtOnce, test_a_large_record_is_whole_and_no_answer_is_large),
+        (MixesTwoMoments, test_newest_entries_of_a_record_folded_meanwhile_are_of_one_moment),
+        (SharesTheConnection, test_newest_entries_that_are_large_are_read_in_slices),
+        (KnowsRecordsOnly, test_few_small_entries_of_a_large_record_are_read_at_once),
     ],
 )
 async def test_each_mutant_is_killed_by_its_test(mutant: type[Slices], check: Callable[..., object]) -> None:

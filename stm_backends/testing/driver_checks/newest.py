@@ -8,6 +8,7 @@ from typing import Final
 from stm_backends.drivers.contract import NO_LIMIT, Driver, Key, Record
 from stm_backends.drivers.wrapper import with_last
 from stm_backends.testing.driver_checks.numbered import watch_numbers, write_numbers
+from stm_backends.testing.driver_checks.races import LARGE_ENTRY, LARGE_RECORD
 from stm_backends.testing.driver_checks.snapshots import QUICK_WRITING_S, WRITING_S
 from stm_backends.testing.driver_checks.steps import append_all, expired, loaded, noise
 from stm_backends.testing.workbench.check import Contract, check, not_asked
@@ -89,6 +90,35 @@ class Newest(Contract):
             skipped = 0 if last is None else 3 - last
             expected = Record("initial", None, (b"a", b"b", b"c")[skipped:], skipped)
             must_be(record, expected, f"this load was called with last={last}")
+
+    @check("driver.last")
+    async def test_newest_entries_of_any_size_loaded_at_once_are_whole(self, bench: Bench) -> None:
+        """What is large is left out of a request that loads share, and is not loaded then."""
+        writer, driver, scope = await bench.driver(), await _asked(bench), bench.scope()
+        # A record holds at least two entries of half the largest one.
+        size = min(LARGE_ENTRY, writer.traits.max_entry) // 2
+        count = min(LARGE_RECORD, writer.traits.max_record) // size - 1
+        large, small = noise(size), b"small"
+        tails = (
+            [small] * 3,
+            [large] * count,
+            [large] * (count - 1) + [small],
+            [small] + [large] * (count - 1),
+        )
+        keys = [Key(scope, f"record {number}") for number in range(len(tails))]
+        for key, tail in zip(keys, tails, strict=True):
+            await append_all(writer, key, *tail)
+        asked = [(key, tail, last) for last in (1, 2, count) for key, tail in zip(keys, tails, strict=True)]
+        # A driver may remember what is large.
+        for attempt in ("the first", "the second"):
+            found = await asyncio.gather(*(driver.load(key, last=last) for key, _, last in asked))
+            whole = [
+                record == Record("initial", None, tuple(tail)).newest(last)
+                for record, (_, tail, last) in zip(found, asked, strict=True)
+            ]
+            must_be(
+                whole, [True] * len(asked), f"{attempt} loads at once find the newest as they were stored"
+            )
 
     @check("driver.last")
     async def test_a_load_of_the_newest_entries_is_a_snapshot(self, bench: Bench) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -11,10 +12,11 @@ import pytest
 from pymongo import AsyncMongoClient, monitoring
 from pymongo.errors import AutoReconnect, OperationFailure
 
-from stm_backends.drivers.contract import ANY, Key, Record
+from stm_backends.drivers.coalesced import LARGE_BYTES
+from stm_backends.drivers.contract import ANY, NO_LIMIT, Key, Record
 from stm_backends.errors import Corrupt, Denied, Unavailable
-from stm_backends_mongo import MongoDriver, MongoSettings
-from tests.mutants.mongo import AnswersInTheOrderAsked, OneBadDocumentFailsAll, WritesTwice
+from stm_backends_mongo import MongoDriver, MongoSettings, statements
+from tests.mutants.mongo import AnswersInTheOrderAsked, OneBadDocumentFailsAll, ReadsForTheFirst, WritesTwice
 
 COUNT = 40
 
@@ -70,17 +72,93 @@ async def test_loads_at_once_share_a_find_and_get_their_own_records(place, setti
     await loads_share(place, settings_of, keys)
 
 
+async def newest_share(place, settings_of, keys, kind=MongoDriver):
+    """Load different numbers of entries of records of different lengths."""
+    sent, wanted = Sent(), [(key, last) for last in (1, None, 0, 2, 1, NO_LIMIT) for key in keys[:6]]
+    async with AsyncMongoClient(place.url, event_listeners=[sent]) as client:
+        driver = kind(settings_of(place), client=client)
+        for n, key in enumerate(keys[:6]):
+            for entry in range(n):
+                await driver.append(key, b"%d" % entry, initial_version="v", ttl=None)
+        alone = [await driver.load(key, last=last) for key, last in wanted]
+        sent.commands.clear()
+        records = await asyncio.gather(*(driver.load(key, last=last) for key, last in wanted))
+    assert records == alone
+    assert [record and record.length for record in records] == [None, 1, 2, 3, 4, 5] * 6
+    assert len(sent.named("find")) == 2
+
+
+async def test_loads_of_different_numbers_of_entries_share_a_find(place, settings_of, keys):
+    await newest_share(place, settings_of, keys)
+
+
+async def test_what_is_large_of_the_newest_comes_alone(place, settings_of, keys):
+    """What is small of a large record comes with the others."""
+    entry, sent, (other, small, large, *_) = bytes(LARGE_BYTES // 4), Sent(), keys
+    async with AsyncMongoClient(place.url, event_listeners=[sent]) as client:
+        driver = MongoDriver(settings_of(place), client=client)
+        for key, entries in (
+            (other, [b"b"]),
+            (small, [entry] * 9 + [b"a"] * 9),
+            (large, [b"a", *[entry] * 9]),
+        ):
+            for one in entries:
+                await driver.append(key, one, initial_version="v", ttl=None)
+        asked = [(other, 1), (small, 2), (large, 9), (other, 2), (small, 0)]
+        for finds in (3, 3):
+            sent.commands.clear()
+            loaded = await asyncio.gather(*(driver.load(key, last=last) for key, last in asked))
+            assert [(record.tail, record.skipped) for record in loaded] == [
+                ((b"b",), 0),
+                ((b"a", b"a"), 16),
+                ((entry,) * 9, 1),
+                ((b"b",), 0),
+                ((), 18),
+            ]
+            assert len(sent.named("find")) == finds
+
+
+def test_the_driver_and_the_server_agree_on_what_is_large(place):
+    """Else a load would share a request each time, and be sent again."""
+    records = place.past.records.database.weights
+    sizes = [LARGE_BYTES + more for more in (-1, 0, 1, 2, 1_000, 5 * LARGE_BYTES, 7 * LARGE_BYTES)]
+    lengths = [(length, last) for length in (1, 2, 3, 7, 50) for last in (0, 1, 2, 6, 49) if last < length]
+    for size in sizes:
+        for length, last in lengths:
+            records.insert_one({"_id": f"{size}", "expires": None, "size": size, "tail": [b""] * length})
+            (found,) = records.find({}, statements.LOADED_TOGETHER, let=statements.values(last=last))
+            is_light = "tail" in found["newest"]
+            assert is_light == (statements.weight(size, length, last) <= LARGE_BYTES), (size, length, last)
+            records.delete_many({})
+
+
 async def damage_stays_alone(place, settings_of, keys, kind=MongoDriver):
     async with AsyncMongoClient(place.url) as client:
         driver = kind(settings_of(place), client=client)
         for key in keys:
             await driver.append(key, b"a", initial_version="v", ttl=None)
         await place.past.damage(keys[5])
-        place.past.records.update_one({"_id": keys[6]._asdict()}, {"$unset": {"size": 1}})
-        answers = await asyncio.gather(*(driver.load(key) for key in keys), return_exceptions=True)
-    corrupt = [n for n, answer in enumerate(answers) if isinstance(answer, Corrupt)]
-    assert corrupt == [5, 6]
-    assert all(answer == Record("v", None, (b"a",)) for n, answer in enumerate(answers) if n not in corrupt)
+        for key, change in zip(keys[6:], DAMAGES, strict=False):
+            place.past.records.update_one({"_id": key._asdict()}, change)
+        for lasts in ([None], [1], [1, 2, None]):
+            loads = (
+                driver.load(key, last=last) for key, last in zip(keys, itertools.cycle(lasts), strict=False)
+            )
+            answers = await asyncio.gather(*loads, return_exceptions=True)
+            corrupt = [n for n, answer in enumerate(answers) if isinstance(answer, Corrupt)]
+            assert corrupt == [5, *range(6, 6 + len(DAMAGES))]
+            whole = [answer for n, answer in enumerate(answers) if n not in corrupt]
+            assert whole == [Record("v", None, (b"a",))] * len(whole)
+
+
+DAMAGES = (
+    {"$unset": {"size": 1}},
+    {"$set": {"size": "one"}},
+    {"$unset": {"tail": 1}},
+    {"$set": {"tail": "a"}},
+    {"$set": {"tail": [1]}},
+    {"$set": {"body": 1}},
+)
 
 
 async def test_a_damaged_record_fails_its_own_load_and_no_other(place, settings_of, keys):
@@ -134,6 +212,7 @@ async def test_writes_and_loads_at_once_are_each_sent_once(place, settings_of, k
     [
         (AnswersInTheOrderAsked, loads_share),
         (OneBadDocumentFailsAll, damage_stays_alone),
+        (ReadsForTheFirst, newest_share),
         (WritesTwice, writes_are_sent_once),
     ],
 )

@@ -10,8 +10,9 @@ import asyncpg
 import pytest
 from asyncpg import exceptions
 
-from stm_backends.drivers.contract import Key, Record
-from stm_backends.errors import OutcomeUnknown, Unavailable
+from stm_backends.drivers.coalesced import LARGE_BYTES
+from stm_backends.drivers.contract import NO_LIMIT, Key, Record
+from stm_backends.errors import Corrupt, OutcomeUnknown, Unavailable
 from stm_backends.testing import open_at
 from stm_backends_postgres import PostgresDriver, PostgresSettings
 from stm_backends_postgres.client import HandedIn
@@ -24,6 +25,7 @@ from tests.mutants.postgres import (
     KeepsTheOthers,
     LendsToTwo,
     NeverGrows,
+    ReadsAlikeForAll,
     ReplacesTheHealthy,
     RetriesLostWrites,
     ReusesWhatWasCancelled,
@@ -686,13 +688,54 @@ async def test_concurrent_loads_get_their_own_records(url, schema, driver, drive
         await reader.close()
 
 
+async def test_loads_of_the_newest_at_once_have_as_many_as_each_wants(url, schema, driver, driver_kind):
+    reader = driver_kind(PostgresSettings.from_url(url, schema=schema))
+    await reader.open()
+    keys = [Key("scope", f"{number}") for number in range(9)]
+    for number, key in enumerate(keys):
+        for part in range(number % 4):
+            await driver.append(key, b"%d:%d" % (number, part), initial_version=f"v{number}", ttl=None)
+    wanted = [(key, last) for last in (None, 1, 0, 2, 3, 9, NO_LIMIT) for key in keys]
+    alone = [await driver.load(key, last=last) for key, last in wanted]
+    try:
+        assert await asyncio.gather(*(reader.load(key, last=last) for key, last in wanted)) == alone
+    finally:
+        await reader.close()
+
+
+async def test_newest_entries_that_are_large_delay_no_others(driver):
+    """What is small of a large record comes with the others, and what is large by itself."""
+    small, large, key = (Key("scope", name) for name in ("small", "large", "other"))
+    entry = bytes(LARGE_BYTES // 4)
+    for record, entries in (
+        (small, [entry] * 9 + [b"a"] * 9),
+        (large, [b"a"] * 9 + [entry] * 9),
+        (key, [b"b"]),
+    ):
+        for one in entries:
+            await driver.append(record, one, initial_version="v", ttl=None)
+    asked = [(key, 1), (small, 2), (large, 9), (key, 2), (small, 0), (large, None)]
+    for _ in range(2):
+        first, *records = await asyncio.gather(*(driver.load(one, last=last) for one, last in asked))
+        assert first == Record("v", None, (b"b",))
+        assert [(record.tail, record.skipped) for record in records] == [
+            ((b"a", b"a"), 16),
+            ((entry,) * 9, 9),
+            ((b"b",), 0),
+            ((), 18),
+            ((b"a",) * 9 + (entry,) * 9, 0),
+        ]
+
+
 async def test_a_damaged_record_fails_its_own_caller_only(driver, admin, schema):
     keys = [Key("scope", f"{number}") for number in range(8)]
     for key in keys:
         await driver.append(key, b"a", initial_version="v", ttl=None)
     await admin.execute(DAMAGE.format(schema=schema))
-    answers = await asyncio.gather(*map(driver.load, keys), return_exceptions=True)
-    assert [type(answer).__name__ for answer in answers] == ["Record"] * 5 + ["Corrupt"] + ["Record"] * 2
+    for last in (None, 1):
+        loads = (driver.load(key, last=last) for key in keys)
+        answers = await asyncio.gather(*loads, return_exceptions=True)
+        assert [type(answer).__name__ for answer in answers] == ["Record"] * 5 + ["Corrupt"] + ["Record"] * 2
 
 
 async def test_with_every_connection_in_use_writes_are_not_sent(url, schema, driver):
@@ -740,3 +783,10 @@ async def test_a_pool_that_never_grows_again_is_killed(clock):
 async def test_the_mutant_that_answers_in_order_is_killed(url, schema, driver):
     with pytest.raises(AssertionError):
         await test_concurrent_loads_get_their_own_records(url, schema, driver, AnswersInOrder)
+
+
+async def test_the_mutant_that_reads_alike_for_all_is_killed(url, schema, driver):
+    with pytest.raises(Corrupt):
+        await test_loads_of_the_newest_at_once_have_as_many_as_each_wants(
+            url, schema, driver, ReadsAlikeForAll
+        )

@@ -6,6 +6,7 @@ import pytest
 from stm_backends import open_backend
 from stm_backends.drivers.contract import ANY, Key
 from stm_backends.testing import open_at
+from stm_backends_postgres.statements import Statements
 from tests.services.postgres.support import until
 
 KEY = Key("scope", "name")
@@ -95,6 +96,20 @@ async def test_plans_made_on_empty_tables_never_scan_a_whole_table(url, schema, 
     # The server counts for good when the connection has ended.
     await until(lambda: admin.fetchval(GONE, f"%{schema}%"))
     assert await admin.fetchval(SCANS, schema) == before
+
+
+async def test_loads_at_once_read_no_entry_that_nobody_wants(driver, admin, schema):
+    """The bounds of a tail are those of the index, and no filter of what it finds."""
+    for name in ("one", "two"):
+        await driver.append(Key("scope", name), b"a", initial_version="v", ttl=None)
+    load = Statements(schema).load_many
+    await admin.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
+    await admin.execute(f"PREPARE many (text[], text[], bigint[], bigint) AS {load}")
+    asked = "'{scope,scope}', '{one,two}', '{1,2147483647}', 1000"
+    plan = [line for (line,) in await admin.fetch(f"EXPLAIN EXECUTE many ({asked})")]
+    (bounds,) = [line for line in plan if "Index Cond" in line and "seq" in line]
+    assert "seq >= GREATEST" in bounds, plan
+    assert "seq < stm_record.next" in bounds, plan
 
 
 async def test_appends_under_a_time_to_live_change_no_index(url, schema, driver, admin):

@@ -11,7 +11,7 @@ import stm_backends
 from stm_backends.drivers.contract import ANY, KEEP, Key, Record
 from stm_backends.errors import Corrupt
 from stm_backends.testing import open_at
-from stm_backends_redis import statements
+from stm_backends_redis import slices, statements
 
 KEY = Key("tenant:user:memory", "conversation")
 INDEX = f"stm:{{{KEY.scope}}}"
@@ -80,6 +80,23 @@ async def test_a_rewrite_counts_the_new_bytes_and_not_the_old_ones(server, drive
     size = sum(map(len, rewrite)) + sum(map(len, entries[count:]))
     assert server.ask("LINDEX", PLACE, 1) == b"200 %d 4" % size
     assert 0 < server.ask("PTTL", PLACE) <= 60_000
+
+
+async def test_newest_entries_come_at_once_or_in_slices_by_their_own_size(server, driver):
+    large, small = bytes(slices.LARGE // 4), b"a"
+    for tail in ([large] * 9 + [small] * 9, [small] * 99 + [large] * 9, [large] * 9, [small] * 9):
+        for entry in tail:
+            await driver.append(KEY, entry, initial_version="v", ttl=None)
+        for last in (0, 1, 9, len(tail) - 1, len(tail), len(tail) + 1):
+            skipped = max(0, len(tail) - last)
+            expected = Record("v", None, tuple(tail[skipped:]), skipped)
+            for _ in range(2):
+                server.ask("CONFIG", "RESETSTAT")
+                assert await driver.load(KEY, last=last) == expected
+            commands = server.ask("INFO", "commandstats")
+            is_large = sum(map(len, expected.tail)) > slices.LARGE
+            assert ("cmdstat_evalsha" not in commands) == is_large, (len(tail), last)
+        await driver.delete(KEY)
 
 
 async def test_writes_remove_expired_names_from_the_index(server, driver):
