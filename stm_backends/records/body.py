@@ -165,6 +165,14 @@ class Transcript:
         """Return the transcript once a summary covers all numbers below `until`."""
         return replace(self, gap=until if until < self.base else None)
 
+    def keeping(self, most: int | None) -> Transcript:
+        """Return the transcript without all but the newest `most` turns of its pages; `None` keeps all.
+
+        Those that no summary covers yet stay, so that the next summary covers them.
+        """
+        first = self.first if most is None else min(self.base - most, self.summarized)
+        return replace(self, first=first) if first > self.first else self
+
     def recounted(self, forgotten: Forgotten) -> Transcript:
         """Return the transcript with the turns counted that an older version of this library has dropped.
 

@@ -58,9 +58,13 @@ class Copy(NamedTuple):
 
 
 class Pages:
-    """Writes and reads the pages of any conversation of a driver."""
+    """Writes and reads the pages of any conversation of a driver.
 
-    def __init__(self, driver: Driver, codec: Codec) -> None:
+    `most` is how many turns the pages of a conversation keep; `None` means all.
+    """
+
+    def __init__(self, driver: Driver, codec: Codec, *, most: int | None = None) -> None:
+        self.most = most
         self._driver = driver
         self._codec = codec.after(Preset())
 

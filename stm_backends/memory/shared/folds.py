@@ -108,6 +108,7 @@ class Writes(PlannedWork):
             keep_for=self._keep_ids_for,
             copies=snapshot.copies(drop),
         )
+        body = self.shared.archive.within_limit(body)
         confirmed = await self.confirmed(snapshot, drop)
         if confirmed is None or not await self.shared.replace(confirmed, body, drop=drop):
             return LOST
@@ -280,6 +281,7 @@ class Writes(PlannedWork):
             keep_for=self._keep_ids_for,
             copies=snapshot.copies(drop),
         )
+        body = self.shared.archive.within_limit(body)
         most, seal = self.shared.driver.traits.max_entry, self.shared.codec.seal_body
         data = seal(body)
         if len(data) > most:

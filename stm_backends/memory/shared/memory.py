@@ -78,7 +78,10 @@ class DistributedShortTermMemory:
         self._whose = Whose(*self._owner, key.session_id)
         self._guard = guard
         if backgrounds is None:
-            backgrounds = Backgrounds(driver, self._codec, observer=observer, clock=clock)
+            most = guard.limits.transcript_turns
+            backgrounds = Backgrounds(
+                driver, self._codec, observer=observer, clock=clock, transcript_turns=most
+            )
         self._maintenance = backgrounds.of(key)
         self._maintenance.use(self._config, policy.summarizer_for(self._config, summarizer))
         self._maintenance.memories.add(self)
