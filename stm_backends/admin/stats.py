@@ -210,7 +210,7 @@ class Stats:
                 body.health,
                 last_activity_of(body, turns, now=self._clock()),
                 transcript.base - transcript.first,
-                transcript.base - transcript.summarized,
+                transcript.waiting,
             )
 
         return self._read(tenant, user, "memory", judged, None if health is None else is_wanted)

@@ -15,7 +15,7 @@ from stm_backends.cli.replay import ledger
 from stm_backends.memory import policy
 from stm_backends.memory.shared.reading import TranscriptTurn
 from stm_backends.records import keys
-from stm_backends.records.body import Body
+from stm_backends.records.body import Body, Transcript
 from stm_backends.records.codec import load_body, load_turn
 from stm_backends.types import MemoryBudget, MemoryKey, ShortTermMemoryConfig, StoredTurn
 
@@ -36,10 +36,17 @@ class Conversation:
     last_activity: float | None
     full_zone_turns: int
     guessed: bool
+    transcript: Transcript | None
 
     @staticmethod
-    def of(document: Mapping[str, Any], key: str, *, full_zone_turns: int | None = None) -> Conversation:
-        """Read an export. How many turns its memory shows in full is not stored; `None` is the default."""
+    def of(
+        document: Mapping[str, Any],
+        key: str,
+        *,
+        full_zone_turns: int | None = None,
+        transcript: Transcript | None = None,
+    ) -> Conversation:
+        """Read an export, and what the record says of its pages. How many turns its memory shows in full is not stored; `None` is the default."""
         budget = MemoryBudget() if full_zone_turns is None else MemoryBudget(full_zone_turns)
         body = load_body(document["body"])
         session: str = document["key"]["session_id"]
@@ -58,6 +65,7 @@ class Conversation:
             last_activity_of(body, turns, now=time.time()),
             budget.full_zone_turns,
             full_zone_turns is None,
+            transcript,
         )
 
     def section_of(self, one: TranscriptTurn) -> str:
@@ -92,6 +100,11 @@ class Conversation:
     def facts(self) -> dict[str, str]:
         """Return what is said above the conversation, by name."""
         facts = {"health": self.body.health.value, "turns": self.turns}
+        if self.transcript is not None and (archived := self.transcript.base - self.transcript.first):
+            waiting = (
+                f", {waiting:,} of them wait for a summary" if (waiting := self.transcript.waiting) else ""
+            )
+            facts["transcript"] = f"{archived:,} in pages{waiting}"
         facts["tokens"] = f"{self.tokens:,} (estimate for the whole conversation)"
         facts["last activity"] = "unknown" if self.last_activity is None else when(self.last_activity)
         if self.guessed and (self.pending or self.recent):
@@ -114,6 +127,8 @@ class Conversation:
             "last_activity": iso(self.last_activity),
             "folded": self.body.folded,
             "dropped": self.body.dropped,
+            "archived": 0 if self.transcript is None else self.transcript.base - self.transcript.first,
+            "waiting": 0 if self.transcript is None else self.transcript.waiting,
             "summary": self.body.summary,
             "pending": turns[:boundary],
             "recent": turns[boundary:],

@@ -16,6 +16,7 @@ from stm_backends.cli.files import is_standard, writing
 from stm_backends.cli.options import BackendName, SealingName, Url
 from stm_backends.cli.outcome import reported, run, told_as
 from stm_backends.errors import ConfigurationError
+from stm_backends.records.keys import memory_key
 
 _FORMATS: Final[dict[str, Callable[[Conversation], str]]] = {
     "--json": lambda shown: json.dumps(shown.as_json(), indent=2),
@@ -67,7 +68,11 @@ def show(  # noqa: PLR0913, PLR0917 -- one per option
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
             with told_as("show"):
                 document = await opened.sessions.export(parsed)
-                shown = Conversation.of(document, named, full_zone_turns=full_zone_turns)
+                record = await opened.driver.load(memory_key(parsed), last=0)
+                transcript = None if record is None else opened.codec.open_body(record.body).transcript
+                shown = Conversation.of(
+                    document, named, full_zone_turns=full_zone_turns, transcript=transcript
+                )
                 if out is not None:
                     async for part in page.page(shown, await Whole.of(opened, parsed, shown)):
                         out.write(part)

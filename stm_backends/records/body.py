@@ -154,6 +154,11 @@ class Transcript:
         """The first number that no summary covers."""
         return self.base if self.gap is None else self.gap
 
+    @property
+    def waiting(self) -> int:
+        """How many turns have left the record that no summary covers, though one is to."""
+        return self.base - self.summarized
+
     def moved(self, turn_ids: Sequence[str], *, summarized: bool) -> Transcript:
         """Return the transcript after the oldest turns of the tail have left, summarized or not."""
         if not turn_ids:

@@ -171,6 +171,9 @@ def test_a_page_tells_what_waits_for_a_summary_from_what_has_one(tmp_path: Path)
 
     asyncio.run(fill())
     page = cli("show", "acme:u1:trip", "--html", "--url", url).stdout
+    assert "<dd>23 in pages, 18 of them wait for a summary</dd>" in page
+    shown = json.loads(cli("show", "acme:u1:trip", "--json", "--url", url).stdout)
+    assert (shown["archived"], shown["waiting"]) == (23, 18)
     assert sections_of(page) == {
         "Covered by the summary": [*range(5)],
         "Earlier (covered by no summary)": [*range(5, 23)],

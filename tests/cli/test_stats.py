@@ -23,7 +23,7 @@ from stm_backends.admin import stats as admin
 from stm_backends.backend import Backend
 from stm_backends.cli import progress
 from stm_backends.cli.app import app
-from stm_backends.drivers.contract import ANY, Key
+from stm_backends.drivers.contract import ANY, Key, Record
 from stm_backends.drivers.sqlite.driver import SqliteDriver
 from stm_backends.records.keys import memory_key
 from stm_backends.sealing.naming import KEYS_VARIABLE
@@ -169,9 +169,9 @@ def test_stats_count_turns_that_wait_for_a_summary(tmp_path: Path) -> None:
 def test_quick_stats_read_the_catalogue_alone(long: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read, load = list[str](), SqliteDriver.load
 
-    async def noted(driver: SqliteDriver, key: Key, **options: Any) -> Any:
+    async def noted(driver: SqliteDriver, key: Key, *, last: int | None = None) -> Record | None:
         read.append(key.scope.rpartition(":")[2])
-        return await load(driver, key, **options)
+        return await load(driver, key, last=last)
 
     monkeypatch.setattr(SqliteDriver, "load", noted)
     _, total = objects(cli("stats", "acme", "--quick", "--json", "--url", long))

@@ -45,7 +45,7 @@ class Backgrounds:
     ) -> None:
         self._driver = driver
         self._codec = codec
-        self._pages = Pages(driver, codec, most=transcript_turns)
+        self._pages = Pages(driver, codec, most=transcript_turns, counted=observer.pages)
         self._observer = observer
         self._clock = clock
         self._touches = touches

@@ -98,6 +98,15 @@ class DistributedShortTermMemory:
         """The health as of the last load; `RECOVERING` only while this process makes an attempt."""
         return self._shared.health
 
+    @property
+    def waiting(self) -> int:
+        """How many turns wait in pages of the transcript for a summary, as of the last load.
+
+        They have left the record while the summarizer failed or fell behind, and the model is not shown them.
+        """
+        transcript = self._shared.seen.body.transcript
+        return 0 if transcript is None else transcript.waiting
+
     def estimate_tokens(self) -> int:
         """Estimate the tokens of `get_llm_context`, from the last load and this process's turns since.
 
