@@ -36,7 +36,7 @@ class Conversation:
     last_activity: float | None
     full_zone_turns: int
     guessed: bool
-    transcript: Transcript | None
+    transcript: Transcript
 
     @staticmethod
     def of(
@@ -46,7 +46,10 @@ class Conversation:
         full_zone_turns: int | None = None,
         transcript: Transcript | None = None,
     ) -> Conversation:
-        """Read an export, and what the record says of its pages. How many turns its memory shows in full is not stored; `None` is the default."""
+        """Read an export, and what the record says of its pages.
+
+        How many turns its memory shows in full is not stored; `None` is the default.
+        """
         budget = MemoryBudget() if full_zone_turns is None else MemoryBudget(full_zone_turns)
         body = load_body(document["body"])
         session: str = document["key"]["session_id"]
@@ -65,7 +68,7 @@ class Conversation:
             last_activity_of(body, turns, now=time.time()),
             budget.full_zone_turns,
             full_zone_turns is None,
-            transcript,
+            transcript or Transcript(""),
         )
 
     def section_of(self, one: TranscriptTurn) -> str:
@@ -84,6 +87,11 @@ class Conversation:
         return self.body.folded + self.body.dropped + 1
 
     @property
+    def archived(self) -> int:
+        """How many turns are in pages of the transcript."""
+        return self.transcript.base - self.transcript.first
+
+    @property
     def summary_title(self) -> str:
         """What is said above the summary."""
         covered, _ = ledger.split(self.body.summary)
@@ -100,11 +108,10 @@ class Conversation:
     def facts(self) -> dict[str, str]:
         """Return what is said above the conversation, by name."""
         facts = {"health": self.body.health.value, "turns": self.turns}
-        if self.transcript is not None and (archived := self.transcript.base - self.transcript.first):
-            waiting = (
-                f", {waiting:,} of them wait for a summary" if (waiting := self.transcript.waiting) else ""
-            )
-            facts["transcript"] = f"{archived:,} in pages{waiting}"
+        if self.archived:
+            waiting = self.transcript.waiting
+            suffix = f", {waiting:,} of them wait for a summary" if waiting else ""
+            facts["transcript"] = f"{self.archived:,} in pages{suffix}"
         facts["tokens"] = f"{self.tokens:,} (estimate for the whole conversation)"
         facts["last activity"] = "unknown" if self.last_activity is None else when(self.last_activity)
         if self.guessed and (self.pending or self.recent):
@@ -127,8 +134,8 @@ class Conversation:
             "last_activity": iso(self.last_activity),
             "folded": self.body.folded,
             "dropped": self.body.dropped,
-            "archived": 0 if self.transcript is None else self.transcript.base - self.transcript.first,
-            "waiting": 0 if self.transcript is None else self.transcript.waiting,
+            "archived": self.archived,
+            "waiting": self.transcript.waiting,
             "summary": self.body.summary,
             "pending": turns[:boundary],
             "recent": turns[boundary:],
