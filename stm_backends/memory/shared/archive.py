@@ -84,29 +84,30 @@ class Archive:
         shorter = body.transcript and body.transcript.keeping(self.pages.most)
         return body if shorter is body.transcript else replace(body, transcript=shorter)
 
-    async def stored(self, snapshot: Snapshot, body: Body, leaving: Sequence[Leaving]) -> None:
-        """Note that a body is in the record, and so these turns are not.
+    async def left(self, snapshot: Snapshot, leaving: Sequence[Leaving]) -> None:
+        """Note that the turns have left the record, and rewrite the pages that are full now."""
+        before = snapshot.body.transcript
+        self._open = None
+        if before is not None:
+            await self.pages.complete(self._key, before, leaving)
 
-        Rewrites the pages that are full now, and removes those that are beyond the limit. Only logs a failure
-        of that: the next time, all of them are removed.
+    async def shortened(self, snapshot: Snapshot, body: Body) -> None:
+        """Remove the pages of which a body that replaced another says that they are gone as a whole.
+
+        Only logs a failure: they go with the next ones.
         """
         before, after = snapshot.body.transcript, body.transcript
-        if leaving:
-            self._open = None
-        if before is None or after is None:
+        if before is None or after is None or after.first // pages.TURNS <= before.first // pages.TURNS:
             return
-        if leaving:
-            await self.pages.complete(self._key, before, leaving)
-        if after.first // pages.TURNS > before.first // pages.TURNS:
-            try:
-                await Shortening(self._driver, self._codec).removed_below(self._key, after.epoch, after.first)
-            except StorageError as error:
-                logger.warning(
-                    "could not remove the oldest pages of a transcript, the next ones to go take them along: "
-                    "%s (conversation %s)",
-                    error,
-                    keys.log_name(self._key),
-                )
+        try:
+            await Shortening(self._driver, self._codec).removed_below(self._key, after.epoch, after.first)
+        except StorageError as error:
+            logger.warning(
+                "could not remove the oldest pages of a transcript, the next ones to go take them along: "
+                "%s (conversation %s)",
+                error,
+                keys.log_name(self._key),
+            )
 
     async def tidy(self, snapshot: Snapshot, load: Callable[[], Awaitable[Snapshot]]) -> None:
         """Remove what this process has put into pages of a record that is not there any more.

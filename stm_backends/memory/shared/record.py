@@ -227,7 +227,9 @@ class SharedConversation:
         seen = self.seen if self.seen.version == snapshot.version else snapshot
         self.seen = seen = seen.after(version, body, drop)
         self.added = {i: one for i, one in self.added.items() if not seen.holds(i)}
-        await self.archive.stored(snapshot, body, leaving)
+        if leaving:
+            await self.archive.left(snapshot, leaving)
+        await self.archive.shortened(snapshot, body)
         return True
 
     def holds(self, lease: Lease | None) -> bool:
