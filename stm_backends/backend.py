@@ -156,7 +156,12 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         )
         self.stats = Stats(driver, self._codec)
         self._backgrounds = Backgrounds(
-            driver, self._codec, max_summaries=max_summaries, observer=observer, touches=self._touches
+            driver,
+            self._codec,
+            max_summaries=max_summaries,
+            observer=observer,
+            touches=self._touches,
+            transcript_turns=guard.limits.transcript_turns,
         )
         self._close_timeout_s = close_timeout_s
         self._home = Home(self._start_over)

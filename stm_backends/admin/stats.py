@@ -1,5 +1,7 @@
 """Statistics of stored conversations for operators, read with the driver contract alone.
 
+`of_user` reads every record, and `listed` only the catalogue's cards, beside the names of all else.
+
 Each record is loaded once, `AT_ONCE` at a time, so memory use depends on the size of a few records and not on
 their number. An unreadable record is counted and named. The contract tells no time to live, so no expiry is
 reported.
@@ -14,13 +16,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
+from stm_backends.catalogue.card import Card, card_of
 from stm_backends.drivers.contract import Driver, Key, Record
 from stm_backends.errors import Corrupt, located
 from stm_backends.memory import policy
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import render
 from stm_backends.records import keys, operations
-from stm_backends.records.body import Body
+from stm_backends.records.body import Body, Transcript
 from stm_backends.records.codec import Codec
 from stm_backends.types import MemoryBudget, MemoryHealth, MemoryKey, ShortTermMemoryConfig, StoredTurn
 
@@ -31,7 +34,17 @@ _EVERYTHING: Final = ShortTermMemoryConfig(
     "rolling_summary", MemoryBudget(summary_max_tokens=2**60, total_max_tokens=0)
 )
 
-_OTHER_KINDS: Final[tuple[keys.Kind, ...]] = ("blob", *keys.LOG_KINDS, "graph")
+_OTHER_KINDS: Final[tuple[keys.Kind, ...]] = ("blob", *keys.LOG_KINDS, "graph", "page", "card")
+
+_COUNTED_AS: Final[dict[keys.Kind, str]] = {
+    "memory": "conversations",
+    "blob": "states",
+    "graph": "graph_records",
+    "page": "pages",
+    "card": "cards",
+    **dict.fromkeys(keys.LOG_KINDS, "logs"),
+}
+"""The field of `Totals` that counts the records of each kind."""
 
 _T = TypeVar("_T")
 _U = TypeVar("_U")
@@ -39,11 +52,13 @@ _U = TypeVar("_U")
 
 @dataclass(frozen=True, slots=True)
 class ConversationStats:
-    """One conversation. `turns` are those that are in neither the summary nor dropped.
+    """One conversation. `turns` are those that are in neither the summary nor dropped, nor in pages.
 
-    `bytes` are those of the stored values, after decryption. `tokens` is the memory's estimate for the
-    summary and all turns. `last_activity` is the time of the newest turn in epoch seconds. If no turn has
-    one, it is the time of the last fold or trim, rounded up by some seconds; `None` means unknown.
+    `archived` counts the turns in pages of its transcript, and `waiting` those of them that no summary covers
+    yet, though one is to. `bytes` are those of the stored values, after decryption. `tokens` is the memory's
+    estimate for the summary and all turns. `last_activity` is the time of the newest turn in epoch seconds.
+    If no turn has one, it is the time of the last fold or trim, rounded up by some seconds; `None` means
+    unknown.
     """
 
     key: MemoryKey
@@ -54,13 +69,15 @@ class ConversationStats:
     tokens: int
     health: MemoryHealth
     last_activity: float | None
+    archived: int = 0
+    waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class OtherStats:
-    """A saved state, the log of an agent framework, or a record of a graph.
+    """A saved state, the log of an agent framework, a record of a graph, a page of a transcript or a card.
 
-    `name` is the key of a state, the session id of a log, or the name of a graph's record.
+    `name` is the key of a state, the session id of a log or a card, or the name of another record.
     """
 
     tenant: str
@@ -86,7 +103,7 @@ Found: TypeAlias = ConversationStats | OtherStats | Damaged
 
 @dataclass(slots=True)
 class Totals:
-    """The sums over any number of records."""
+    """The sums over any number of records. `listed_turns` counts those that cards say, see `Stats.listed`."""
 
     users: int = 0
     conversations: int = 0
@@ -101,6 +118,11 @@ class Totals:
     states: int = 0
     graph_records: int = 0
     damaged: int = 0
+    archived: int = 0
+    waiting: int = 0
+    pages: int = 0
+    cards: int = 0
+    listed_turns: int = 0
 
     def add(self, found: Found) -> None:
         """Add one record."""
@@ -110,17 +132,31 @@ class Totals:
                 self.turns += found.turns
                 self.folded += found.folded
                 self.dropped += found.dropped
+                self.archived += found.archived
+                self.waiting += found.waiting
                 self.bytes += found.bytes
                 self.tokens += found.tokens
                 self.health[found.health] += 1
                 self._later(found.last_activity)
             case OtherStats():
-                self.states += found.kind == "blob"
-                self.graph_records += found.kind == "graph"
-                self.logs += found.kind in keys.LOG_KINDS
+                self.count(found.kind, 1)
                 self.bytes += found.bytes
             case Damaged():
                 self.damaged += 1
+
+    def add_card(self, card: Card | Damaged) -> None:
+        """Add what a card says of a conversation."""
+        if isinstance(card, Damaged):
+            self.damaged += 1
+            return
+        self.cards += 1
+        self.listed_turns += card.turns
+        self._later(card.updated)
+
+    def count(self, kind: keys.Kind, count: int) -> None:
+        """Add to the number of records of a kind."""
+        name = _COUNTED_AS[kind]
+        setattr(self, name, getattr(self, name) + count)
 
     def plus(self, other: Totals) -> None:
         """Add other sums."""
@@ -137,6 +173,7 @@ class Totals:
 _COUNTS: Final = (
     *("users", "conversations", "turns", "folded", "dropped", "bytes", "tokens"),
     *("logs", "states", "graph_records", "damaged"),
+    *("archived", "waiting", "pages", "cards", "listed_turns"),
 )
 
 
@@ -162,6 +199,7 @@ class Stats:
         def judged(key: Key, record: Record) -> ConversationStats:
             snapshot = Snapshot.of(record, self._codec)
             body, turns = snapshot.body, snapshot.turns
+            transcript = body.transcript or Transcript("")
             return ConversationStats(
                 MemoryKey(tenant, user, keys.unname(key.name)),
                 len(turns),
@@ -171,12 +209,17 @@ class Stats:
                 tokens_of(body, turns),
                 body.health,
                 last_activity_of(body, turns, now=self._clock()),
+                transcript.base - transcript.first,
+                transcript.waiting,
             )
 
         return self._read(tenant, user, "memory", judged, None if health is None else is_wanted)
 
     async def others(self, tenant: str, user: str) -> AsyncIterator[OtherStats | Damaged]:
-        """Yield a user's saved states, logs and records of graphs, unreadable ones as `Damaged`."""
+        """Yield a user's saved states, logs, records of graphs, pages of transcripts and cards.
+
+        Unreadable ones are `Damaged`.
+        """
         for kind in _OTHER_KINDS:
 
             def judged(key: Key, record: Record, kind: keys.Kind = kind) -> OtherStats:
@@ -196,6 +239,29 @@ class Stats:
                 totals.add(found)
                 on_found(found)
         totals.users = int(seen)
+        return totals
+
+    async def listed(
+        self, tenant: str, user: str, on_found: Callable[[Card | Damaged], None] = lambda found: None
+    ) -> Totals:
+        """Return what names and cards say of a user, without reading a conversation.
+
+        That is how many records of each kind there are and, of the conversations with a card, how many turns
+        they have had and when the last activity was, up to a minute ago. `on_found` is called with each card.
+        """
+
+        def judged(key: Key, record: Record) -> Card:
+            return card_of(key, self._codec.open("card", record.body or b""))
+
+        totals = Totals()
+        for kind in ("memory", *_OTHER_KINDS):
+            if kind != "card":
+                scope = keys.scope(tenant, user, kind)
+                totals.count(kind, sum([1 async for _ in operations.names(self._driver, scope)]))
+        async for card in self._read(tenant, user, "card", judged):
+            totals.add_card(card)
+            on_found(card)
+        totals.users = int(any(getattr(totals, name) for name in _COUNTS))
         return totals
 
     async def _read(

@@ -1,19 +1,26 @@
-"""One exported conversation, as `show` presents it in each format."""
+"""One exported conversation, as `show` presents it in each format, and the whole of it for a page."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from stm_backends.admin.stats import last_activity_of, tokens_of
+from stm_backends.backend import Backend
 from stm_backends.cli.figures import iso, when
 from stm_backends.cli.replay import ledger
 from stm_backends.memory import policy
-from stm_backends.records.body import Body
+from stm_backends.memory.shared.reading import TranscriptTurn
+from stm_backends.records import keys
+from stm_backends.records.body import Body, Transcript
 from stm_backends.records.codec import load_body, load_turn
-from stm_backends.types import MemoryBudget, ShortTermMemoryConfig, StoredTurn
+from stm_backends.types import MemoryBudget, MemoryKey, ShortTermMemoryConfig, StoredTurn
+
+MOST: Final = 10_000
+"""How many turns of a whole conversation a page shows: the newest. A browser opens so many at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +36,20 @@ class Conversation:
     last_activity: float | None
     full_zone_turns: int
     guessed: bool
+    transcript: Transcript
 
     @staticmethod
-    def of(document: Mapping[str, Any], key: str, *, full_zone_turns: int | None = None) -> Conversation:
-        """Read an export. How many turns its memory shows in full is not stored; `None` is the default."""
+    def of(
+        document: Mapping[str, Any],
+        key: str,
+        *,
+        full_zone_turns: int | None = None,
+        transcript: Transcript | None = None,
+    ) -> Conversation:
+        """Read an export, and what the record says of its pages.
+
+        How many turns its memory shows in full is not stored; `None` is the default.
+        """
         budget = MemoryBudget() if full_zone_turns is None else MemoryBudget(full_zone_turns)
         body = load_body(document["body"])
         session: str = document["key"]["session_id"]
@@ -51,12 +68,28 @@ class Conversation:
             last_activity_of(body, turns, now=time.time()),
             budget.full_zone_turns,
             full_zone_turns is None,
+            transcript or Transcript(""),
         )
+
+    def section_of(self, one: TranscriptTurn) -> str:
+        """Return the title above a turn of the whole conversation."""
+        if any(one.id == stored.id for stored in self.recent):
+            return "Recent"
+        if one.summarized:
+            return "Covered by the summary"
+        if any(one.id == stored.id for stored in self.pending):
+            return "Pending (not summarized yet)"
+        return "Earlier (covered by no summary)"
 
     @property
     def first(self) -> int:
         """The number of the first turn that is shown, counted from 1 for the first of the conversation."""
         return self.body.folded + self.body.dropped + 1
+
+    @property
+    def archived(self) -> int:
+        """How many turns are in pages of the transcript."""
+        return self.transcript.base - self.transcript.first
 
     @property
     def summary_title(self) -> str:
@@ -75,6 +108,10 @@ class Conversation:
     def facts(self) -> dict[str, str]:
         """Return what is said above the conversation, by name."""
         facts = {"health": self.body.health.value, "turns": self.turns}
+        if self.archived:
+            waiting = self.transcript.waiting
+            suffix = f", {waiting:,} of them wait for a summary" if waiting else ""
+            facts["transcript"] = f"{self.archived:,} in pages{suffix}"
         facts["tokens"] = f"{self.tokens:,} (estimate for the whole conversation)"
         facts["last activity"] = "unknown" if self.last_activity is None else when(self.last_activity)
         if self.guessed and (self.pending or self.recent):
@@ -97,7 +134,64 @@ class Conversation:
             "last_activity": iso(self.last_activity),
             "folded": self.body.folded,
             "dropped": self.body.dropped,
+            "archived": self.archived,
+            "waiting": self.transcript.waiting,
             "summary": self.body.summary,
             "pending": turns[:boundary],
             "recent": turns[boundary:],
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The turns of a conversation up to the newest one of an export: from the number `start` on.
+
+    `oldest` is the number of the oldest one that is stored.
+    """
+
+    oldest: int
+    start: int
+    turns: AsyncIterator[TranscriptTurn]
+
+    @staticmethod
+    async def of(backend: Backend, key: MemoryKey, shown: Conversation) -> Whole:
+        """Find the turns, and read none of them yet but those of the record."""
+        if not keys.is_dialogue(key):
+            return Whole(0, 0, _in_record(shown))
+        look = await backend.memory(key).transcript(limit=1)
+        start = max(look.oldest, look.newest + 1 - MOST)
+        return Whole(look.oldest, start, _until_newest(backend, key, shown, start, look.newest))
+
+    def notes(self, key: str) -> list[str]:
+        """Return what is said above the turns of those that are not shown."""
+        notes: list[str] = []
+        if self.oldest:
+            notes.append(f"The turns before number {self.oldest:,} are no longer stored.")
+        if self.start > self.oldest:
+            notes.append(
+                f"This page shows the newest {MOST:,} turns. Numbers {self.oldest:,} to {self.start - 1:,}: "
+                f"stm-backends history {key} --before {self.start}"
+            )
+        return notes
+
+    def hole(self, first: int, last: int) -> str:
+        """Return what is said where numbers have no turn."""
+        numbers = f"number {first:,}" if first == last else f"numbers {first:,} to {last:,}"
+        return f"Not stored any more: {numbers}"
+
+
+async def _in_record(shown: Conversation) -> AsyncIterator[TranscriptTurn]:
+    for number, stored in enumerate([*shown.pending, *shown.recent]):
+        yield TranscriptTurn(number, stored.id, stored.turn, summarized=False, retained=True)
+
+
+async def _until_newest(
+    backend: Backend, key: MemoryKey, shown: Conversation, start: int, newest: int
+) -> AsyncIterator[TranscriptTurn]:
+    exported = [stored.id for stored in (*shown.pending, *shown.recent)]
+    async with aclosing(backend.memory(key).each_turn(after=start - 1)) as turns:
+        async for one in turns:
+            yield replace(one, turn=ledger.stored_without_mark(one.turn, key.session_id))
+            # Others may add turns meanwhile.
+            if one.number >= newest or one.id in exported[-1:]:
+                return

@@ -8,9 +8,21 @@ from typing import Any, Final
 from stm_backends.admin.stats import ConversationStats, Totals
 from stm_backends.types import MemoryHealth
 
-_WIDTHS: Final = {"USERS": 5, "CONVS": 5, "TURNS": 6, "BYTES": 9, "TOKENS": 8, "DEGRADED": 8, "HEALTH": 8}
+_WIDTHS: Final = {
+    "USERS": 5,
+    "CONVS": 5,
+    "TURNS": 6,
+    "BYTES": 9,
+    "TOKENS": 8,
+    "DEGRADED": 8,
+    "HEALTH": 8,
+    "CARDS": 5,
+    "ALL TURNS": 9,
+    "PAGES": 6,
+}
 _OF_CONVERSATIONS: Final = ("TURNS", "BYTES", "TOKENS", "HEALTH")
 _OF_USERS: Final = ("CONVS", "TURNS", "BYTES", "TOKENS", "DEGRADED")
+_LISTED: Final = ("CONVS", "CARDS", "ALL TURNS", "PAGES")
 
 
 def iso(when: float | None) -> str | None:
@@ -27,9 +39,9 @@ def when(ts: float) -> str:
     return (iso(ts) or "unknown").replace("T", " ").replace("Z", " UTC")
 
 
-def head(what: str) -> str:
+def head(what: str, *, quick: bool = False) -> str:
     """Return the headings for lines of `CONVERSATION`, `USER`, `TENANT`, or `TENANT[:USER]`."""
-    names = _OF_CONVERSATIONS if what == "CONVERSATION" else _OF_USERS
+    names = _OF_CONVERSATIONS if what == "CONVERSATION" else _LISTED if quick else _OF_USERS
     names = ("USERS", *names) if what.startswith("TENANT") else names
     return f"{_columns(dict(zip(names, names, strict=True)))}  {'LAST ACTIVITY':<17}  {what}"
 
@@ -47,12 +59,25 @@ def line(stats: ConversationStats | Totals, key: str, *, users: bool = False) ->
     return f"{_columns(columns)}  {_minute(stats.last_activity):<17}  {key}"
 
 
-def as_json(stats: ConversationStats | Totals) -> dict[str, Any]:
-    """Return the figures of a conversation or of many."""
+def listed_line(totals: Totals, key: str) -> str:
+    """Return one line of what names and cards say."""
+    columns = {"USERS": totals.users, "CONVS": totals.conversations, "CARDS": totals.cards}
+    columns |= {"ALL TURNS": totals.listed_turns, "PAGES": totals.pages}
+    return f"{_columns(columns)}  {_minute(totals.last_activity):<17}  {key}"
+
+
+def as_json(stats: ConversationStats | Totals, *, quick: bool = False) -> dict[str, Any]:
+    """Return the figures of a conversation or of many; with `quick`, those that names and cards say."""
+    if quick and isinstance(stats, Totals):
+        names = ("users", "conversations", "cards", "listed_turns", "pages", "logs", "states")
+        figures = {name: getattr(stats, name) for name in (*names, "graph_records", "damaged")}
+        return figures | {"last_activity": iso(stats.last_activity)}
     figures = {
         "turns": stats.turns,
         "folded": stats.folded,
         "dropped": stats.dropped,
+        "archived": stats.archived,
+        "waiting": stats.waiting,
         "bytes": stats.bytes,
         "tokens": stats.tokens,
         "last_activity": iso(stats.last_activity),
@@ -67,6 +92,8 @@ def as_json(stats: ConversationStats | Totals) -> dict[str, Any]:
         "logs": stats.logs,
         "states": stats.states,
         "graph_records": stats.graph_records,
+        "pages": stats.pages,
+        "cards": stats.cards,
         "damaged": stats.damaged,
     }
 

@@ -60,5 +60,9 @@ def damaged_as(found: Damaged) -> str:
             return f"the state saved under {plain(found.name)!r}"
         case "graph":
             return f"a record of the graph of {Owner(found.tenant, found.user)}"
+        case "page":
+            return f"a page of a transcript of {Owner(found.tenant, found.user)}"
+        case "card":
+            return f"a card in the catalogue of {Owner(found.tenant, found.user)}"
         case _:
             return f"the {found.kind} log {plain(found.name)!r} of {Owner(found.tenant, found.user)}"

@@ -1,4 +1,4 @@
-"""A conversation as one self-contained HTML page, without scripts, fonts or network access.
+"""A whole conversation as one self-contained HTML page, without scripts, fonts or network access.
 
 Every text of the datastore passes through `_text`, and none becomes an attribute. In addition, the content
 security policy of the page forbids scripts and requests.
@@ -7,14 +7,15 @@ security policy of the page forbids scripts and requests.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from html import escape
 from typing import Final
 
-from stm_backends.cli.conversation import Conversation
+from stm_backends.cli.conversation import Conversation, Whole
 from stm_backends.cli.figures import when
 from stm_backends.cli.render import plain
-from stm_backends.types import ConversationTurn, StoredTurn, TrajectoryDigest
+from stm_backends.memory.shared.reading import TranscriptTurn
+from stm_backends.types import ConversationTurn, TrajectoryDigest
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1c2330; --dim: #5d687a; --line: #dfe3ea; --card: #fff;
@@ -35,7 +36,8 @@ dl div, .card { background: var(--card); border: 1px solid var(--line); border-r
 dt { color: var(--dim); font-size: .8rem; } dd { margin: 0; overflow-wrap: anywhere; }
 .healthy { color: var(--good); } .retry { color: var(--some); } .degraded { color: var(--bad); }
 .text { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: plaintext; }
-article { margin: 0 0 1.1rem; }
+article { margin: 0 0 1.1rem; content-visibility: auto; contain-intrinsic-size: auto 9rem; }
+article.folded { border-inline-start: .25rem solid var(--line); padding-inline-start: .75rem; }
 article > p { margin: 0 0 .3rem; color: var(--dim); font-size: .8rem; }
 .who { color: var(--dim); font-size: .75rem; font-weight: 600; }
 .card + .card { margin-top: .4rem; }
@@ -56,28 +58,33 @@ pre { margin: .3rem 0 0; font: .82rem/1.5 ui-monospace, monospace; white-space: 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
-def page(shown: Conversation) -> str:
-    """Return the whole page."""
-    body = shown.body
-    parts = [
-        f"<h1><small>Conversation</small>{_text(shown.key)}</h1>",
-        f"<dl>{''.join(_fact(shown, name, value) for name, value in shown.facts().items())}</dl>",
-        f"<h2>{_text(shown.summary_title)}</h2>{_card('', body.summary)}" if body.summary else "",
-        _turns("Pending (not summarized yet)", shown.pending),
-        _turns("Recent", shown.recent),
-    ]
-    if not (body.summary or shown.pending or shown.recent):
-        parts.append('<p class="none">This conversation has no turns.</p>')
-    content = "\n".join(part for part in parts if part)
+async def page(shown: Conversation, whole: Whole) -> AsyncIterator[str]:
+    """Yield the parts of the page, a turn at a time."""
+    body, section, expected = shown.body, "", whole.start
     # The title is plain text: within it, a browser interprets no tags but those that end it.
-    return (
+    yield (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="robots" content="noindex"><meta name="referrer" content="no-referrer">\n'
         f"<title>{escape(plain(shown.key))}</title><style>{_STYLE}</style></head>\n"
-        f"<body><main>\n{content}\n</main></body></html>"
+        f"<body><main>\n<h1><small>Conversation</small>{_text(shown.key)}</h1>\n"
+        f"<dl>{''.join(_fact(shown, name, value) for name, value in shown.facts().items())}</dl>\n"
     )
+    if body.summary:
+        yield f"<h2>{_text(shown.summary_title)}</h2>{_card('', body.summary)}\n"
+    for note in whole.notes(shown.key):
+        yield f'<p class="none">{_text(note)}</p>\n'
+    async for one in whole.turns:
+        if one.number > expected:
+            yield f'<p class="none">{_text(whole.hole(expected, one.number - 1))}</p>\n'
+        if section != (section := shown.section_of(one)):
+            yield f"<h2>{_text(section)}</h2>\n"
+        yield _turn(one)
+        expected = one.number + 1
+    if not (body.summary or section):
+        yield '<p class="none">This conversation has no turns.</p>\n'
+    yield "</main></body></html>\n"
 
 
 def _fact(shown: Conversation, name: str, value: str) -> str:
@@ -86,21 +93,19 @@ def _fact(shown: Conversation, name: str, value: str) -> str:
     return f"<div><dt>{_text(name)}</dt><dd{kind}>{_text(value)}</dd></div>"
 
 
-def _turns(title: str, turns: Sequence[StoredTurn]) -> str:
-    shown = "\n".join(_turn(stored.turn) for stored in turns)
-    return f"<h2>{_text(title)}</h2>\n{shown}" if turns else ""
-
-
-def _turn(turn: ConversationTurn) -> str:
-    digest = turn.trajectory_digest
+def _turn(one: TranscriptTurn) -> str:
+    turn, digest = one.turn, one.turn.trajectory_digest
+    facts = [f"#{one.number:,}", *([when(turn.ts)] if turn.ts else [])]
+    facts += ["covered by the summary"] if one.summarized else []
     parts = (
-        f"<p>{_text(when(turn.ts))}</p>" if turn.ts else "",
+        f"<p>{_text(' · '.join(facts))}</p>",
         _card("user", turn.user_message),
         _tools(digest) if digest is not None else "",
         _card("assistant", turn.assistant_response),
         _artifacts(turn),
     )
-    return f"<article>{''.join(parts)}</article>"
+    kind = ' class="folded"' if one.summarized else ""
+    return f"<article{kind}>{''.join(parts)}</article>\n"
 
 
 def _card(who: str, text: str) -> str:

@@ -102,26 +102,34 @@ def numbered(turns: Iterable[tuple[int, ConversationTurn]]) -> RenderableType:
     return rows
 
 
-def stats(totals: Totals, title: str) -> RenderableType:
-    """Return the table of sums."""
+def stats(totals: Totals, title: str, *, quick: bool = False) -> RenderableType:
+    """Return the table of sums; with `quick`, of those that names and cards say."""
     table = Table(title=Text(plain(title)), show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    for name, count in (
-        ("users", totals.users),
-        ("conversations", totals.conversations),
+    read = [
         *((f"  {health.value}", count) for health, count in sorted(totals.health.items()) if count),
         ("turns in full", totals.turns),
         ("turns in summaries", totals.folded),
         ("turns dropped without a summary", totals.dropped),
+        ("turns in pages of transcripts", totals.archived),
+        ("  waiting for a summary", totals.waiting),
         ("tokens (estimate)", totals.tokens),
+    ]
+    for name, count in (
+        ("users", totals.users),
+        ("conversations", totals.conversations),
+        *([("turns, by the cards", totals.listed_turns)] if quick else read),
         ("logs of agent frameworks", totals.logs),
         ("saved states", totals.states),
         ("records of graphs", totals.graph_records),
+        ("pages of transcripts", totals.pages),
+        ("cards in the catalogue", totals.cards),
     ):
         style = "bold red" if name.strip() == MemoryHealth.DEGRADED.value else ""
         table.add_row(name, Text(f"{count:,}", style))
-    table.add_row("stored values", figures.size(totals.bytes))
+    if not quick:
+        table.add_row("stored values", figures.size(totals.bytes))
     table.add_row("last activity", figures.iso(totals.last_activity) or "unknown")
     if totals.damaged:
         table.add_row("unreadable records", Text(f"{totals.damaged:,}", "bold red"))

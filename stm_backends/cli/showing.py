@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final, TextIO
 
 import typer
 
 from stm_backends.cli import datastores, markdown, page, render, transfer
 from stm_backends.cli.completion import conversations
-from stm_backends.cli.conversation import Conversation
+from stm_backends.cli.conversation import Conversation, Whole
 from stm_backends.cli.files import is_standard, writing
 from stm_backends.cli.options import BackendName, SealingName, Url
 from stm_backends.cli.outcome import reported, run, told_as
 from stm_backends.errors import ConfigurationError
+from stm_backends.records.keys import memory_key
 
 _FORMATS: Final[dict[str, Callable[[Conversation], str]]] = {
     "--json": lambda shown: json.dumps(shown.as_json(), indent=2),
     "--md": markdown.document,
-    "--html": page.page,
 }
 
 
@@ -54,32 +54,43 @@ def show(  # noqa: PLR0913, PLR0917 -- one per option
 ) -> None:
     """Show one conversation: summary, pending turns, recent turns, health, tokens and times.
 
+    With --html, the page also has the turns that the summary covers, up to the newest 10,000 of all.
+
     With --output, only you can read the file that is written. If the file exists, it is replaced once the
     new text is complete.
     """
-    asked = [name for name, wanted in zip(_FORMATS, (as_json, as_markdown, as_page), strict=True) if wanted]
+    wanted = {"--json": as_json, "--md": as_markdown, "--html": as_page}
+    asked = [name for name, wants in wanted.items() if wants]
 
-    async def work() -> dict[str, Any]:
+    async def work(out: TextIO | None = None) -> Conversation:
         parsed = transfer.conversation_key(key)
+        named = transfer.escaped(transfer.unescaped(key))
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
             with told_as("show"):
-                return await opened.sessions.export(parsed)
+                document = await opened.sessions.export(parsed)
+                record = await opened.driver.load(memory_key(parsed), last=0)
+                transcript = None if record is None else opened.codec.open_body(record.body).transcript
+                shown = Conversation.of(
+                    document, named, full_zone_turns=full_zone_turns, transcript=transcript
+                )
+                if out is not None:
+                    async for part in page.page(shown, await Whole.of(opened, parsed, shown)):
+                        out.write(part)
+                return shown
 
     with reported():
         if len(asked) > 1:
             raise ConfigurationError(f"give one of {' and '.join(asked)}, not both")
         if output is not None and not asked:
             raise ConfigurationError("--output needs a format: --html, --md or --json")
-        document = run(work())
-        shown = Conversation.of(
-            document, transfer.escaped(transfer.unescaped(key)), full_zone_turns=full_zone_turns
-        )
         if not asked:
-            render.console.print(render.conversation(shown))
+            render.console.print(render.conversation(run(work())))
             return
-        text = _FORMATS[asked[0]](shown)
+        # Text of a conversation may have surrogates, which no encoding has.
         with writing(output) as out:
-            # Text of a conversation may have surrogates, which no encoding has.
-            out.write(f"{text.rstrip()}\n")
+            if as_page:
+                run(work(out))
+            else:
+                out.write(f"{_FORMATS[asked[0]](run(work())).rstrip()}\n")
     if not is_standard(output):
         typer.echo(f"Written to {output}", err=True)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from stm_backends.admin.stats import Damaged, Found, Totals
 from stm_backends.backend import Backend
+from stm_backends.catalogue.card import Card
 from stm_backends.cli import datastores, figures, render
 from stm_backends.cli.completion import owners as owners_like
 from stm_backends.cli.options import BackendName, SealingName, Url
 from stm_backends.cli.outcome import FAILED, Named, counted, interruptible, reported, run, say_nothing_stored
 from stm_backends.cli.owners import Owner, damaged_as, tenants_of, users_of
 from stm_backends.cli.progress import Progress
+from stm_backends.errors import ConfigurationError
 from stm_backends.types import MemoryHealth
 
 
@@ -30,6 +33,14 @@ def stats(
     degraded: Annotated[
         bool, typer.Option("--degraded", help="Count only conversations whose health is degraded.")
     ] = False,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            help="Read only the cards of the catalogue: how many records of each kind there are, turns and "
+            "last activity.",
+        ),
+    ] = False,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print one JSON object per line, the last with the totals."),
@@ -40,6 +51,9 @@ def stats(
 ) -> None:
     """Count users, conversations, turns, bytes and tokens of tenants and users, and their health.
 
+    Turns in pages are those of transcripts that have left the record. Cards are what the catalogue of
+    conversations shows, and come up to a minute later than a turn; conversations of older versions have none.
+
     Every record is read once, in pages. Bytes are those of the stored values, without what the datastore
     adds. Tokens are the memory's estimate. The time to live of a record cannot be read, so none is shown.
 
@@ -47,22 +61,25 @@ def stats(
     for one of the tenants and users.
     """
     with reported():
+        if quick and degraded:
+            raise ConfigurationError("give --quick or --degraded, not both: a card does not say the health")
         given = dict.fromkeys(Owner.of(text) for text in whose or ())
         # A user of a tenant that is counted as a whole is not counted twice.
         owners = [one for one in given if one.user is None or Owner(one.tenant) not in given] or [Owner()]
     one = len(owners) == 1 and owners[0].tenant is not None
-    counting = _Counting(degraded=degraded)
+    counting = _Counting(degraded=degraded, quick=quick)
     rows, missing = 0, list[Owner]()
 
     def row(owner: Owner, totals: Totals) -> None:
         nonlocal rows
         rows += 1
         if as_json:
-            progress.echo(json.dumps({"owner": str(owner), **figures.as_json(totals)}))
+            progress.echo(json.dumps({"owner": str(owner), **figures.as_json(totals, quick=quick)}))
         elif not one:
             if rows == 1:
-                progress.echo(figures.head("TENANT[:USER]" if whose else "TENANT"))
-            progress.echo(figures.line(totals, str(owner), users=True))
+                progress.echo(figures.head("TENANT[:USER]" if whose else "TENANT", quick=quick))
+            line = figures.listed_line if quick else partial(figures.line, users=True)
+            progress.echo(line(totals, str(owner)))
 
     async def work() -> None:
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
@@ -81,11 +98,12 @@ def stats(
         counting.progress = progress
         run(work())
     if as_json:
-        typer.echo(json.dumps({"owner": None, **figures.as_json(counting.total)}))
+        typer.echo(json.dumps({"owner": None, **figures.as_json(counting.total, quick=quick)}))
     else:
         title = str(owners[0]) if one else "Total"
-        render.console.print(render.stats(counting.total, f"{title}, degraded only" if degraded else title))
-    if not (counting.read or whose):
+        title = f"{title}, degraded only" if degraded else title
+        render.console.print(render.stats(counting.total, title, quick=quick))
+    if not (counting.read or counting.total.users or whose):
         typer.echo("Nothing is stored.", err=True)
     for owner in missing:
         say_nothing_stored(str(owner))
@@ -97,12 +115,13 @@ def stats(
 class _Counting:
     """Adds up the records of owners."""
 
-    def __init__(self, *, degraded: bool) -> None:
+    def __init__(self, *, degraded: bool, quick: bool) -> None:
         self.total = Totals()
         self.damaged = Named()
         self.read = 0
         self.progress: Progress | None = None
         self._degraded = degraded
+        self._quick = quick
 
     async def of(self, backend: Backend, owner: Owner) -> Totals:
         """Return the sums for one tenant or user, and add them to the total."""
@@ -113,6 +132,8 @@ class _Counting:
         return totals
 
     async def _of_user(self, backend: Backend, tenant: str, user: str) -> Totals:
+        if self._quick:
+            return await backend.stats.listed(tenant, user, self._met)
         if not self._degraded:
             return await backend.stats.of_user(tenant, user, self._met)
         totals = Totals()
@@ -122,7 +143,7 @@ class _Counting:
         totals.users = min(1, totals.conversations)
         return totals
 
-    def _met(self, found: Found) -> None:
+    def _met(self, found: Found | Card) -> None:
         self.read += 1
         if isinstance(found, Damaged):
             self.damaged.add(damaged_as(found), str(found.error))

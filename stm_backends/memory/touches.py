@@ -134,11 +134,21 @@ class Touches:
         noted.running, noted.waits = True, False
         noted.due = asyncio.get_running_loop().time() + self._every
         try:
-            await self._catalogue.touch(noted.key, noted.look(), kind=noted.kind, at=noted.at, ttl=noted.ttl)
+            card = await self._catalogue.touch(
+                noted.key, noted.look(), kind=noted.kind, at=noted.at, ttl=noted.ttl
+            )
             noted.faults = 0
+            if card is not None:
+                self._observer.touches("written", 1)
+        except asyncio.CancelledError:
+            # Closing counts it as lost.
+            noted.waits = True
+            raise
         except StorageError as error:
             noted.faults += 1
             noted.waits = noted.faults <= FAULTS and not self._closing
+            if not noted.waits:
+                self._observer.touches("lost", 1)
             name = keys.log_name(keys.card_key(noted.key))
             logger.warning("could not write to the catalogue: %s (conversation %s)", error, name)
         finally:
@@ -156,5 +166,7 @@ class Touches:
             await self._background.close(timeout=timeout)
         finally:
             self._closing = False
+            if late := sum(noted.waits or noted.running for noted in self._noted.values()):
+                self._observer.touches("lost", late)
             self._noted.clear()
             self._queue.clear()

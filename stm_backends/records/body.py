@@ -154,6 +154,11 @@ class Transcript:
         """The first number that no summary covers."""
         return self.base if self.gap is None else self.gap
 
+    @property
+    def waiting(self) -> int:
+        """How many turns have left the record that no summary covers, though one is to."""
+        return self.base - self.summarized
+
     def moved(self, turn_ids: Sequence[str], *, summarized: bool) -> Transcript:
         """Return the transcript after the oldest turns of the tail have left, summarized or not."""
         if not turn_ids:
@@ -164,6 +169,14 @@ class Transcript:
     def caught_up(self, until: int) -> Transcript:
         """Return the transcript once a summary covers all numbers below `until`."""
         return replace(self, gap=until if until < self.base else None)
+
+    def keeping(self, most: int | None) -> Transcript:
+        """Return the transcript without all but the newest `most` turns of its pages; `None` keeps all.
+
+        Those that no summary covers yet stay, so that the next summary covers them.
+        """
+        first = self.first if most is None else min(self.base - most, self.summarized)
+        return replace(self, first=first) if first > self.first else self
 
     def recounted(self, forgotten: Forgotten) -> Transcript:
         """Return the transcript with the turns counted that an older version of this library has dropped.

@@ -29,6 +29,8 @@ LimitName: TypeAlias = Literal[
 class Limits:
     """How much a backend accepts; `None` is no limit. Beyond a limit, a call raises `LimitReached`.
 
+    The exception is `transcript_turns`: beyond it, the oldest turns go, and nothing is refused.
+
     - `turn_characters`: the characters of one turn: its two texts, and its digest and artifacts as JSON. For
       an item log, the characters of one item as JSON.
     - `conversation_turns`: the turns in a conversation's record: those that no summary covers and that were
@@ -42,6 +44,9 @@ class Limits:
     - `memory_characters`: the characters of one such vertex: its key, content and tags as JSON. What was
       stored before the limit was set stays, and can be recalled.
     - `state_bytes`: the bytes of one saved state or paused run, after compression and before sealing.
+    - `transcript_turns`: the turns in the pages of a transcript, which the other limits do not count. Turns
+      that no summary covers yet are kept beyond it. Pages go as a whole, so up to 63 turns more are stored,
+      and not shown. An imported transcript is shortened by the next summary.
 
     The call that would exceed a limit is refused before anything is written. Summaries are never refused.
 
@@ -68,6 +73,7 @@ class Limits:
     user_memories: int | None = None
     memory_characters: int | None = None
     state_bytes: int | None = None
+    transcript_turns: int | None = None
 
     def __post_init__(self) -> None:
         for one in dataclasses.fields(self):

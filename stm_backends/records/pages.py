@@ -21,8 +21,8 @@ pages after the record; the epoch ensures that the next record under the same ke
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
 from stm_backends.errors import Corrupt, StorageError, TooLarge, located
@@ -39,6 +39,9 @@ TURNS: Final = 64
 
 SPILLS: Final = 1_000
 """How many records a page takes at most: what does not fit into one goes to the next."""
+
+
+PageEvent: TypeAlias = Literal["written", "read"]
 
 
 class Leaving(NamedTuple):
@@ -58,9 +61,22 @@ class Copy(NamedTuple):
 
 
 class Pages:
-    """Writes and reads the pages of any conversation of a driver."""
+    """Writes and reads the pages of any conversation of a driver.
 
-    def __init__(self, driver: Driver, codec: Codec) -> None:
+    `most` is how many turns the pages of a conversation keep; `None` means all. `counted` is called for
+    records of pages that were written, or read for their turns.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        codec: Codec,
+        *,
+        most: int | None = None,
+        counted: Callable[[PageEvent, int], None] = lambda event, count: None,
+    ) -> None:
+        self.most = most
+        self._counted = counted
         self._driver = driver
         self._codec = codec.after(Preset())
 
@@ -96,6 +112,7 @@ class Pages:
                 try:
                     where = keys.page_key(key, transcript.epoch, page, spill)
                     await ledger.append(self._driver, where, data, ttl=ttl)
+                    self._counted("written", 1)
                     return
                 except TooLarge as error:
                     if error.what != "record" or spill + 1 == SPILLS:
@@ -133,6 +150,7 @@ class Pages:
             try:
                 change = ledger.Change(self._entry(transcript, leaving, summary), ttl=ttl)
                 if await ledger.replace(self._driver, where, change, expect=ABSENT):
+                    self._counted("written", 1)
                     return
             except TooLarge:
                 pass
@@ -181,7 +199,10 @@ class Pages:
         }
         change = ledger.Change(self._codec.seal("page", content), drop=len(record.tail))
         empty = ledger.unchanged_by(lambda _: self.nothing(numbers[0]))
-        return await ledger.fold(self._driver, where, record, change, unchanged=empty)
+        done = await ledger.fold(self._driver, where, record, change, unchanged=empty)
+        if done:
+            self._counted("written", 1)
+        return done
 
     def nothing(self, first: int) -> bytes:
         """Return the body of a page that has its turns in entries, if any."""
@@ -214,6 +235,7 @@ class Pages:
             record = await self._driver.load(keys.page_key(key, transcript.epoch, page, spill))
             if record is None:
                 break
+            self._counted("read", 1)
             contents += self.opened(record)
             found = resolved(contents, known)
             # Turns that were changed later may be in a later record.

@@ -55,8 +55,12 @@ class Shortening:
         first = max(transcript.first, min(first, transcript.summarized))
         if not self._dry_run and not await self._raise(key, transcript, first):
             return 0
+        return await self.removed_below(key, transcript.epoch, first)
+
+    async def removed_below(self, key: Key, epoch: str, first: int) -> int:
+        """Remove what pages have below a number that the record says is the first; returns as `to` does."""
         count = 0
-        async for page, name in self._stored(key, transcript.epoch):
+        async for page, name in self._stored(key, epoch):
             if page * pages.TURNS >= first:
                 break
             where = Key(keys.pages_of(key).scope, name)

@@ -46,6 +46,11 @@ class Memory:
         return self._memory.health
 
     @property
+    def waiting(self) -> int:
+        """How many turns wait in pages of the transcript for a summary, as of the last load."""
+        return self._memory.waiting
+
+    @property
     def busy(self) -> bool:
         """Whether this object has running or scheduled work."""
         return self._run(called(lambda: self._memory.busy))

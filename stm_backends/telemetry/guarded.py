@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stm_backends import logs
 from stm_backends.handed_in import PASSED
-from stm_backends.telemetry.observer import SILENT, KeyPart, MemoryEvent, Observer, Subject, TurnEvent
+from stm_backends.telemetry.observer import (
+    SILENT,
+    KeyPart,
+    MemoryEvent,
+    Observer,
+    Subject,
+    TouchEvent,
+    TurnEvent,
+)
 
 if TYPE_CHECKING:
     from stm_backends.drivers.contract import Driver
+    from stm_backends.records.pages import PageEvent
     from stm_backends.types import MemoryHealth
 
 logger = logging.getLogger("stm_backends")
@@ -61,6 +70,12 @@ class GuardedObserver(Observer):
 
     def turns(self, event: TurnEvent, count: int) -> None:
         self._tell("turns", event, count)
+
+    def pages(self, event: PageEvent, count: int) -> None:
+        self._tell("pages", event, count)
+
+    def touches(self, event: TouchEvent, count: int) -> None:
+        self._tell("touches", event, count)
 
     def race_lost(self) -> None:
         self._tell("race_lost")

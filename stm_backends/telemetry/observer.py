@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from types import CoroutineType
 
     from stm_backends.drivers.contract import Driver
+    from stm_backends.records.pages import PageEvent
     from stm_backends.types import MemoryHealth, MemoryKey
 
-TurnEvent: TypeAlias = Literal["appended", "folded", "moved", "dropped"]
+TurnEvent: TypeAlias = Literal["appended", "folded", "moved", "caught_up", "dropped"]
 MemoryEvent: TypeAlias = Literal["promoted", "pruned", "merged", "truncated", "uncounted"]
+TouchEvent: TypeAlias = Literal["written", "lost"]
 KeyPart: TypeAlias = Literal["tenant", "user", "session"]
 
 
@@ -78,7 +80,17 @@ class Observer:
         return _NOTHING
 
     def turns(self, event: TurnEvent, count: int) -> None:
-        """Receive that turns were stored, were folded into a summary, or were dropped without one."""
+        """Receive that turns were stored, were folded into a summary, or were dropped without one.
+
+        `moved` ones left the record before a summary covers them, and wait in pages; `caught_up` ones wait
+        there no more. They are counted as folded or dropped, too.
+        """
+
+    def pages(self, event: PageEvent, count: int) -> None:
+        """Receive that pages of transcripts were written, or were read for their turns."""
+
+    def touches(self, event: TouchEvent, count: int) -> None:
+        """Receive that activities of conversations were written to the catalogue, or given up."""
 
     def race_lost(self) -> None:
         """Receive that a summary or a failed attempt lost the race against a concurrent change."""

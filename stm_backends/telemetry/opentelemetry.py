@@ -18,13 +18,13 @@ import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.extras import missing_extra
 from stm_backends.handed_in import kind_of
-from stm_backends.telemetry.observer import KeyPart, MemoryEvent, Observer, Subject, TurnEvent
+from stm_backends.telemetry.observer import KeyPart, MemoryEvent, Observer, Subject, TouchEvent, TurnEvent
 from stm_backends.types import MemoryHealth
 
 try:
@@ -34,6 +34,9 @@ try:
     from opentelemetry.trace import Link, Span, SpanKind, StatusCode, TracerProvider
 except ModuleNotFoundError as error:
     raise missing_extra("otel", error) from error
+
+if TYPE_CHECKING:
+    from stm_backends.records.pages import PageEvent
 
 T = TypeVar("T")
 
@@ -69,8 +72,27 @@ class Telemetry(Observer):
             "moved": meter.create_counter(
                 "stm.turns.moved", "{turn}", "Turns moved to pages before a summary covers them."
             ),
+            "caught_up": meter.create_counter(
+                "stm.turns.caught_up", "{turn}", "Turns that waited in pages for a summary and wait no more."
+            ),
             "dropped": meter.create_counter(
                 "stm.turns.dropped", "{turn}", "Turns dropped without a summary, beyond the recovery backlog."
+            ),
+        }
+        self._pages = {
+            "written": meter.create_counter(
+                "stm.pages.written", "{page}", "Pages of transcripts that were written or added to."
+            ),
+            "read": meter.create_counter(
+                "stm.pages.read", "{page}", "Pages of transcripts that were read for their turns."
+            ),
+        }
+        self._touches = {
+            "written": meter.create_counter(
+                "stm.catalogue.written", "{touch}", "Activities of conversations written to the catalogue."
+            ),
+            "lost": meter.create_counter(
+                "stm.catalogue.lost", "{touch}", "Activities that the catalogue does not show, after errors."
             ),
         }
         self._lost_races = meter.create_counter(
@@ -170,6 +192,12 @@ class Telemetry(Observer):
 
     def turns(self, event: TurnEvent, count: int) -> None:
         self._turns[event].add(count)
+
+    def pages(self, event: PageEvent, count: int) -> None:
+        self._pages[event].add(count)
+
+    def touches(self, event: TouchEvent, count: int) -> None:
+        self._touches[event].add(count)
 
     def race_lost(self) -> None:
         self._lost_races.add(1)

@@ -13,7 +13,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from stm_backends import Backend, ConversationTurn, MemoryKey, ShortTermMemoryConfig, open_backend
+from stm_backends.cli import conversation
 from stm_backends.cli.app import app
+from stm_backends.drivers.contract import Key
+from stm_backends.records import keys, operations
+from stm_backends.testing.memory_contract import until
 
 KEY = MemoryKey("acme", "u1", "trip")
 
@@ -87,6 +91,106 @@ def test_history_says_that_the_oldest_turns_were_removed(url: str) -> None:
     first = json.loads(done.stdout.splitlines()[0])["number"]
     assert first > 0
     assert done.stderr == f"The turns before number {first} are no longer stored.\n"
+
+
+def sections_of(page: str) -> dict[str, list[int]]:
+    """The numbers of the turns on a page, by the heading above them; as the texts say, not the marks."""
+    found: dict[str, list[int]] = {}
+    for part in page.split("<h2>")[1:]:
+        title, _, rest = part.partition("</h2>")
+        for number, said in re.findall(r"<p>#(\d+) .*?Wish (\d+)<", rest):
+            assert number == said
+            found.setdefault(title, []).append(int(number))
+    return found
+
+
+def test_a_page_shows_every_turn_and_what_covers_it(url: str) -> None:
+    page = cli("show", "acme:u1:trip", "--html", "--url", url).stdout
+    assert sections_of(page) == {"Covered by the summary": [*range(65)], "Recent": [*range(65, 70)]}
+    assert page.count('<article class="folded">') == page.count("· covered by the summary") == 65
+    assert 'class="none"' not in page
+
+
+def test_a_page_says_how_much_of_a_long_conversation_it_shows(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation, "MOST", 20)
+    page = cli("show", "acme:u1:trip", "--html", "--url", url).stdout
+    assert sections_of(page) == {"Covered by the summary": [*range(50, 65)], "Recent": [*range(65, 70)]}
+    assert "newest 20 turns. Numbers 0 to 49: stm-backends history acme:u1:trip --before 50" in page
+
+
+def test_a_page_says_which_turns_are_no_longer_stored(url: str) -> None:
+    async def more() -> None:
+        async with open_backend(url) as backend:
+            memory = backend.memory(KEY)
+            for number in range(70, 140):
+                await memory.add_turn(ConversationTurn(f"Wish {number}", "Noted.", ts=1.7e9 + number))
+            await memory.flush()
+            await backend.sessions.purge("acme", "u1", transcripts_older_than=1.0)
+            page = [name async for name in operations.names(backend.driver, "acme:u1:page")][-1]
+            assert keys.page_number(page) == 2
+            for number in range(140, 150):
+                await memory.add_turn(ConversationTurn(f"Wish {number}", "Noted.", ts=1.7e9 + number))
+            await memory.flush()
+            # As its time to live would.
+            await backend.driver.delete(Key("acme:u1:page", page))
+
+    asyncio.run(more())
+    page = cli("show", "acme:u1:trip", "--html", "--url", url).stdout
+    assert sections_of(page) == {"Recent": [*range(145, 150)]}
+    assert "The turns before number 135 are no longer stored." in page
+    assert "Not stored any more: numbers 135 to 144" in page
+
+
+def test_a_page_tells_what_waits_for_a_summary_from_what_has_one(tmp_path: Path) -> None:
+    url, up = f"sqlite:///{tmp_path}/memory.db", True
+
+    async def summarize(request: dict[str, object]) -> dict[str, object]:
+        if not up:
+            raise RuntimeError("down")
+        return {"summary": f"{request['previous_summary']}."}
+
+    async def fill() -> None:
+        nonlocal up
+        config = ShortTermMemoryConfig(
+            "rolling_summary", recovery_backlog_limit=2, retry_attempts=0, transcript=True
+        )
+        async with open_backend(url) as backend:
+            memory = backend.memory(KEY, config, summarizer=summarize)
+            for number in range(30):
+                await memory.add_turn(ConversationTurn(f"Wish {number}", "Noted.", ts=1.7e9 + number))
+                if number == 9:
+                    await memory.flush()
+                    up = False
+
+            async def moved() -> bool:
+                return len(await memory.turns()) == 7
+
+            await until(moved)
+
+    asyncio.run(fill())
+    page = cli("show", "acme:u1:trip", "--html", "--url", url).stdout
+    assert "<dd>23 in pages, 18 of them wait for a summary</dd>" in page
+    shown = json.loads(cli("show", "acme:u1:trip", "--json", "--url", url).stdout)
+    assert (shown["archived"], shown["waiting"]) == (23, 18)
+    assert sections_of(page) == {
+        "Covered by the summary": [*range(5)],
+        "Earlier (covered by no summary)": [*range(5, 23)],
+        "Pending (not summarized yet)": [23, 24],
+        "Recent": [*range(25, 30)],
+    }
+
+
+def test_a_page_of_a_session_of_short_term_memory_has_its_turns(url: str) -> None:
+    async def fill() -> None:
+        async with open_backend(url) as backend:
+            hidden = backend.short_term_conversation(KEY, ShortTermMemoryConfig("truncation"))
+            await hidden.add_turn(ConversationTurn("Wish 0", "Noted.", ts=1.7e9))
+
+    asyncio.run(fill())
+    page = cli("show", "acme:u1:trip#short-term", "--html", "--url", url)
+    assert sections_of(page.stdout) == {"Recent": [0]}, page.stderr
 
 
 def test_the_latest_conversations_come_first_with_their_titles(url: str) -> None:

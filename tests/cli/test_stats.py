@@ -23,9 +23,11 @@ from stm_backends.admin import stats as admin
 from stm_backends.backend import Backend
 from stm_backends.cli import progress
 from stm_backends.cli.app import app
-from stm_backends.drivers.contract import Key
+from stm_backends.drivers.contract import ANY, Key, Record
+from stm_backends.drivers.sqlite.driver import SqliteDriver
 from stm_backends.records.keys import memory_key
 from stm_backends.sealing.naming import KEYS_VARIABLE
+from stm_backends.testing.memory_contract import until
 
 TS = 1_760_000_000.0
 
@@ -108,9 +110,113 @@ def test_stats_of_a_tenant_sums_over_its_users(url: str) -> None:
         "logs": 1,
         "states": 1,
         "graph_records": 0,
+        "archived": 0,
+        "waiting": 0,
+        "pages": 0,
+        "cards": 3,
         "damaged": 0,
     }
     assert min(stored) > 100
+
+
+@pytest.fixture
+def long(tmp_path: Path) -> str:
+    """A conversation of 80 turns, 75 of them in two pages."""
+
+    async def fill(backend: Backend) -> None:
+        memory = backend.memory(KEYS[1])
+        for number in range(80):
+            await memory.add_turn(ConversationTurn(f"I want number {number}.", "Booked.", ts=TS + number))
+        await memory.flush()
+
+    url = f"sqlite:///{tmp_path}/long.db"
+    on(url, fill)
+    return url
+
+
+def test_stats_count_what_transcripts_and_the_catalogue_have(long: str) -> None:
+    _, total = objects(cli("stats", "acme", "--json", "--url", long))
+    counted = ("turns", "folded", "archived", "waiting", "pages", "cards")
+    assert [total[name] for name in counted] == [5, 75, 75, 0, 2, 1]
+    shown = cli("stats", "acme", "--url", long).stdout
+    assert re.search(r"turns in pages of transcripts +│ +75 │", shown)
+    assert re.search(r"pages of transcripts +│ +2 │\n│ cards in the catalogue +│ +1 │", shown)
+
+
+def test_stats_count_turns_that_wait_for_a_summary(tmp_path: Path) -> None:
+    async def down(request: object) -> dict[str, str]:
+        raise RuntimeError
+
+    async def fill(backend: Backend) -> None:
+        config = ShortTermMemoryConfig(
+            "rolling_summary", recovery_backlog_limit=2, retry_attempts=0, transcript=True
+        )
+        memory = backend.memory(KEYS[1], config, summarizer=down)
+        for number in range(20):
+            await memory.add_turn(ConversationTurn(f"I want number {number}.", "Booked.", ts=TS + number))
+
+        async def moved() -> bool:
+            return len(await memory.turns()) == 7
+
+        await until(moved)
+
+    url = f"sqlite:///{tmp_path}/stm.db"
+    on(url, fill)
+    total = objects(cli("stats", "acme", "--json", "--url", url))[-1]
+    assert [total[name] for name in ("turns", "folded", "archived", "waiting")] == [7, 0, 13, 13]
+
+
+def test_quick_stats_read_the_catalogue_alone(long: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, load = list[str](), SqliteDriver.load
+
+    async def noted(driver: SqliteDriver, key: Key, *, last: int | None = None) -> Record | None:
+        read.append(key.scope.rpartition(":")[2])
+        return await load(driver, key, last=last)
+
+    monkeypatch.setattr(SqliteDriver, "load", noted)
+    _, total = objects(cli("stats", "acme", "--quick", "--json", "--url", long))
+    assert not {"memory", "page"} & {*read}
+    assert read.count("card") == 1
+    total.pop("last_activity")
+    assert total == {
+        "owner": None,
+        "users": 1,
+        "conversations": 1,
+        "cards": 1,
+        "listed_turns": 80,
+        "pages": 2,
+        "logs": 0,
+        "states": 0,
+        "graph_records": 0,
+        "damaged": 0,
+    }
+    shown = cli("stats", "--quick", "--url", url).stdout.splitlines()
+    assert shown[0].split() == [
+        *("USERS", "CONVS", "CARDS", "ALL", "TURNS", "PAGES", "LAST", "ACTIVITY"),
+        "TENANT",
+    ]
+    assert shown[1].split()[:3] == ["2", "3", "3"]
+    assert shown[2].split()[:5] == ["1", "1", "1", "3", "0"]
+
+
+def test_an_unreadable_card_or_page_is_named(long: str) -> None:
+    async def spoil(backend: Backend) -> None:
+        for kind in ("card", "page"):
+            name = (await backend.driver.scan(f"acme:u1:{kind}", limit=1)).names[0]
+            await backend.driver.replace(
+                Key(f"acme:u1:{kind}", name), b"spoilt", version="v", expect=ANY, ttl=None
+            )
+
+    on(long, spoil)
+    done = cli("stats", "acme", "--quick", "--url", long)
+    assert done.exit_code == 1
+    assert "a card in the catalogue of acme:u1" in done.stderr
+
+
+def test_quick_stats_of_degraded_conversations_are_refused(url: str) -> None:
+    done = cli("stats", "--quick", "--degraded", "--url", url)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "a card does not say the health" in done.stderr
 
 
 def test_stats_without_arguments_sums_over_all_tenants(url: str) -> None:
@@ -361,7 +467,7 @@ async def test_no_more_records_are_held_than_are_read_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("command", "said"),
-    [("stats", "Interrupted. 3 records had been read."), ("ls", "Interrupted. 1 line had been printed.")],
+    [("stats", "Interrupted. 5 records had been read."), ("ls", "Interrupted. 1 line had been printed.")],
 )
 def test_ctrl_c_says_how_much_was_read(
     url: str, monkeypatch: pytest.MonkeyPatch, command: str, said: str

@@ -61,8 +61,12 @@ def use_every_instrument(telemetry: Telemetry) -> None:
     """Record something with each instrument and each attribute."""
     with suppress(LookupError), telemetry.operation("load", "sqlite"):
         raise LookupError
-    for event in ("appended", "folded", "moved", "dropped"):
+    for event in ("appended", "folded", "moved", "caught_up", "dropped"):
         telemetry.turns(event, 1)
+    telemetry.pages("written", 1)
+    telemetry.pages("read", 1)
+    telemetry.touches("written", 1)
+    telemetry.touches("lost", 1)
     for event in ("promoted", "pruned", "merged", "truncated", "uncounted"):
         telemetry.memories(event, "long_term", 1)
     telemetry.race_lost()

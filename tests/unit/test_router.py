@@ -173,6 +173,38 @@ async def test_an_object_that_is_not_a_key_raises_and_hides_the_old_binding(
     assert await stored(router, A) == ["u1"]
 
 
+async def test_the_transcript_is_that_of_the_bound_conversation(driver: Driver) -> None:
+    settings = config(zone=2, transcript=True)
+
+    def make(key: MemoryKey) -> DistributedShortTermMemory:
+        return DistributedShortTermMemory(driver, key, settings, summarizer=LedgerSummarizer())
+
+    router = MemoryRouter(make, settings)
+    for text in ("one", "two", "three", "four"):
+        await say(router, A, text)
+        await say(router, B, f"other {text}")
+    with router.bound(MemoryKey(*A.split(":"))):
+        await router.flush()
+        assert [one.turn.user_message for one in (await router.transcript(before=3)).turns] == [
+            "uone",
+            "utwo",
+            "uthree",
+        ]
+        turns = router.each_turn(after=0)
+    # It stays that of this conversation, which was bound when it was asked for.
+    with router.bound(MemoryKey(*B.split(":"))):
+        assert [one.turn.user_message async for one in turns] == ["utwo", "uthree", "ufour"]
+    await router.close()
+
+
+async def test_unbound_no_transcript_is_shown(router: MemoryRouter, caplog: pytest.LogCaptureFixture) -> None:
+    await say(router, A, "secret")
+    page = await router.transcript()
+    assert (page.turns, page.oldest, page.newest) == ((), 0, -1)
+    assert [one async for one in router.each_turn()] == []
+    assert "transcript without a bound conversation" in caplog.text
+
+
 async def test_a_conversation_inside_another_returns_to_it(router: MemoryRouter) -> None:
     await router.hydrate(None, A)
     await say(router, B, "inner")

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from stm_backends.drivers import Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.records.large.driver import LargeEntries
 from stm_backends.telemetry.observer import SILENT, Observer
+from stm_backends.testing.workbench.spy import SpyDriver
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -314,6 +316,96 @@ async def test_failures_drops_and_changes_of_health_are_counted(ear: Ear, make: 
     assert changes[("retry", "degraded")] == 1
     assert changes[("degraded", "recovering")] >= 1
     assert changes[("recovering", "healthy")] == 1
+
+
+async def test_turns_in_pages_are_counted_as_they_wait_and_are_caught_up(ear: Ear, backend: Backend) -> None:
+    broken = True
+
+    async def at_first(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        return await (fail if broken else summarize)(request)
+
+    config = replace(
+        ROLLING,
+        recovery_backlog_limit=1,
+        retry_attempts=0,
+        degraded_retry_interval_s=0.05,
+        transcript=True,
+    )
+    memory = backend.memory(KEY, config, summarizer=at_first)
+    for _ in range(6):
+        await memory.add_turn(turn())
+    await until(lambda: memory.waiting == 4)
+    assert ear.points()["stm.turns.moved"] == [({}, 4)]
+    assert "stm.turns.caught_up" not in ear.points()
+    broken = False
+    await until(lambda: ear.points().get("stm.turns.folded") == [({}, 5)])
+    assert memory.waiting == 0
+    await memory.transcript(before=3)
+    points = ear.points()
+    assert points["stm.turns.caught_up"] == [({}, 4)]
+    assert "stm.turns.dropped" not in points
+    assert points["stm.pages.written"][0][1] >= 2
+    read = points["stm.pages.read"][0][1]
+    await memory.transcript(before=3)
+    assert ear.points()["stm.pages.read"] == [({}, read + 1)]
+
+
+async def test_turns_that_waited_in_a_page_that_is_gone_are_counted_as_dropped(
+    ear: Ear, backend: Backend
+) -> None:
+    broken = True
+
+    async def at_first(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        return await (fail if broken else summarize)(request)
+
+    config = replace(
+        ROLLING, recovery_backlog_limit=1, retry_attempts=0, degraded_retry_interval_s=0.05, transcript=True
+    )
+    memory = backend.memory(KEY, config, summarizer=at_first)
+    for _ in range(6):
+        await memory.add_turn(turn())
+    await until(lambda: memory.waiting == 4)
+    scope = f"{KEY.tenant_id}:{KEY.user_id}:page"
+    for name in (await backend.driver.scan(scope, limit=10)).names:
+        await backend.driver.delete(Key(scope, name))
+    broken = False
+    await until(lambda: memory.waiting == 0)
+    points = ear.points()
+    assert points["stm.turns.caught_up"] == points["stm.turns.dropped"] == [({}, 4)]
+
+
+async def test_what_the_catalogue_is_told_and_not_told_is_counted(ear: Ear) -> None:
+    spy = SpyDriver(MemoryDriver())
+    async with Backend(spy, observer=ear.telemetry) as opened:
+        memory = opened.memory(KEY, ShortTermMemoryConfig("truncation"))
+        await memory.add_turn(turn())
+        await until(lambda: "stm.catalogue.written" in ear.points())
+        assert ear.points()["stm.catalogue.written"] == [({}, 1)]
+        await memory.add_turn(turn())
+        down = spy.call
+
+        async def refuse(operation: Any, key: Any, send: Any) -> Any:
+            if isinstance(key, Key) and key.scope.endswith(":card"):
+                raise Unavailable("down", backend="memory", operation=operation)
+            return await down(operation, key, send)
+
+        spy.call = refuse
+    assert ear.points()["stm.catalogue.lost"] == [({}, 1)]
+
+
+async def test_a_touch_that_closing_left_no_time_for_is_counted_as_lost(ear: Ear) -> None:
+    spy = SpyDriver(MemoryDriver())
+    async with Backend(spy, observer=ear.telemetry, close_timeout_s=0.0) as opened:
+        await opened.memory(KEY, ShortTermMemoryConfig("truncation")).add_turn(turn())
+        passed = spy.call
+
+        async def hang(operation: Any, key: Any, send: Any) -> Any:
+            if isinstance(key, Key) and key.scope.endswith(":card"):
+                await asyncio.Event().wait()
+            return await passed(operation, key, send)
+
+        spy.call = hang
+    assert ear.points()["stm.catalogue.lost"] == [({}, 1)]
 
 
 async def test_a_summary_that_comes_too_late_is_a_lost_race(ear: Ear, backend: Backend) -> None:

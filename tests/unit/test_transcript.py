@@ -14,13 +14,15 @@ from stm_backends import DefaultShortTermMemory, TranscriptTurn, sync
 from stm_backends.backend import Backend
 from stm_backends.drivers.contract import ANY, KEEP, Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
-from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown
+from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown, Unavailable
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.records import keys, ledger, pages
 from stm_backends.records.body import Body, Transcript, digest
 from stm_backends.records.codec import Codec, encode_turn
 from stm_backends.records.compression import Preset, Zlib
+from stm_backends.records.limits import Guard, Limits
 from stm_backends.records.pages import Leaving, Pages
+from stm_backends.records.shortening import Shortening
 from stm_backends.sealing.keys import Sealing, StaticKeys
 from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.workbench.spy import SpyDriver
@@ -572,3 +574,90 @@ def test_a_record_lives_as_long_as_its_transcript() -> None:
     assert config(transcript=True, session_ttl_s=5.0).record_ttl_s == 5.0
     assert config(transcript=True, transcript_ttl_s=6.0).record_ttl_s == 6.0
     assert config(transcript=True).record_ttl_s is None
+
+
+# Limits
+
+
+@pytest.fixture
+async def limited(small_pages: None) -> AsyncIterator[Backend]:
+    async with Backend(SpyDriver(MemoryDriver()), limits=Limits(transcript_turns=6)) as opened:
+        yield opened
+
+
+async def test_beyond_its_limit_a_transcript_loses_its_oldest_turns(limited: Backend) -> None:
+    memory = memory_of(limited)
+    await talked(memory, range(40))
+    found = await all_of(memory)
+    assert [one.number for one in found if not one.retained] == [*range(32, 38)]
+    assert (await memory.transcript(before=32)).turns == ()
+    assert [keys.page_number(name) for name in await names(limited)] == [8, 9]
+
+
+async def test_a_transcript_within_its_limit_loses_nothing(limited: Backend) -> None:
+    memory = memory_of(limited)
+    await talked(memory, range(8))
+    assert [one.number for one in await all_of(memory)] == [*range(8)]
+
+
+async def test_what_no_summary_covers_stays_beyond_the_limit(small_pages: None) -> None:
+    now, summarizer = 1_000.0, LedgerSummarizer()
+    summarizer.fail = 1
+    settings = replace(KEPT, retry_attempts=0, recovery_backlog_limit=3, degraded_retry_interval_s=60.0)
+    driver = MemoryDriver()
+    await driver.open()
+    memory = DistributedShortTermMemory(
+        driver,
+        KEY,
+        replace(settings, fold_max_turns=7),
+        summarizer=summarizer,
+        guard=Guard(Limits(transcript_turns=6)),
+        clock=lambda: now,
+    )
+    await talked(memory, range(30))
+    await at_most(memory, 5)
+    assert said(await all_of(memory)) == [f"u{number}" for number in range(30)]
+    now += 61.0
+    await memory.flush()
+    assert (await shown(memory))["summary"] == [f"u{number}" for number in range(28)]
+    assert [one.number for one in await all_of(memory)] == [*range(22, 30)]
+
+
+async def test_a_page_that_could_not_be_removed_goes_with_the_next(limited: Backend) -> None:
+    memory, driver = memory_of(limited), limited.driver
+    await talked(memory, range(4))
+    oldest = Key("acme:u1:page", (await names(limited))[0])
+    await talked(memory, range(4, 14))
+    assert oldest.name not in await names(limited)
+    # What a process leaves that ends before it removes the page.
+    await driver.replace(oldest, b"", version="v", expect=ANY, ttl=None)
+    await talked(memory, range(14, 20))
+    assert oldest.name not in await names(limited)
+
+
+async def test_an_outage_as_a_page_is_removed_fails_no_summary(
+    limited: Backend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def down(*_: object) -> int:
+        raise Unavailable("down", backend="memory", operation="scan")
+
+    monkeypatch.setattr(Shortening, "removed_below", down)
+    memory = memory_of(limited)
+    await talked(memory, range(20))
+    assert (await shown(memory))["summary"] == [f"u{number}" for number in range(18)]
+    assert [one.number for one in await all_of(memory)] == [*range(12, 20)]
+    assert "could not remove the oldest pages" in caplog.text
+
+
+async def test_a_limit_takes_three_requests_for_a_page_that_goes() -> None:
+    asked = dict[int | None, list[tuple[str, str]]]()
+    for most in (None, 100):
+        spy = SpyDriver(MemoryDriver())
+        async with Backend(spy, limits=Limits(transcript_turns=most)) as opened:
+            memory = memory_of(opened, replace(KEPT, fold_batch_turns=16))
+            await talked(memory, range(200))
+            spy.calls.clear()
+            await talked(memory, range(200, 264))
+            asked[most] = [call for call in spy.calls if call[0] in ("scan", "delete")]
+    assert asked[None] == []
+    assert asked[100] == [("scan", "page"), ("delete", "page"), ("scan", "part")]

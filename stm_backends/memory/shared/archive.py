@@ -6,15 +6,21 @@ before a page has it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from stm_backends.drivers.contract import Driver, Key
+from stm_backends.errors import StorageError
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.records import confirming, pages
+from stm_backends.records import confirming, keys, pages
 from stm_backends.records.body import Body, Transcript
 from stm_backends.records.codec import Codec
 from stm_backends.records.pages import Leaving, Pages
+from stm_backends.records.shortening import Shortening
+
+logger = logging.getLogger("stm_backends")
 
 
 class _Put(NamedTuple):
@@ -73,12 +79,35 @@ class Archive:
             min(len(put.leaving), len(leaving)),
         )
 
+    def within_limit(self, body: Body) -> Body:
+        """Return a body that says of the turns beyond the limit, if there is one, that they are gone."""
+        shorter = body.transcript and body.transcript.keeping(self.pages.most)
+        return body if shorter is body.transcript else replace(body, transcript=shorter)
+
     async def left(self, snapshot: Snapshot, leaving: Sequence[Leaving]) -> None:
         """Note that the turns have left the record, and rewrite the pages that are full now."""
         before = snapshot.body.transcript
         self._open = None
         if before is not None:
             await self.pages.complete(self._key, before, leaving)
+
+    async def shortened(self, snapshot: Snapshot, body: Body) -> None:
+        """Remove the pages of which a body that replaced another says that they are gone as a whole.
+
+        Only logs a failure: they go with the next ones.
+        """
+        before, after = snapshot.body.transcript, body.transcript
+        if before is None or after is None or after.first // pages.TURNS <= before.first // pages.TURNS:
+            return
+        try:
+            await Shortening(self._driver, self._codec).removed_below(self._key, after.epoch, after.first)
+        except StorageError as error:
+            logger.warning(
+                "could not remove the oldest pages of a transcript, the next ones to go take them along: "
+                "%s (conversation %s)",
+                error,
+                keys.log_name(self._key),
+            )
 
     async def tidy(self, snapshot: Snapshot, load: Callable[[], Awaitable[Snapshot]]) -> None:
         """Remove what this process has put into pages of a record that is not there any more.

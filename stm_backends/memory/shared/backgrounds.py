@@ -41,10 +41,11 @@ class Backgrounds:
         observer: Observer = SILENT,
         clock: Callable[[], float] = time.time,
         touches: Touches | None = None,
+        transcript_turns: int | None = None,
     ) -> None:
         self._driver = driver
         self._codec = codec
-        self._pages = Pages(driver, codec)
+        self._pages = Pages(driver, codec, most=transcript_turns, counted=observer.pages)
         self._observer = observer
         self._clock = clock
         self._touches = touches

@@ -108,6 +108,7 @@ class Writes(PlannedWork):
             keep_for=self._keep_ids_for,
             copies=snapshot.copies(drop),
         )
+        body = self.shared.archive.within_limit(body)
         confirmed = await self.confirmed(snapshot, drop)
         if confirmed is None or not await self.shared.replace(confirmed, body, drop=drop):
             return LOST
@@ -166,8 +167,17 @@ class Writes(PlannedWork):
             end = gap.end if len(turns) == len(found) else [*found][len(turns)]
             return await self.fold(snapshot, Fold(snapshot.body.summary, tuple(turns), Gap(gap.first, end)))
         log.hole(self.shared.log_name, gap.end - gap.first)
-        done = await self.shared.replace(snapshot, policy.after_hole(snapshot.body, gap), drop=0)
-        return AGAIN if done else LOST
+        if not await self.shared.replace(snapshot, policy.after_hole(snapshot.body, gap), drop=0):
+            return LOST
+        self._caught_up(gap, 0)
+        return AGAIN
+
+    def _caught_up(self, gap: Gap, summarized: int) -> None:
+        """Report that turns do not wait in pages any more, of which so many were there for the summary."""
+        count = gap.end - gap.first
+        self._observer.turns("caught_up", count)
+        if summarized < count:
+            self._observer.turns("dropped", count - summarized)
 
     async def fold(self, snapshot: Snapshot, fold: Fold) -> Plan | None:
         """Summarize turns under a lease and store the summary; or store that this attempt failed."""
@@ -280,6 +290,7 @@ class Writes(PlannedWork):
             keep_for=self._keep_ids_for,
             copies=snapshot.copies(drop),
         )
+        body = self.shared.archive.within_limit(body)
         most, seal = self.shared.driver.traits.max_entry, self.shared.codec.seal_body
         data = seal(body)
         if len(data) > most:
@@ -296,6 +307,8 @@ class Writes(PlannedWork):
         self.stats.folded += len(fold.turns)
         self.hopeless = False
         self._observer.turns("folded", len(fold.turns))
+        if fold.gap is not None:
+            self._caught_up(fold.gap, len(fold.turns))
         # At the time of the newest turn, whose own process may have died before it noted that.
         self.touch(at=0.0)
         if before.health is not MemoryHealth.HEALTHY:

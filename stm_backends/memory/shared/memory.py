@@ -78,7 +78,10 @@ class DistributedShortTermMemory:
         self._whose = Whose(*self._owner, key.session_id)
         self._guard = guard
         if backgrounds is None:
-            backgrounds = Backgrounds(driver, self._codec, observer=observer, clock=clock)
+            most = guard.limits.transcript_turns
+            backgrounds = Backgrounds(
+                driver, self._codec, observer=observer, clock=clock, transcript_turns=most
+            )
         self._maintenance = backgrounds.of(key)
         self._maintenance.use(self._config, policy.summarizer_for(self._config, summarizer))
         self._maintenance.memories.add(self)
@@ -94,6 +97,15 @@ class DistributedShortTermMemory:
     def health(self) -> MemoryHealth:
         """The health as of the last load; `RECOVERING` only while this process makes an attempt."""
         return self._shared.health
+
+    @property
+    def waiting(self) -> int:
+        """How many turns wait in pages of the transcript for a summary, as of the last load.
+
+        They have left the record while the summarizer failed or fell behind, and the model is not shown them.
+        """
+        transcript = self._shared.seen.body.transcript
+        return 0 if transcript is None else transcript.waiting
 
     def estimate_tokens(self) -> int:
         """Estimate the tokens of `get_llm_context`, from the last load and this process's turns since.

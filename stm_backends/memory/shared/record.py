@@ -229,6 +229,7 @@ class SharedConversation:
         self.added = {i: one for i, one in self.added.items() if not seen.holds(i)}
         if leaving:
             await self.archive.left(snapshot, leaving)
+        await self.archive.shortened(snapshot, body)
         return True
 
     def holds(self, lease: Lease | None) -> bool:

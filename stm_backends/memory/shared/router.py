@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextvars import ContextVar
 from types import CoroutineType
 from typing import Any, Final
@@ -31,6 +31,7 @@ from stm_backends.drivers.checks import require_event_loop
 from stm_backends.errors import InvalidKey
 from stm_backends.memory.estimating import checked_config
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
+from stm_backends.memory.shared.reading import TranscriptPage, TranscriptTurn
 from stm_backends.records import keys
 from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey, as_composite
 
@@ -191,6 +192,28 @@ class MemoryRouter:
         _, memory = self._bound("turns", shows=True)
         return [] if memory is None else await memory.turns()
 
+    async def transcript(
+        self,
+        *,
+        before: int | None = None,
+        after: int | None = None,
+        at: int | None = None,
+        limit: int = 50,
+    ) -> TranscriptPage:
+        """Return up to `limit` turns of the whole bound conversation by their numbers, oldest first."""
+        _, memory = self._bound("transcript", shows=True)
+        if memory is None:
+            return TranscriptPage((), 0, -1)
+        return await memory.transcript(before=before, after=after, at=at, limit=limit)
+
+    def each_turn(self, *, after: int = -1) -> AsyncGenerator[TranscriptTurn]:
+        """Yield all turns after a number of the conversation that is bound when this is called, oldest first.
+
+        The binding may end while they are read.
+        """
+        _, memory = self._bound("each_turn", shows=True)
+        return _no_turns() if memory is None else memory.each_turn(after=after)
+
     def estimate_tokens(self) -> int:
         """Estimate the tokens of the bound conversation's context."""
         _, memory = self._bound("estimate_tokens")
@@ -267,6 +290,11 @@ class MemoryRouter:
         if memory is None:
             memory = self._memories[composite] = self._make_memory(key)
         return memory
+
+
+async def _no_turns() -> AsyncGenerator[TranscriptTurn]:
+    for turn in ():
+        yield turn
 
 
 async def _raise(error: InvalidKey) -> None:
