@@ -17,6 +17,7 @@ A transcript is shortened by the times of its turns: whole pages go whose turns 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -370,9 +371,13 @@ class Purge:
         # A later name may be of a card that is being written.
         latest = slot_of(self._clock() - 2 * SLOT_S)
         gone = [Key(cards, name) for name in left - there]
+        several = Counter(keys.slot_and_card(name)[1] for name in names)
         for name in names:
             slot, card = keys.slot_and_card(name)
-            if slot > latest and card not in left & there:
+            if slot <= latest:
+                continue
+            is_left = card not in left & there
+            if is_left or (several[card] > 1 and not await self._catalogue.is_at(Key(cards, card), slot)):
                 gone.append(Key(recent, name))
         for where in gone:
             if not self._dry_run:

@@ -90,10 +90,15 @@ class Conversations:
         kinds: tuple[keys.Kind, ...] = ("memory", *keys.LOG_KINDS)
         added = 0
         for kind in kinds:
-            async for name in operations.names(self._driver, keys.scope(tenant, user, kind)):
+
+            async def rebuilt(name: str) -> None:
+                nonlocal added
                 key = MemoryKey(tenant, user, keys.unname(name))
                 if keys.is_dialogue(key) and await self._catalogue.load(key) is None:
-                    added += await self._catalogue.touch(key, None) is not None
+                    has_one = await self._catalogue.touch(key, None) is not None
+                    added += has_one
+
+            await operations.each(operations.names(self._driver, keys.scope(tenant, user, kind)), rebuilt)
         return added
 
     def _card(self, key: MemoryKey, content: Content | None) -> Card:

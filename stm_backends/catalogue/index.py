@@ -9,7 +9,9 @@ card is left over, and whoever reads it removes it. A name that is ahead of its 
 is under way, and stays.
 
 A card is only written for a conversation that exists: a first card is checked against the records before and
-after it is written, because an erasure may come in between.
+after it is written, because an erasure may come in between. An erasure removes the names before the card, and
+whoever has put a name looks for it once the card is written: a conversation that begins again while it is
+erased is in the list. Any other name is deleted under its version, if the card does not have it.
 """
 
 from __future__ import annotations
@@ -77,6 +79,11 @@ class Catalogue:
         """Return the card of a conversation; `None` if it has none yet."""
         record = await self._driver.load(keys.card_key(key))
         return None if record is None else self._open(record)
+
+    async def is_at(self, where: Key, slot: str) -> bool:
+        """Say whether there is a card, and whether its name is that of this slot."""
+        record = await self._driver.load(where)
+        return record is not None and self._open(record)["slot"] == slot
 
     async def touch(
         self,
@@ -169,9 +176,11 @@ class Catalogue:
                 "a card kept changing; it was not changed", backend=self._driver.name, operation="catalogue"
             )
         before, after, version = written
+        if after and after["slot"] in put:
+            await self._look_for(where, after, lives)
         stays = after or before
         # Those of lost races, too.
-        for slot in {*put, *([before["slot"]] if before else [])} - {stays["slot"] if stays else ""}:
+        for slot in sorted({*put, *([before["slot"]] if before else [])} - {stays["slot"] if stays else ""}):
             await self._delete_name(where, slot)
         created = after if before is None else None
         if created and key and await self._describe(key, created["kinds"][0]) is None:
@@ -202,13 +211,27 @@ class Catalogue:
         after = {name: value for name, value in after.items() if name != "until"}
         return after if name_ttl is None else {**after, "until": now + name_ttl}
 
+    async def _look_for(self, where: Key, after: Content, ttl: float | None) -> None:
+        """Put the name of a card again that was written here, if the name is gone and the card is not.
+
+        An erasure removes the names first. One that came before the card leaves the card.
+        """
+        if await self._driver.load(_recent(where, after["slot"]), last=0) is None:
+            await self._put(where, None, after, ttl)
+            await self._delete_name(where, after["slot"])
+
     async def _remove(self, where: Key, content: Content, *, version: str) -> None:
         """Remove a card that was read or written here, and its name."""
         if await races.retried(lambda: self._driver.delete(where, expect=version)):
             await self._delete_name(where, content["slot"])
 
     async def _delete_name(self, where: Key, slot: str) -> None:
-        await races.retried(lambda: self._driver.delete(_recent(where, slot)))
+        """Delete the name of a card in a slot, unless it is the card's own meanwhile."""
+        name = _recent(where, slot)
+        found = await self._driver.load(name, last=0)
+        # The card is read after the name: whoever writes one of this slot later looks for its name.
+        if found is not None and not await self.is_at(where, slot):
+            await races.retried(lambda: self._driver.delete(name, expect=found.version))
 
     async def page(
         self, tenant: str, user: str, *, after: Place | None, limit: int

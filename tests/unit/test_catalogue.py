@@ -21,6 +21,7 @@ from stm_backends import (
     StaticKeys,
 )
 from stm_backends.admin.describing import catalogue_on
+from stm_backends.admin.erasing import Erasure
 from stm_backends.catalogue.card import SLOT_S, Activity, slot_of
 from stm_backends.catalogue.conversations import Conversations
 from stm_backends.catalogue.index import Catalogue
@@ -165,6 +166,9 @@ async def a_left_over_name_is_removed(kind: type[Catalogue]) -> None:
 
 
 async def a_list_during_a_touch_loses_nothing(kind: type[Catalogue]) -> None:
+    async def killed() -> None:
+        raise Killed
+
     for number, moment in itertools.product(range(1, 4), ("before", "after")):
         world = await filled(kind)
         await world.clock.pass_time(HOUR)
@@ -176,6 +180,56 @@ async def a_list_during_a_touch_loses_nothing(kind: type[Catalogue]) -> None:
         driver.acts[number, moment] = look
         await world.touch(catalogue, A)
         assert await world.listed() == ["s:a", "s:c", "s:b"]
+        # And if the touch is killed once its card is written.
+        await world.clock.pass_time(HOUR)
+        driver.writes = 0
+        driver.acts = {(1, "after"): look, (2, "after"): killed}
+        with pytest.raises(Killed):
+            await world.touch(catalogue, B)
+        for _ in range(2):
+            assert await world.listed() == ["s:b", "s:a", "s:c"]
+
+
+async def a_conversation_that_begins_again_while_it_is_erased_is_listed(kind: type[Catalogue]) -> None:
+    for number, moment in itertools.product(range(1, 3), ("before", "after")):
+        world = World(kind)
+        catalogue, driver = await world.process()
+        _, other = await world.process()
+
+        async def erased(driver: Driver = other) -> None:
+            """Do what an erasure does, of a conversation that others go on with."""
+            erasure = Erasure(driver, Directory(driver, Codec()), no_keys)
+            assert (await erasure.erase("a:b", "u%", "s:a")).backend
+
+        driver.acts[number, moment] = erased
+        await world.touch(catalogue, A)
+        if (number, moment) == (2, "after"):
+            assert await catalogue.load(A) is None, "the next touch writes another card"
+            await world.touch(catalogue, A)
+        assert await world.listed() == ["s:a"]
+        assert len(await world.names()) == 1
+
+
+async def no_keys(tenant: str, user: str) -> int:
+    del tenant, user
+    return 0
+
+
+async def a_conversation_that_begins_again_while_its_card_is_removed_is_listed(kind: type[Catalogue]) -> None:
+    for number, moment in itertools.product(range(1, 3), ("before", "after")):
+        world = World(kind)
+        catalogue, driver = await world.process()
+        await world.touch(catalogue, A)
+        world.there.discard(A)
+
+        async def again(world: World = world) -> None:
+            world.there.add(A)
+            await world.touch((await world.process())[0], A)
+
+        driver.acts[driver.writes + number, moment] = again
+        await catalogue.touch(A, ttl=None)
+        assert await world.listed() == (["s:a"] if A in world.there else [])
+        assert len(await world.names()) == len(await world.listed())
 
 
 async def an_erasure_during_a_first_touch_leaves_no_card(kind: type[Catalogue]) -> None:
@@ -198,6 +252,8 @@ CHECKS = {
         a_kill_within_a_touch_leaves_each_conversation_once,
         a_left_over_name_is_removed,
         a_list_during_a_touch_loses_nothing,
+        a_conversation_that_begins_again_while_it_is_erased_is_listed,
+        a_conversation_that_begins_again_while_its_card_is_removed_is_listed,
         an_erasure_during_a_first_touch_leaves_no_card,
     )
 }
