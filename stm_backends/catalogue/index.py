@@ -238,7 +238,7 @@ class Catalogue:
     ) -> tuple[list[tuple[Key, Content]], Place | None]:
         """Return the cards after a place, latest first, and the place of the last one if there may be more.
 
-        Takes two requests: a scan of names, and the loads of their cards at once. It takes more where one
+        Waits twice: for a scan of names, and for the loads of their cards at once. It waits more where one
         hour has more conversations than a page.
         """
         scope, cards = keys.scope(tenant, user, "recent"), keys.scope(tenant, user, "card")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from stm_backends.admin.erasing import Erasure
 from stm_backends.catalogue.card import SLOT_S, Activity, slot_of
 from stm_backends.catalogue.conversations import Conversations
 from stm_backends.catalogue.index import Catalogue
-from stm_backends.drivers.contract import Driver, Key
+from stm_backends.drivers.contract import ABSENT, Driver, Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.memory.touches import EVERY_S, Touches
@@ -34,6 +35,7 @@ from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.telemetry.observer import SILENT
 from stm_backends.testing import FakeClock
+from stm_backends.testing.workbench.spy import SpyDriver
 from tests.mutants.catalogue import CATALOGUES, LosesTheLastTouch
 from tests.support import clock as virtual
 from tests.support.catalogue import touched
@@ -408,6 +410,36 @@ async def test_a_page_takes_a_scan_and_the_loads_of_its_cards() -> None:
     assert [card.key.session_id for card in page.cards] == [f"{n:03}" for n in range(199, 149, -1)]
     assert (calls.count("scan"), calls.count("load"), len(calls)) == (1, 64, 65)
     assert await world.listed(7) == [f"{n:03}" for n in range(199, -1, -1)]
+
+
+def test_listing_the_latest_of_10_000_conversations_takes_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    testing = pytest.importorskip("typer.testing")
+    from stm_backends.cli import app, datastores  # noqa: PLC0415 -- needs the extra `cli`
+
+    spy, codec = SpyDriver(MemoryDriver()), Codec()
+
+    @contextlib.asynccontextmanager
+    async def chosen(*_: Any, **__: Any) -> AsyncIterator[Backend]:
+        async with Backend(spy) as backend:
+            for number in range(10_000):
+                at = 1.9e9 - 60 * number
+                where = keys.card_key(MemoryKey("a", "u", f"{number:05}"))
+                name = keys.recent_key("a", "u", slot_of(at), where.name)
+                card = {"slot": slot_of(at), "at": at, "created": at, "turns": 1, "kinds": ["memory"]}
+                card |= {"opening": "Hello", "preview": "Hi"}
+                for key, body in ((where, codec.seal("card", card)), (name, codec.seal("recent", {}))):
+                    await spy.replace(key, body, version="v", expect=ABSENT, ttl=None)
+            await Directory(spy, codec).note("a", "u")
+            spy.calls.clear()
+            yield backend
+
+    monkeypatch.setattr(datastores, "chosen", chosen)
+    done = testing.CliRunner().invoke(app.app, ["ls", "a", "--recent", "20"])
+    shown = [line.split("  ")[-2] for line in done.output.splitlines()]
+    assert shown == [f"a:u:{number:05}" for number in range(20)]
+    # The hour in which the page ends is read to its end.
+    assert {kind for _, kind in spy.calls} == {"users", "recent", "card"}
+    assert len(spy.calls) < 100
 
 
 async def test_an_hour_with_more_conversations_than_a_page_is_in_order() -> None:
