@@ -165,8 +165,10 @@ class Catalogue:
             if before is None and key is not None and where.name.startswith(keys.NO_NAME):
                 after["session"] = key.session_id
             if before is None or ttl is not KEEP:
-                after = await self._put(where, None if renew else before, after, lives)
-                put.add(after["slot"])
+                named = await self._put(where, None if renew else before, after, lives)
+                if named is not after:
+                    put.add(named["slot"])
+                after = named
             change = ledger.Change(self._codec.seal("card", after), ttl=ttl if before else lives)
             return change, _Written(before, after, change.version)
 
@@ -192,7 +194,7 @@ class Catalogue:
         return _Written(before, after, version)
 
     async def _put(self, where: Key, before: Content | None, after: Content, ttl: float | None) -> Content:
-        """Put the name of a card into the index, unless it is there for long enough; returns the card.
+        """Put the name of a card into the index; returns the card, which is `after` if it was there.
 
         A name lives longer than its card by a slot, so that it is not put again within the slot.
         """

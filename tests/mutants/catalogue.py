@@ -119,6 +119,9 @@ class LosesTheLastTouch(Touches):
 
 CATALOGUES: Final[dict[type[Catalogue], str]] = {
     WritesTheCardFirst: "a_kill_within_a_touch_leaves_each_conversation_once",
+    DeletesTheOldNameFirst: "a_kill_within_a_touch_leaves_each_conversation_once",
+    WritesTheCardLast: "a_kill_within_a_touch_leaves_each_conversation_once",
+    BelievesNames: "a_left_over_name_is_removed",
     RemovesNamesThatAreAhead: "a_list_during_a_touch_loses_nothing",
     DoesNotLookForTheName: "a_conversation_that_begins_again_while_it_is_erased_is_listed",
     DeletesAnyName: "a_conversation_that_begins_again_while_its_card_is_removed_is_listed",
@@ -131,6 +134,5 @@ UNDER_FAULTS: Final[tuple[type[Catalogue], ...]] = (
     DeletesTheOldNameFirst,
     WritesTheCardLast,
     PutsNamesByTheClock,
-    BelievesNames,
 )
 """The mutants that the simulation must notice."""
