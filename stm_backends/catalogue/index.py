@@ -165,10 +165,15 @@ class Catalogue:
             if before is None and key is not None and where.name.startswith(keys.NO_NAME):
                 after["session"] = key.session_id
             if before is None or ttl is not KEEP:
+                is_put = "put" in after
+                after = {name: value for name, value in after.items() if name != "put"}
                 named = await self._put(where, None if renew else before, after, lives)
                 if named is not after:
+                    after = {**named, "put": True}
                     put.add(named["slot"])
-                after = named
+                elif is_put:
+                    # The process that put the name may have been killed before it looked for it.
+                    await self._look_for(where, after, lives)
             change = ledger.Change(self._codec.seal("card", after), ttl=ttl if before else lives)
             return change, _Written(before, after, change.version)
 
