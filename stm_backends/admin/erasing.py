@@ -131,13 +131,19 @@ class Erasure:
             await self._expired(Key(of.scope, name))
 
     async def _card(self, card: Key) -> None:
-        """Erase a card and all of its names in the index, expired or not."""
-        await self._record(card, "cards")
+        """Erase a card and all of its names in the index, expired or not.
+
+        The names come first: whoever writes the card again looks for its name afterwards. Each is deleted
+        under its version, so that an erasure whose answer is lost deletes none that was put later.
+        """
         scope = keys.scope(*keys.owner_of(card.scope), "recent")
         async for name in names_of(card, operations.names(self._driver, scope)):
-            self._erased["cards"] += await self._driver.delete(Key(scope, name))
+            found = await self._driver.load(Key(scope, name), last=0)
+            if found is not None:
+                self._erased["cards"] += await self._driver.delete(Key(scope, name), expect=found.version)
         async for name in names_of(card, expired_names(self._driver, scope)):
             await self._expired(Key(scope, name))
+        await self._record(card, "cards")
 
     async def _expired(self, place: Key) -> None:
         """Remove a record that has expired, and that the datastore has not removed."""

@@ -17,6 +17,7 @@ A transcript is shortened by the times of its turns: whole pages go whose turns 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -29,7 +30,7 @@ from stm_backends.drivers.purges import purges_of
 from stm_backends.errors import ConfigurationError, Corrupt, located
 from stm_backends.history import items
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.records import keys, ledger, operations
+from stm_backends.records import confirming, keys, ledger, operations, pages
 from stm_backends.records.body import Body, Forgotten, Transcript
 from stm_backends.records.codec import Codec, stored_turn
 from stm_backends.records.directory import Directory
@@ -305,24 +306,49 @@ class Purge:
             return self._codec.open_body(None if record is None else record.body).transcript
 
     async def _left_over_pages(self, tenant: str, user: str) -> None:
-        """Remove pages whose record is gone, as an expired record or an interrupted erasure or import leaves.
+        """Remove pages that no record can refer to any more.
 
-        An import stores pages before the record, so its pages may be in use for a day.
+        Their record is gone, as after an expiry or an interrupted erasure or import, or it is that of a later
+        life of the conversation. An import stores pages before the record, so they may be in use for a day.
         """
         scope, until = keys.scope(tenant, user, "page"), self._clock() - IMPORTING_S
         # Listed before the records: a page comes after its record.
-        owners = {
-            f"{name.partition(':')[0]}:"
-            async for name in operations.names(self._driver, scope)
-            if not _is_imported_after(name, until)
-        }
-        if not owners:
+        epochs: dict[str, set[str]] = {}
+        async for name in operations.names(self._driver, scope):
+            if not _is_imported_after(name, until):
+                epochs.setdefault(f"{name.partition(':')[0]}:", set()).add(keys.page_epoch(name))
+        if not epochs:
             return
         of_records = keys.scope(tenant, user, "memory")
-        async for name in operations.names(self._driver, of_records):
-            owners.discard(keys.pages_of(Key(of_records, name)).name)
-        for prefix in sorted(owners):
+
+        async def compare(name: str) -> None:
+            key = Key(of_records, name)
+            for epoch in await self._dead(key, epochs.pop(keys.pages_of(key).name, set())):
+                await self._remove_pages(keys.pages_of_epoch(key, epoch))
+
+        await operations.each(operations.names(self._driver, of_records), compare)
+        for prefix in sorted(epochs):
             await self._remove_pages(Key(scope, prefix))
+
+    async def _dead(self, key: Key, epochs: set[str]) -> list[str]:
+        """Return those of the epochs of stored pages whose pages the record never comes to have."""
+        if not epochs:
+            return []
+        dead = await self._not_referred_to(key, epochs)
+        if dead and self._driver.traits.shows_unconfirmed:
+            # A server that others have replaced shows an earlier record, to which later pages are unknown.
+            await confirming.confirm(self._driver, (key.scope,))
+            dead = await self._not_referred_to(key, dead)
+        return sorted(dead)
+
+    async def _not_referred_to(self, key: Key, epochs: set[str]) -> set[str]:
+        try:
+            record = await self._driver.load(key, last=0)
+            transcript = self._transcript_of(record)
+        except Corrupt:
+            return set()
+        version = None if record is None else record.version
+        return {epoch for epoch in epochs if not pages.may_refer(version, transcript, epoch)}
 
     async def _remove_pages(self, of: Key) -> None:
         """Remove the pages with a prefix in a scope."""
@@ -370,9 +396,13 @@ class Purge:
         # A later name may be of a card that is being written.
         latest = slot_of(self._clock() - 2 * SLOT_S)
         gone = [Key(cards, name) for name in left - there]
+        several = Counter(keys.slot_and_card(name)[1] for name in names)
         for name in names:
             slot, card = keys.slot_and_card(name)
-            if slot > latest and card not in left & there:
+            if slot <= latest:
+                continue
+            is_left = card not in left & there
+            if is_left or (several[card] > 1 and not await self._catalogue.is_at(Key(cards, card), slot)):
                 gone.append(Key(recent, name))
         for where in gone:
             if not self._dry_run:

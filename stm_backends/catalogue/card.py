@@ -4,6 +4,7 @@
 {"slot": "fff86d2b", "at": 1790000000.5, "created": 1789990000.0, "turns": 12, "kinds": ["memory"],
  "opening": "the first message", "preview": "the last message",
  "title": ..., "metadata": {...}, "pinned": true, "archived": true,          as far as they were set
+ "put": true,                      its name was put as this was written, and has yet to be looked for
  "until": 1790090000.0,            until when the name in the index lives, if it expires
  "session": ...}                   if the card's name is a hash of the session id
 ```

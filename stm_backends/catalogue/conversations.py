@@ -36,9 +36,9 @@ class Conversations:
     async def list(self, tenant: str, user: str, *, after: str | None = None, limit: int = 50) -> Cards:
         """Return a page of a user's conversations, the one with the latest activity first.
 
-        Takes two requests, whatever the number of conversations. Give the `after` of a page to get the next
-        one. A conversation that becomes active meanwhile moves to the first page. The time of the last
-        activity, the preview and the number of turns may be a minute behind. Raises `ConfigurationError` for
+        Waits for the datastore twice, however many conversations there are. Give the `after` of a page to get
+        the next one. A conversation that becomes active meanwhile moves to the first page. The last activity,
+        the preview and the number of turns may be a minute behind. Raises `ConfigurationError` for
         an `after` that no page had.
         """
         require_count("limit", limit)
@@ -90,10 +90,15 @@ class Conversations:
         kinds: tuple[keys.Kind, ...] = ("memory", *keys.LOG_KINDS)
         added = 0
         for kind in kinds:
-            async for name in operations.names(self._driver, keys.scope(tenant, user, kind)):
+
+            async def rebuilt(name: str) -> None:
+                nonlocal added
                 key = MemoryKey(tenant, user, keys.unname(name))
                 if keys.is_dialogue(key) and await self._catalogue.load(key) is None:
-                    added += await self._catalogue.touch(key, None) is not None
+                    has_one = await self._catalogue.touch(key, None) is not None
+                    added += has_one
+
+            await operations.each(operations.names(self._driver, keys.scope(tenant, user, kind)), rebuilt)
         return added
 
     def _card(self, key: MemoryKey, content: Content | None) -> Card:

@@ -9,7 +9,9 @@ card is left over, and whoever reads it removes it. A name that is ahead of its 
 is under way, and stays.
 
 A card is only written for a conversation that exists: a first card is checked against the records before and
-after it is written, because an erasure may come in between.
+after it is written, because an erasure may come in between. An erasure removes the names before the card, and
+whoever has put a name looks for it once the card is written: a conversation that begins again while it is
+erased is in the list. Any other name is deleted under its version, if the card does not have it.
 """
 
 from __future__ import annotations
@@ -77,6 +79,11 @@ class Catalogue:
         """Return the card of a conversation; `None` if it has none yet."""
         record = await self._driver.load(keys.card_key(key))
         return None if record is None else self._open(record)
+
+    async def is_at(self, where: Key, slot: str) -> bool:
+        """Say whether there is a card, and whether its name is that of this slot."""
+        record = await self._driver.load(where)
+        return record is not None and self._open(record)["slot"] == slot
 
     async def touch(
         self,
@@ -158,8 +165,15 @@ class Catalogue:
             if before is None and key is not None and where.name.startswith(keys.NO_NAME):
                 after["session"] = key.session_id
             if before is None or ttl is not KEEP:
-                after = await self._put(where, None if renew else before, after, lives)
-                put.add(after["slot"])
+                is_put = "put" in after
+                after = {name: value for name, value in after.items() if name != "put"}
+                named = await self._put(where, None if renew else before, after, lives)
+                if named is not after:
+                    after = {**named, "put": True}
+                    put.add(named["slot"])
+                elif is_put:
+                    # The process that put the name may have been killed before it looked for it.
+                    await self._look_for(where, after, lives)
             change = ledger.Change(self._codec.seal("card", after), ttl=ttl if before else lives)
             return change, _Written(before, after, change.version)
 
@@ -169,9 +183,11 @@ class Catalogue:
                 "a card kept changing; it was not changed", backend=self._driver.name, operation="catalogue"
             )
         before, after, version = written
+        if after and after["slot"] in put:
+            await self._look_for(where, after, lives)
         stays = after or before
         # Those of lost races, too.
-        for slot in {*put, *([before["slot"]] if before else [])} - {stays["slot"] if stays else ""}:
+        for slot in sorted({*put, *([before["slot"]] if before else [])} - {stays["slot"] if stays else ""}):
             await self._delete_name(where, slot)
         created = after if before is None else None
         if created and key and await self._describe(key, created["kinds"][0]) is None:
@@ -183,7 +199,7 @@ class Catalogue:
         return _Written(before, after, version)
 
     async def _put(self, where: Key, before: Content | None, after: Content, ttl: float | None) -> Content:
-        """Put the name of a card into the index, unless it is there for long enough; returns the card.
+        """Put the name of a card into the index; returns the card, which is `after` if it was there.
 
         A name lives longer than its card by a slot, so that it is not put again within the slot.
         """
@@ -202,20 +218,34 @@ class Catalogue:
         after = {name: value for name, value in after.items() if name != "until"}
         return after if name_ttl is None else {**after, "until": now + name_ttl}
 
+    async def _look_for(self, where: Key, after: Content, ttl: float | None) -> None:
+        """Put the name of a card again that was written here, if the name is gone and the card is not.
+
+        An erasure removes the names first. One that came before the card leaves the card.
+        """
+        if await self._driver.load(_recent(where, after["slot"]), last=0) is None:
+            await self._put(where, None, after, ttl)
+            await self._delete_name(where, after["slot"])
+
     async def _remove(self, where: Key, content: Content, *, version: str) -> None:
         """Remove a card that was read or written here, and its name."""
         if await races.retried(lambda: self._driver.delete(where, expect=version)):
             await self._delete_name(where, content["slot"])
 
     async def _delete_name(self, where: Key, slot: str) -> None:
-        await races.retried(lambda: self._driver.delete(_recent(where, slot)))
+        """Delete the name of a card in a slot, unless it is the card's own meanwhile."""
+        name = _recent(where, slot)
+        found = await self._driver.load(name, last=0)
+        # The card is read after the name: whoever writes one of this slot later looks for its name.
+        if found is not None and not await self.is_at(where, slot):
+            await races.retried(lambda: self._driver.delete(name, expect=found.version))
 
     async def page(
         self, tenant: str, user: str, *, after: Place | None, limit: int
     ) -> tuple[list[tuple[Key, Content]], Place | None]:
         """Return the cards after a place, latest first, and the place of the last one if there may be more.
 
-        Takes two requests: a scan of names, and the loads of their cards at once. It takes more where one
+        Waits twice: for a scan of names, and for the loads of their cards at once. It waits more where one
         hour has more conversations than a page.
         """
         scope, cards = keys.scope(tenant, user, "recent"), keys.scope(tenant, user, "card")

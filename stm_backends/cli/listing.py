@@ -19,7 +19,7 @@ from stm_backends.cli.outcome import FAILED, Named, counted, interruptible, run,
 from stm_backends.cli.owners import Owner, damaged_as, tenants_of, users_of
 from stm_backends.cli.progress import Progress
 from stm_backends.cli.render import plain
-from stm_backends.errors import InvalidKey
+from stm_backends.errors import ConfigurationError, InvalidKey
 from stm_backends.types import MemoryHealth, MemoryKey
 
 
@@ -48,7 +48,8 @@ def list_(
         int | None,
         typer.Option(
             "--recent",
-            help="List the latest N conversations of each user, as the catalogue has them.",
+            help="List the latest N conversations of each user, as the catalogue has them. "
+            "Reads no conversation.",
             metavar="N",
             min=1,
         ),
@@ -72,6 +73,10 @@ def list_(
     async def work() -> None:
         nonlocal others, exists
         owner = Owner.of(whose)
+        if recent is not None and (long or degraded):
+            raise ConfigurationError(
+                "give --recent alone: it reads no conversation, and so no health or tokens"
+            )
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
             if recent is not None:
                 await _recent(opened, owner, listing, recent)
@@ -103,6 +108,8 @@ def list_(
     elif not (listing.count or listing.unnamed or listing.damaged.count or others):
         stored = "No conversation is stored" if whose else "Nothing is stored"
         what = "No conversation is degraded" if degraded else stored
+        if recent is not None:
+            what = "The catalogue has no conversation (`conversations.rebuild` adds those of older versions)"
         typer.echo(plain(f"{what} for {whose}." if whose else f"{what}."), err=True)
     listing.damaged.print()
     if listing.damaged.count or not exists:

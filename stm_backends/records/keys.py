@@ -42,12 +42,12 @@ KINDS: Final[tuple[Kind, ...]] = (
     *LOG_KINDS,
     "graph",
     "page",
-    "card",
     "recent",
+    "card",
     "part",
 )
-"""All kinds. Pages come after the conversations that they belong to, and parts last: erasing in this order
-leaves no record that refers to one that was erased."""
+"""All kinds. Pages come after the conversations that they belong to, cards after their names, and parts last:
+erasing in this order leaves no record that refers to one that was erased, and no card without a name."""
 
 VERTICES: Final = "vertex:"
 """What the names of vertices begin with."""

@@ -264,6 +264,16 @@ async def erase(driver: Driver, key: Key, epoch: str = "") -> int:
     return erased
 
 
+def may_refer(version: str | None, transcript: Transcript | None, epoch: str) -> bool:
+    """Say whether a record has pages of an epoch, or may come to have them; from its version and its body.
+
+    A first fold or trim stores pages before the body says so, in the epoch of the version that it is about to
+    replace. A record that has another version or another epoch never comes to have these pages: no version
+    comes back.
+    """
+    return epoch == (version if transcript is None else transcript.epoch)
+
+
 def resolved(contents: Sequence[Mapping[str, Any]], known: Mapping[int, str]) -> dict[int, Copy]:
     """Return the copy of each turn that counts, by number.
 

@@ -211,6 +211,22 @@ def test_the_latest_conversations_come_first_with_their_titles(url: str) -> None
     assert (json.loads(one)["session"], json.loads(one)["turns"]) == ("later", 1)
 
 
+def test_the_latest_are_read_from_the_catalogue_alone(url: str) -> None:
+    done = cli("ls", "--recent", "5", "--url", url)
+    assert [line.split("  ")[-2:] for line in done.stdout.splitlines()] == [["acme:u1:trip", "Wish 0"]]
+    for more in ("--long", "--degraded"):
+        assert "give --recent alone" in cli("ls", "acme", "--recent", "5", more, "--url", url).stderr
+
+    async def forget() -> None:
+        async with open_backend(url) as backend:
+            await backend.driver.delete(keys.card_key(MemoryKey("acme", "u1", "trip")))
+
+    asyncio.run(forget())
+    done = cli("ls", "acme:u1", "--recent", "5", "--url", url)
+    assert done.stdout == ""
+    assert done.stderr.startswith("The catalogue has no conversation (`conversations.rebuild` adds")
+
+
 def test_compacting_a_file_keeps_what_is_in_it(url: str) -> None:
     before = cli("history", "acme:u1:trip", "--url", url, "--json").stdout
     done = cli("compact", "--url", url)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -21,10 +22,11 @@ from stm_backends import (
     StaticKeys,
 )
 from stm_backends.admin.describing import catalogue_on
+from stm_backends.admin.erasing import Erasure
 from stm_backends.catalogue.card import SLOT_S, Activity, slot_of
 from stm_backends.catalogue.conversations import Conversations
 from stm_backends.catalogue.index import Catalogue
-from stm_backends.drivers.contract import Driver, Key
+from stm_backends.drivers.contract import ABSENT, Driver, Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.memory.touches import EVERY_S, Touches
@@ -33,6 +35,7 @@ from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.telemetry.observer import SILENT
 from stm_backends.testing import FakeClock
+from stm_backends.testing.workbench.spy import SpyDriver
 from tests.mutants.catalogue import CATALOGUES, LosesTheLastTouch
 from tests.support import clock as virtual
 from tests.support.catalogue import touched
@@ -165,6 +168,9 @@ async def a_left_over_name_is_removed(kind: type[Catalogue]) -> None:
 
 
 async def a_list_during_a_touch_loses_nothing(kind: type[Catalogue]) -> None:
+    async def killed() -> None:
+        raise Killed
+
     for number, moment in itertools.product(range(1, 4), ("before", "after")):
         world = await filled(kind)
         await world.clock.pass_time(HOUR)
@@ -176,6 +182,56 @@ async def a_list_during_a_touch_loses_nothing(kind: type[Catalogue]) -> None:
         driver.acts[number, moment] = look
         await world.touch(catalogue, A)
         assert await world.listed() == ["s:a", "s:c", "s:b"]
+        # And if the touch is killed once its card is written.
+        await world.clock.pass_time(HOUR)
+        driver.writes = 0
+        driver.acts = {(1, "after"): look, (2, "after"): killed}
+        with pytest.raises(Killed):
+            await world.touch(catalogue, B)
+        for _ in range(2):
+            assert await world.listed() == ["s:b", "s:a", "s:c"]
+
+
+async def a_conversation_that_begins_again_while_it_is_erased_is_listed(kind: type[Catalogue]) -> None:
+    for number, moment in itertools.product(range(1, 3), ("before", "after")):
+        world = World(kind)
+        catalogue, driver = await world.process()
+        _, other = await world.process()
+
+        async def erased(driver: Driver = other) -> None:
+            """Do what an erasure does, of a conversation that others go on with."""
+            erasure = Erasure(driver, Directory(driver, Codec()), no_keys)
+            assert (await erasure.erase("a:b", "u%", "s:a")).backend
+
+        driver.acts[number, moment] = erased
+        await world.touch(catalogue, A)
+        if (number, moment) == (2, "after"):
+            assert await catalogue.load(A) is None, "the next touch writes another card"
+            await world.touch(catalogue, A)
+        assert await world.listed() == ["s:a"]
+        assert len(await world.names()) == 1
+
+
+async def no_keys(tenant: str, user: str) -> int:
+    del tenant, user
+    return 0
+
+
+async def a_conversation_that_begins_again_while_its_card_is_removed_is_listed(kind: type[Catalogue]) -> None:
+    for number, moment in itertools.product(range(1, 3), ("before", "after")):
+        world = World(kind)
+        catalogue, driver = await world.process()
+        await world.touch(catalogue, A)
+        world.there.discard(A)
+
+        async def again(world: World = world) -> None:
+            world.there.add(A)
+            await world.touch((await world.process())[0], A)
+
+        driver.acts[driver.writes + number, moment] = again
+        await catalogue.touch(A, ttl=None)
+        assert await world.listed() == (["s:a"] if A in world.there else [])
+        assert len(await world.names()) == len(await world.listed())
 
 
 async def an_erasure_during_a_first_touch_leaves_no_card(kind: type[Catalogue]) -> None:
@@ -198,6 +254,8 @@ CHECKS = {
         a_kill_within_a_touch_leaves_each_conversation_once,
         a_left_over_name_is_removed,
         a_list_during_a_touch_loses_nothing,
+        a_conversation_that_begins_again_while_it_is_erased_is_listed,
+        a_conversation_that_begins_again_while_its_card_is_removed_is_listed,
         an_erasure_during_a_first_touch_leaves_no_card,
     )
 }
@@ -352,6 +410,36 @@ async def test_a_page_takes_a_scan_and_the_loads_of_its_cards() -> None:
     assert [card.key.session_id for card in page.cards] == [f"{n:03}" for n in range(199, 149, -1)]
     assert (calls.count("scan"), calls.count("load"), len(calls)) == (1, 64, 65)
     assert await world.listed(7) == [f"{n:03}" for n in range(199, -1, -1)]
+
+
+def test_listing_the_latest_of_10_000_conversations_takes_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    testing = pytest.importorskip("typer.testing")
+    from stm_backends.cli import app, datastores  # noqa: PLC0415 -- needs the extra `cli`
+
+    spy, codec = SpyDriver(MemoryDriver()), Codec()
+
+    @contextlib.asynccontextmanager
+    async def chosen(*_: Any, **__: Any) -> AsyncIterator[Backend]:
+        async with Backend(spy) as backend:
+            for number in range(10_000):
+                at = 1.9e9 - 60 * number
+                where = keys.card_key(MemoryKey("a", "u", f"{number:05}"))
+                name = keys.recent_key("a", "u", slot_of(at), where.name)
+                card = {"slot": slot_of(at), "at": at, "created": at, "turns": 1, "kinds": ["memory"]}
+                card |= {"opening": "Hello", "preview": "Hi"}
+                for key, body in ((where, codec.seal("card", card)), (name, codec.seal("recent", {}))):
+                    await spy.replace(key, body, version="v", expect=ABSENT, ttl=None)
+            await Directory(spy, codec).note("a", "u")
+            spy.calls.clear()
+            yield backend
+
+    monkeypatch.setattr(datastores, "chosen", chosen)
+    done = testing.CliRunner().invoke(app.app, ["ls", "a", "--recent", "20"])
+    shown = [line.split("  ")[-2] for line in done.output.splitlines()]
+    assert shown == [f"a:u:{number:05}" for number in range(20)]
+    # The hour in which the page ends is read to its end.
+    assert {kind for _, kind in spy.calls} == {"users", "recent", "card"}
+    assert len(spy.calls) < 100
 
 
 async def test_an_hour_with_more_conversations_than_a_page_is_in_order() -> None:

@@ -27,7 +27,7 @@ from stm_backends.sealing.keys import Sealing, StaticKeys
 from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer
-from stm_backends.types import MemoryHealth, MemoryKey, StoredTurn
+from stm_backends.types import MemoryBudget, MemoryHealth, MemoryKey, ShortTermMemoryConfig, StoredTurn
 
 KEY = MemoryKey("acme", "u1", "chat")
 RECORD = keys.memory_key(KEY)
@@ -546,6 +546,108 @@ async def test_an_export_and_an_import_carry_no_pages(backend: Backend) -> None:
     assert (await stored(backend)).transcript is None
     assert await names(backend) == []
     assert said(await all_of(memory)) == ["u7", "u8"]
+
+
+# Purging
+
+TRIMMED = ShortTermMemoryConfig(
+    "truncation", budget=MemoryBudget(full_zone_turns=1, total_max_tokens=0), transcript=True
+)
+
+
+async def purged_before_each_write(backend: Backend, settings: object) -> tuple[list[str], list[bool]]:
+    """Purge before each write of the record.
+
+    Returns the whole conversation, and whether the body said so for each time at which there were pages.
+    """
+    spy: Any = backend.driver.inner
+    moments: list[bool] = []
+
+    async def purged(_: Key | str) -> None:
+        if await names(backend):
+            moments.append((await stored(backend)).transcript is not None)
+        await backend.sessions.purge("acme", "u1")
+
+    memory = memory_of(backend, settings)
+    spy.before["replace"] = [purged] * 100
+    for number in range(9):
+        await talked(memory, [number])
+        await at_most(memory, 2)
+    return said(await all_of(memory)), moments
+
+
+@pytest.mark.parametrize("settings", [KEPT, TRIMMED], ids=["folds", "trims"])
+async def test_a_purge_during_folds_and_trims_removes_no_page(
+    settings: object, backend: Backend, small_pages: None
+) -> None:
+    turns, moments = await purged_before_each_write(backend, settings)
+    assert turns == [f"u{number}" for number in range(9)]
+    # A trim takes no lease, so the pages come before the body that says so.
+    assert moments.count(False) == (1 if settings is TRIMMED else 0)
+    assert moments.count(True) > 2
+
+
+async def test_a_purge_that_asks_the_body_alone_is_noticed(
+    backend: Backend, small_pages: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said_so(version: str | None, transcript: Transcript | None, epoch: str) -> bool:
+        del version
+        return transcript is not None and transcript.epoch == epoch
+
+    monkeypatch.setattr(pages, "may_refer", said_so)
+    turns, _ = await purged_before_each_write(backend, TRIMMED)
+    assert turns != [f"u{number}" for number in range(9)]
+
+
+async def test_a_purge_removes_the_pages_of_an_earlier_life(backend: Backend, small_pages: None) -> None:
+    memory = memory_of(backend)
+    await talked(memory, range(9))
+    earlier = await names(backend)
+    # As an erasure does that is killed before it comes to the pages.
+    await backend.driver.delete(RECORD)
+    await memory.add_turn(turn(20), turn_id="t20")
+    assert (await backend.sessions.purge("acme", "u1", dry_run=True)).pages == len(earlier) == 2
+    assert await names(backend) == earlier
+    assert (await backend.sessions.purge("acme", "u1")).pages == 2
+    assert await names(backend) == []
+    await talked(memory, range(21, 29))
+    assert (await backend.sessions.purge("acme", "u1")).pages == 0
+    assert said(await all_of(memory)) == [f"u{number}" for number in range(20, 29)]
+
+
+async def test_an_earlier_record_that_a_former_master_shows_removes_no_page(
+    small_pages: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = MemoryDriver()
+    monkeypatch.setattr(driver, "traits", replace(driver.traits, shows_unconfirmed=True))
+    async with Backend(driver) as backend:
+        memory = memory_of(backend)
+        await memory.add_turn(turn(0), turn_id="t0")
+        before = await backend.driver.load(RECORD)
+        assert before is not None
+        await talked(memory, range(1, 9))
+        load, shown_before = driver.load, [replace(before, version="earlier")]
+
+        async def loaded(key: Key, *, last: int | None = None) -> Any:
+            return shown_before.pop() if key == RECORD and shown_before else await load(key, last=last)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(driver, "load", loaded)
+            assert (await backend.sessions.purge("acme", "u1")).pages == 0
+        assert shown_before == []
+        assert said(await all_of(memory)) == [f"u{number}" for number in range(9)]
+
+
+async def test_an_erasure_removes_the_pages_of_every_life(backend: Backend, small_pages: None) -> None:
+    memory = memory_of(backend)
+    await talked(memory, range(9))
+    await backend.driver.delete(RECORD)
+    await talked(memory, range(20, 29))
+    epochs = {keys.page_epoch(name) for name in await names(backend)}
+    assert len(epochs) == 2
+    receipt = await backend.sessions.erase_with_receipt("acme", "u1", "chat")
+    assert (receipt.erased["pages"], receipt.complete) == (4, True)
+    assert await names(backend) == []
 
 
 # Settings

@@ -116,18 +116,16 @@ class Archive:
         the record that did not find it. Pages that a record may refer to stay: what they have is a copy.
         """
         put = self._open
-        if put is None or _may_refer(snapshot, put.before.epoch):
+        if put is None or _refers(snapshot, put):
             return
         if self._driver.traits.shows_unconfirmed:
             # A server that others have replaced may not show the record.
             await confirming.confirm(self._driver, (self._key.scope,))
-            if _may_refer(await load(), put.before.epoch):
+            if _refers(await load(), put):
                 return
         self._open = None
         await pages.erase(self._driver, self._key, put.before.epoch)
 
 
-def _may_refer(snapshot: Snapshot, epoch: str) -> bool:
-    """Say whether a record has pages of this epoch, or may come to have them."""
-    transcript = snapshot.body.transcript
-    return epoch == (snapshot.version if transcript is None else transcript.epoch)
+def _refers(snapshot: Snapshot, put: _Put) -> bool:
+    return pages.may_refer(snapshot.version, snapshot.body.transcript, put.before.epoch)
