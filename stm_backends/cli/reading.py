@@ -11,8 +11,9 @@ from stm_backends.cli import datastores, render, transfer
 from stm_backends.cli.completion import conversations
 from stm_backends.cli.options import BackendName, SealingName, Url
 from stm_backends.cli.outcome import reported, run, told_as
-from stm_backends.memory.shared.reading import MOST, TranscriptPage, TranscriptTurn
+from stm_backends.memory.shared.reading import TranscriptPage, TranscriptTurn
 from stm_backends.records.codec import dump_turn
+from stm_backends.records.pages import MOST
 from stm_backends.types import StoredTurn
 
 

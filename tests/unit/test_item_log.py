@@ -62,20 +62,8 @@ def numbers(found: Sequence[dict[str, Any]]) -> list[int]:
 
 async def fold(driver: Driver, *, now: float = 0.0, codec: Codec = CODEC) -> bool:
     """Fold as another process would that has just read the log; returns whether it came through."""
-    record = await driver.load(WHERE)
-    if record is None:
-        return False
-    found = items.read(record, codec)
     # As if at a time when every pop is young.
-    body = found.fold(found.length, now=now, keep_for=60.0)
-    return await driver.replace(
-        WHERE,
-        items.seal_folded(body, codec),
-        version=new_version(),
-        expect=record.version,
-        drop=found.length,
-        ttl=KEEP,
-    )
+    return await log_on(driver, codec=codec, clock=lambda: now).fold()
 
 
 async def raw(driver: Driver) -> Record:
