@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from stm_backends.admin.describing import catalogue_on
@@ -36,7 +36,7 @@ from stm_backends.records.directory import Directory
 from stm_backends.records.large.driver import ORPHANED_S
 from stm_backends.records.large.pointers import id_in, time_of
 from stm_backends.records.pages import Copy
-from stm_backends.records.shortening import Shortening
+from stm_backends.records.shortening import Bodies, Shortening
 from stm_backends.types import AHEAD_S, MemoryKey
 
 STEP: Final = 500
@@ -224,8 +224,7 @@ class Purge:
                 return "kept"
             if not self._dry_run and not await self._empty(kind, key, record, older_than, now):
                 return "changed"
-            if kind == "memory":
-                await self._remove_pages(keys.pages_of(key))
+            await self._remove_pages(keys.pages_of(key))
         except Corrupt as error:
             # The record itself, or the entry of its user, which is sealed.
             self._on_unreadable(_found(kind, key), error)
@@ -268,41 +267,56 @@ class Purge:
 
     async def _transcripts(self, tenant: str, user: str, older_than: float) -> None:
         """Shorten the transcripts of a user by the pages whose turns are all older."""
-        scope = keys.scope(tenant, user, "memory")
+        for kind in DATED:
+            scope = keys.scope(tenant, user, kind)
 
-        async def shorten(name: str) -> None:
-            try:
-                count = await self._shorten(Key(scope, name), older_than)
-            except Corrupt as error:
-                if self._older_than is None:  # else it was counted before
-                    self.purged.unreadable += 1
-                    self._on_unreadable(_found("memory", Key(scope, name)), error)
-                return
-            self.purged.pages += count
-            if count:
-                self._on_found(Found(tenant, user, "page", keys.unname(name)))
-                self._on_step(self.purged)
+            async def shorten(name: str, kind: Kind = kind, scope: str = scope) -> None:
+                try:
+                    count = await self._shorten(kind, Key(scope, name), older_than)
+                except Corrupt as error:
+                    if self._older_than is None:  # else it was counted before
+                        self.purged.unreadable += 1
+                        self._on_unreadable(_found(kind, Key(scope, name)), error)
+                    return
+                self.purged.pages += count
+                if count:
+                    self._on_found(Found(tenant, user, "page", keys.unname(name)))
+                    self._on_step(self.purged)
 
-        await operations.each(operations.names(self._driver, scope), shorten)
+            await operations.each(operations.names(self._driver, scope), shorten)
 
-    async def _shorten(self, key: Key, older_than: float) -> int:
+    async def _shorten(self, kind: Kind, key: Key, older_than: float) -> int:
         """Shorten one transcript, if there is one; returns by how many pages."""
-        record = await self._driver.load(key)
-        transcript = self._transcript_of(record)
+        record, bodies = await self._driver.load(key, last=0), self._bodies(kind)
+        with located(self._driver.name, "purge"):
+            transcript = bodies.transcript_of(None if record is None else record.body)
         if transcript is None:
             return 0
         now = self._clock()
 
+        def added_at(turn: Mapping[str, Any]) -> float:
+            return stored_turn(turn).turn.ts if kind == "memory" else items.item_in(turn)[1]
+
         def is_old(copies: Mapping[int, Copy]) -> bool:
-            added = [stored_turn(copy.turn).turn.ts for _, copy in sorted(copies.items())]
+            added = [added_at(copy.turn) for _, copy in sorted(copies.items())]
             newest = last_added(added, Forgotten(), now=now)
             return newest is not None and newest <= now - older_than
 
-        return await self._shortening.by_page(key, transcript, is_old)
+        return await self._shortening.by_page(key, bodies, transcript, is_old)
 
-    def _transcript_of(self, record: Record | None) -> Transcript | None:
-        with located(self._driver.name, "purge"):
-            return self._codec.open_body(None if record is None else record.body).transcript
+    def _bodies(self, kind: Kind) -> Bodies:
+        codec = self._codec
+
+        def transcript_of(body: bytes | None) -> Transcript | None:
+            opened = codec.open_body(body) if kind == "memory" else items.open_folded(body, codec)
+            return opened.transcript
+
+        def with_transcript(body: bytes | None, transcript: Transcript) -> bytes:
+            if kind == "memory":
+                return codec.seal_body(replace(codec.open_body(body), transcript=transcript))
+            return items.seal_folded(replace(items.open_folded(body, codec), transcript=transcript), codec)
+
+        return Bodies(transcript_of, with_transcript)
 
     async def _left_over_pages(self, tenant: str, user: str) -> None:
         """Remove pages whose record is gone, as an expired record or an interrupted erasure or import leaves.
@@ -318,9 +332,10 @@ class Purge:
         }
         if not owners:
             return
-        of_records = keys.scope(tenant, user, "memory")
-        async for name in operations.names(self._driver, of_records):
-            owners.discard(keys.pages_of(Key(of_records, name)).name)
+        for kind in DATED:
+            of_records = keys.scope(tenant, user, kind)
+            async for name in operations.names(self._driver, of_records):
+                owners.discard(keys.pages_of(Key(of_records, name)).name)
         for prefix in sorted(owners):
             await self._remove_pages(Key(scope, prefix))
 

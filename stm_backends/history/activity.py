@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from stm_backends.catalogue.card import Activity, beginning_of
 from stm_backends.history.items import Log
 
 
-def activity_of(log: Log, kind: str) -> Activity | None:
-    """Return the last activity that a log shows; `None` if no item is in it."""
-    if not log.items:
+def activity_of(
+    log: Log, kind: str, oldest: Sequence[Mapping[str, Any]], newest: Sequence[Mapping[str, Any]]
+) -> Activity | None:
+    """Return the last activity that a log with these oldest and newest items shows; `None` without items."""
+    if not log.count:
         return None
     at = max((when for when in log.added if when > 0), default=0.0)
     at = at or max((when for when, _ in log.folded.forgotten.ages), default=0.0)
-    preview, opening = beginning_in(reversed(log.items)), beginning_in(log.items)
-    return Activity((kind,), at, len(log.items), preview, opening)
+    return Activity((kind,), at, log.count, beginning_in(reversed(newest)), beginning_in(oldest))
 
 
 def beginning_in(items: Iterable[Mapping[str, Any]]) -> str:

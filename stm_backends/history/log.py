@@ -30,7 +30,7 @@ from stm_backends.errors import (
     located,
 )
 from stm_backends.history import items
-from stm_backends.history.activity import beginning_in
+from stm_backends.history.activity import activity_of, beginning_in
 from stm_backends.history.items import Add, Entry, Item, Log, Pop, Removal
 from stm_backends.memory.touches import Touches
 from stm_backends.races import Lost, contend
@@ -284,6 +284,19 @@ class ItemLog:
 
         return await contend(attempt) or False
 
+    async def activity(self) -> Activity | None:
+        """Return the last activity that the log shows; `None` if no item is in it."""
+        log = (await self._load("catalogue")).log
+        first_page = min(log.low, (log.first // pages.TURNS + 1) * pages.TURNS)
+        last_page = max(log.first, (log.low - 1) // pages.TURNS * pages.TURNS)
+        ends = [
+            await self._copies(log, start, end)
+            for start, end in ((log.first, first_page), (last_page, log.low))
+        ]
+        with located(self._driver.name, "catalogue"):
+            oldest, newest = ([items.item_in(copy.turn)[0] for copy in end.values()] for end in ends)
+        return activity_of(log, self._kind, [*oldest, *log.items], [*newest, *log.items])
+
     def _lost(self, message: str) -> OutcomeUnknown:
         return OutcomeUnknown(message, backend=self._driver.name, operation="pop")
 
@@ -316,7 +329,8 @@ class ItemLog:
         while True:
             found = await self._newest(operation, limit)
             result, complete = await read(found)
-            place = found.log.folded.transcript
+            paged = found.log.folded.transcript
+            place = paged and (paged.epoch, paged.first, paged.rev)
             if complete or place == before:
                 return result
             # Cleared, or the items were replaced by others, while it was read.
@@ -371,12 +385,12 @@ class ItemLog:
                 done = await self._fold(found)
             else:
                 after = log.with_entry(pop)
+                item = await self._removed(log, after.popped[pop.id])
                 done = await self._replaced(found, after, count=after.length, drop=log.length)
                 if done is not None:
-                    removal = after.popped[pop.id]
-                    removal = Removal(removal.at, await self._removed(log, removal))
+                    removal = Removal(pop.at, item)
                     if done:
-                        return (removal.item,)
+                        return (item,)
             if done is None:
                 raise full
             return Lost(log.version)
