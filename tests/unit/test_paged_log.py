@@ -24,6 +24,7 @@ from stm_backends.history.log import LONG, ItemLog
 from stm_backends.records import codec, keys, operations, pages
 from stm_backends.records.codec import Codec
 from stm_backends.records.compression import Zlib
+from stm_backends.records.pages import Copy
 from stm_backends.sealing.keys import Sealing, StaticKeys
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.types import MemoryKey
@@ -235,7 +236,11 @@ async def test_an_earlier_version_neither_shows_nor_changes_a_log_with_pages(
     before = await raw(driver)
     # It reads the first major version alone.
     monkeypatch.setattr(codec, "_NEWER", {})
-    monkeypatch.setattr(Codec, "is_of", lambda *_: False)
+
+    def never(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(Codec, "is_of", never)
     earlier = log_on(driver)
     for work in (earlier.items, earlier.pop, earlier.fold):
         with pytest.raises(Corrupt, match="format '2' by another version"):
@@ -453,6 +458,39 @@ async def test_what_a_dead_process_put_into_a_page_is_not_shown_after_removals(s
     assert numbers(await log_on(driver).items()) == [*range(50, 60)]
     page = await log_on(driver).transcript(after=-1, limit=3)
     assert [one.item["n"] for one in page.items] == [50, 51, 52]
+
+
+async def beginning_after_a_late_copy() -> list[int]:
+    """Return the first items once a slow process has put items into a page that were removed long ago."""
+    driver = Stepping(await opened())
+    for number in range(4):
+        await append_entries(driver, Add(f"e{number}", numbered(number), 1.0))
+
+    async def meanwhile() -> None:
+        for number in range(4):
+            await append_entries(driver.inner, Pop(f"pop {number}", 2.0))
+        for number in range(50, 60):
+            await log_on(driver.inner).add(numbered(number))
+
+    driver.step = ("append", None, meanwhile)
+    await log_on(driver).fold()
+    page = await log_on(driver).transcript(after=-1, limit=3)
+    return [one.item["n"] for one in page.items]
+
+
+async def test_a_late_copy_of_removed_items_is_not_shown(small: None) -> None:
+    assert await beginning_after_a_late_copy() == [50, 51, 52]
+
+
+async def test_without_revisions_a_late_copy_would_be_shown(
+    small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unrevised(rev: int, *others: Any) -> Copy:
+        del rev
+        return Copy(0, *others)
+
+    monkeypatch.setattr(pages, "Copy", unrevised)
+    assert await beginning_after_a_late_copy() == [0, 1, 2]
 
 
 async def test_a_removal_is_answered_after_the_page_was_filled_again(small: None) -> None:
