@@ -22,10 +22,10 @@ def activity_of(
 
 def beginning_in(items: Iterable[Mapping[str, Any]]) -> str:
     """Return the beginning of the first item with a text; calls of tools have none."""
-    return next((beginning for item in items if (beginning := beginning_of(_text_of(item)))), "")
+    return next((beginning for item in items if (beginning := beginning_of(text_of(item)))), "")
 
 
-def _text_of(item: Mapping[str, Any]) -> str:
+def text_of(item: Mapping[str, Any]) -> str:
     """Return the text of an item: of OpenAI's `content`, or of LangChain's `data.content`."""
     data: object = item.get("data")
     holder = cast("Mapping[str, Any]", data) if isinstance(data, Mapping) else item
