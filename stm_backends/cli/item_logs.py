@@ -62,7 +62,10 @@ async def page_of(
     Raises `SessionNotFound` if there is none, and `ConfigurationError` if there are several.
     """
     asked: tuple[LogKind, ...] = (kind,) if kind else keys.LOG_KINDS
-    kinds = [one for one in asked if await opened.driver.load(keys.log_key(key, one), last=0) is not None]
+    kinds: list[LogKind] = []
+    for one in asked:
+        if await opened.driver.load(keys.log_key(key, one), last=0) is not None:
+            kinds.append(one)
     if not kinds:
         what = f"log of {kind}" if kind else "conversation"
         raise SessionNotFound(f"there is no {what} under this key")
