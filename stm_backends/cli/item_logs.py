@@ -54,6 +54,11 @@ def kind_in(name: str | None) -> LogKind | None:
     return None
 
 
+async def is_there(opened: Backend, key: MemoryKey, kind: LogKind) -> bool:
+    """Say whether a conversation has a log of a framework."""
+    return await opened.driver.load(keys.log_key(key, kind), last=0) is not None
+
+
 async def page_of(
     opened: Backend, key: MemoryKey, kind: LogKind | None, *, before: int | None = None, limit: int = SHOWN
 ) -> Found:
@@ -62,10 +67,7 @@ async def page_of(
     Raises `SessionNotFound` if there is none, and `ConfigurationError` if there are several.
     """
     asked: tuple[LogKind, ...] = (kind,) if kind else keys.LOG_KINDS
-    kinds: list[LogKind] = []
-    for one in asked:
-        if await opened.driver.load(keys.log_key(key, one), last=0) is not None:
-            kinds.append(one)
+    kinds: list[LogKind] = [one for one in asked if await is_there(opened, key, one)]
     if not kinds:
         what = f"log of {kind}" if kind else "conversation"
         raise SessionNotFound(f"there is no {what} under this key")

@@ -175,18 +175,32 @@ class ItemLog:
             log = found.log
             end = log.low + len(log.items)
             start, stop = numbers_asked_for(log.first, end, before=before, after=after, at=at, limit=limit)
-            copies = await self._copies(log, start, min(stop, log.low))
-            with located(self._driver.name, "transcript"):
-                read = {number: items.item_in(copy.turn) for number, copy in copies.items()}
-            read |= {number: (one.item, one.at) for number, one in enumerate(log.held, log.low)}
-            numbers = range(start, stop)
-            shown = tuple(
-                LogItem(number, *read[number], number >= log.low) for number in numbers if number in read
-            )
-            missing = tuple(number for number in numbers if number not in read)
-            return LogPage(shown, log.first, end - 1, missing), not missing
+            result = await self._page(log, start, stop)
+            return result, not result.missing
 
         return await self._whole("transcript", page)
+
+    async def each_page(self) -> AsyncGenerator[LogPage]:
+        """Yield the whole log as of one moment, oldest items first, by the numbers of its pages."""
+        log = (await self._load("pages")).log
+        end = log.low + len(log.items)
+        for number in range(log.first // pages.TURNS, -(-end // pages.TURNS)):
+            start = max(log.first, number * pages.TURNS)
+            yield await self._page(log, start, min(end, (number + 1) * pages.TURNS))
+
+    async def _page(self, log: Log, start: int, stop: int) -> LogPage:
+        """Return the items from `start` to `stop - 1`, of which some may be missing."""
+        copies = await self._copies(log, start, min(stop, log.low))
+        with located(self._driver.name, "transcript"):
+            read = {number: items.item_in(copy.turn) for number, copy in copies.items()}
+        read |= {number: (one.item, one.at) for number, one in enumerate(log.held, log.low)}
+        numbers = range(start, stop)
+        return LogPage(
+            tuple(LogItem(number, *read[number], number >= log.low) for number in numbers if number in read),
+            log.first,
+            log.low + len(log.items) - 1,
+            tuple(number for number in numbers if number not in read),
+        )
 
     async def each_item(self, *, after: int = -1) -> AsyncGenerator[LogItem]:
         """Yield all items after a number, oldest first; takes the memory of a few pages."""

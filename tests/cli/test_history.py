@@ -177,3 +177,51 @@ def test_compacting_a_file_keeps_what_is_in_it(url: str) -> None:
 def test_a_datastore_that_needs_no_compacting_is_left_alone() -> None:
     done = cli("compact", "--url", "memory://")
     assert (done.exit_code, done.stdout) == (0, "The backend 'memory' needs no compacting.\n")
+
+
+def test_a_log_is_exported_and_imported_whole_a_page_a_line(kept: str, tmp_path: Path) -> None:
+    file, url = tmp_path / "log.jsonl", f"sqlite:///{tmp_path}/other.db"
+
+    def items_in(url: str) -> list[str]:
+        return cli("history", "acme:u1:trip", "--url", url, "-n", "1000", "--json").stdout.splitlines()
+
+    def as_kept(line: str) -> dict[str, object]:
+        return {**json.loads(line), "retained": None}
+
+    done = cli("export", "acme:u1:trip", "--url", kept, "-o", str(file))
+    assert (done.exit_code, done.stderr) == (0, f"1 conversation written to {file}\n")
+    *lines, last = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(line["first"], len(line["items"])) for line in lines] == [(0, 64), (64, 64), (128, 64), (192, 8)]
+    assert (last["format"], last["log"], last["end"], last["missing"]) == ("stm-log", "openai-agents", 200, 0)
+    assert cli("export", "--user", "acme:u1", "--url", kept).stdout == file.read_text()
+
+    done = cli("import", str(file), "--url", url)
+    assert (done.exit_code, done.stderr) == (0, "1 conversation imported\n")
+    assert [*map(as_kept, items_in(url))] == [*map(as_kept, items_in(kept))]
+    assert re.search(
+        "200 *acme:u1:trip|acme:u1:trip", cli("ls", "acme:u1", "--recent", "2", "--url", url).stdout
+    )
+    again = cli("import", str(file), "--url", url)
+    assert (again.exit_code, "exists already" in again.stderr) == (2, True)
+
+    async def more() -> None:
+        async with open_backend(url) as backend:
+            await backend.item_log(KEY, "openai-agents").add([{"role": "user", "content": "later"}])
+
+    asyncio.run(more())
+    assert "none of them changed" in cli("import", str(file), "--merge", "--url", url).stderr
+    assert len(items_in(url)) == 201
+    assert cli("import", str(file), "--replace", "--url", url).exit_code == 0
+    assert len(items_in(url)) == 200
+
+
+@pytest.mark.parametrize("without", [0, 1, 3])
+def test_a_log_whose_items_are_not_all_there_is_not_imported(kept: str, tmp_path: Path, without: int) -> None:
+    file, url = tmp_path / "log.jsonl", f"sqlite:///{tmp_path}/other.db"
+    cli("export", "acme:u1:trip", "--url", kept, "-o", str(file))
+    lines = file.read_text().splitlines()
+    del lines[without]
+    file.write_text("\n".join(lines))
+    done = cli("import", str(file), "--url", url)
+    assert (done.exit_code, "not all right before it" in done.stderr) == (2, True), done.stderr
+    assert cli("history", "acme:u1:trip", "--url", url).exit_code == 1
