@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, cast, get_args
 
+from stm_backends.admin import log_lines
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.admin.exporting import FORMAT, FORMAT_VERSION, PAGE_FORMAT
 from stm_backends.admin.purging import IMPORTED
@@ -149,14 +150,20 @@ class Import:
         self._guard = guard
         self._observer = observer
         self._lines = Lines()
+        self._log_lines = log_lines.LogLines()
+        self._logs = log_lines.LogImport(
+            driver, codec, directory, on_conflict=on_conflict, ttl=ttl, guard=guard
+        )
         # That of the pages that were stored of the conversation that comes next; "" if they are left out.
         self._epoch: str | None = None
 
     async def add(self, document: Mapping[str, Any]) -> MemoryKey | None:
         """Store a line; returns the key of a conversation that is complete with it, and `None` for a page.
 
-        Raises what `Sessions.import_` does.
+        Lines of the logs of agent frameworks, too. Raises what `Sessions.import_` does.
         """
+        if isinstance(document, Mapping) and log_lines.is_log(document):  # pyright: ignore[reportUnnecessaryIsInstance] -- it comes from a file
+            return await self._add_log(self._log_lines.read(document))
         line = self._lines.read(document)
         whose = Whose(line.key.tenant_id, line.key.user_id, line.key.session_id)
         with self._guard.reporting(whose, "import"):
@@ -171,6 +178,17 @@ class Import:
                 raise
             if not refers:
                 await self._remove(line.key, epoch)
+        self._observer.imported(Subject.of(line.key))
+        return line.key
+
+    async def _add_log(self, line: log_lines.Items | log_lines.End) -> MemoryKey | None:
+        whose = Whose(line.key.tenant_id, line.key.user_id, line.key.session_id)
+        with self._guard.reporting(whose, "import"):
+            stored = await self._logs.add(line, _new_epoch())
+        if isinstance(line, log_lines.Items):
+            return None
+        if stored:
+            await self._catalogue.touch(line.key, ttl=self._ttl)
         self._observer.imported(Subject.of(line.key))
         return line.key
 
@@ -204,7 +222,7 @@ class Import:
         # Listed, so that an erasure of the user finds the pages.
         async with self._directory.listed((key.tenant_id, key.user_id), self._ttl) as listing:
             listing.created = True
-        return f"{IMPORTED}{new_id(time.time())}"
+        return _new_epoch()
 
     async def _store(self, session: Session, epoch: str | None) -> bool:
         """Store a conversation after its pages; returns whether it refers to them."""
@@ -284,6 +302,10 @@ class Import:
                 operation="import",
             )
         return target
+
+
+def _new_epoch() -> str:
+    return f"{IMPORTED}{new_id(time.time())}"
 
 
 def _exists() -> SessionExists:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from stm_backends.admin import log_lines
 from stm_backends.admin.copying import Owner
 from stm_backends.admin.erasing import EraseKeys, Erasure
 from stm_backends.admin.expiring import Expire, Expiring
@@ -89,8 +90,9 @@ class Sessions:
     async def logs(self, tenant: str, user: str) -> AsyncIterator[tuple[LogKind, MemoryKey]]:
         """Yield the item logs of a user: the framework and the conversation of each.
 
-        `list`, `export`, `import_` and `copy` ignore item logs; `erase`, `erase_user` and `erase_tenant`
-        erase them. A log that exists throughout the listing comes exactly once.
+        `list`, `export`, `import_` and `copy` ignore item logs; `export_log_lines` exports them, and `erase`,
+        `erase_user` and `erase_tenant` erase them. A log that exists throughout the listing comes exactly
+        once.
         """
         for kind in keys.LOG_KINDS:
             async for name in operations.names(self._driver, keys.scope(tenant, user, kind)):
@@ -116,6 +118,16 @@ class Sessions:
             if line["format"] == FORMAT:
                 self._observer.exported(Subject.of(key))
             yield line
+
+    async def export_log_lines(self, key: MemoryKey, kind: LogKind) -> AsyncGenerator[dict[str, Any]]:
+        """Yield the log of an agent framework as JSON objects, the lines of a file, for `importing`.
+
+        Takes the memory of one page and the record. An import stores all items or none; with `"merge"`, a log
+        that exists stays as it is. Raises `SessionNotFound`, and `Corrupt`.
+        """
+        async for line in log_lines.lines_of(self._driver, self._codec, key, kind):
+            yield line
+        self._observer.exported(Subject.of(key))
 
     async def import_(
         self,

@@ -9,7 +9,6 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Literal, TextIO
@@ -19,7 +18,7 @@ import typer
 import stm_backends
 from stm_backends.admin.importing import OnConflict
 from stm_backends.admin.receipt import Receipt
-from stm_backends.backend import Backend, open_backend
+from stm_backends.backend import open_backend
 from stm_backends.cli import datastores, durations, erasing, graphs, render, transfer
 from stm_backends.cli.compacting import compact
 from stm_backends.cli.completion import conversations
@@ -324,8 +323,8 @@ def export_(
     An unreadable conversation or vertex is reported and skipped, and the exit status is 1. The file is
     replaced in one step at the end; if nothing could be exported, an existing file is kept.
 
-    Logs of agent frameworks (OpenAI Agents sessions, LangChain messages) and saved states are not exported;
-    `copy` copies them.
+    Logs of agent frameworks (OpenAI Agents sessions, LangChain messages) are exported as conversations are.
+    Saved states are not; `copy` copies them.
     """
     unread = count = vertices = 0
     others, told = list[str](), set[str]()
@@ -351,9 +350,13 @@ def export_(
         nonlocal others
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
             if whose and whose[1]:
-                others = await transfer.count_others(opened, whose[0], whose[1], vertices=False)
+                others = await transfer.count_others(opened, whose[0], whose[1], exported=True)
             await transfer.write_export(
-                opened, _selected(opened, wanted, whose), out, failed=failed, on_written=wrote
+                opened,
+                transfer.selected(opened, wanted, (whose[0], whose[1]) if whose and whose[1] else None),
+                out,
+                failed=failed,
+                on_written=wrote,
             )
             if whose and whose[1]:
                 await graphs.write(
@@ -591,13 +594,3 @@ def _merged_ttl(ttl: str | None, *, unchanged: int) -> str:
     return (
         f"Conversations that got a turn expire in {ttl.strip()}{left}. `stm-backends expire` sets it for all."
     )
-
-
-async def _selected(
-    backend: Backend, keys: list[MemoryKey], whose: tuple[str, str | None] | None
-) -> AsyncIterator[MemoryKey]:
-    for key in keys:
-        yield key
-    if whose and whose[1]:
-        async for key in backend.sessions.list(whose[0], whose[1]):
-            yield key

@@ -84,7 +84,7 @@ def list_(
                 await _degraded(opened, owner, listing)
             elif owner.user is not None and owner.tenant is not None:
                 await _conversations(opened, owner.tenant, owner.user, listing)
-                others = await transfer.count_others(opened, owner.tenant, owner.user, vertices=True)
+                others = await transfer.count_others(opened, owner.tenant, owner.user, exported=False)
             elif owner.tenant is not None:
                 await _users(opened, owner.tenant, listing)
             else:

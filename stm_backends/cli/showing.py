@@ -9,10 +9,11 @@ from typing import Annotated, Final, TextIO
 
 import typer
 
-from stm_backends.cli import datastores, markdown, page, render, transfer
+from stm_backends.cli import datastores, item_logs, markdown, page, render, transfer
 from stm_backends.cli.completion import conversations
 from stm_backends.cli.conversation import Conversation, Whole
 from stm_backends.cli.files import is_standard, writing
+from stm_backends.cli.item_logs import LogName
 from stm_backends.cli.options import BackendName, SealingName, Url
 from stm_backends.cli.outcome import reported, run, told_as
 from stm_backends.errors import ConfigurationError
@@ -51,10 +52,12 @@ def show(  # noqa: PLR0913, PLR0917 -- one per option
             "--output", "-o", help="The file to write. [default: standard output, -]", metavar="FILE"
         ),
     ] = None,
+    log: LogName = None,
 ) -> None:
     """Show one conversation: summary, pending turns, recent turns, health, tokens and times.
 
-    With --html, the page also has the turns that the summary covers, up to the newest 10,000 of all.
+    With --html, the page also has the turns that the summary covers, up to the newest 10,000 of all. Of a
+    conversation that an agent framework keeps, its newest items are shown; `history` shows all.
 
     With --output, only you can read the file that is written. If the file exists, it is replaced once the
     new text is complete.
@@ -62,16 +65,20 @@ def show(  # noqa: PLR0913, PLR0917 -- one per option
     wanted = {"--json": as_json, "--md": as_markdown, "--html": as_page}
     asked = [name for name, wants in wanted.items() if wants]
 
-    async def work(out: TextIO | None = None) -> Conversation:
+    async def work(out: TextIO | None = None) -> Conversation | item_logs.Found:
         parsed = transfer.conversation_key(key)
-        named = transfer.escaped(transfer.unescaped(key))
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
             with told_as("show"):
-                document = await opened.sessions.export(parsed)
+                kind = item_logs.kind_in(log)
                 record = await opened.driver.load(memory_key(parsed), last=0)
-                transcript = None if record is None else opened.codec.open_body(record.body).transcript
+                if kind is not None or record is None:
+                    return await item_logs.page_of(opened, parsed, kind)
+                document = await opened.sessions.export(parsed)
                 shown = Conversation.of(
-                    document, named, full_zone_turns=full_zone_turns, transcript=transcript
+                    document,
+                    named,
+                    full_zone_turns=full_zone_turns,
+                    transcript=opened.codec.open_body(record.body).transcript,
                 )
                 if out is not None:
                     async for part in page.page(shown, await Whole.of(opened, parsed, shown)):
@@ -79,18 +86,28 @@ def show(  # noqa: PLR0913, PLR0917 -- one per option
                 return shown
 
     with reported():
+        named = transfer.escaped(transfer.unescaped(key))
         if len(asked) > 1:
             raise ConfigurationError(f"give one of {' and '.join(asked)}, not both")
         if output is not None and not asked:
             raise ConfigurationError("--output needs a format: --html, --md or --json")
         if not asked:
-            render.console.print(render.conversation(run(work())))
+            found = run(work())
+            if isinstance(found, item_logs.Found):
+                render.console.print(item_logs.shown(found, named))
+            else:
+                render.console.print(render.conversation(found))
             return
         # Text of a conversation may have surrogates, which no encoding has.
         with writing(output) as out:
-            if as_page:
-                run(work(out))
-            else:
-                out.write(f"{_FORMATS[asked[0]](run(work())).rstrip()}\n")
+            found = run(work(out if as_page else None))
+            if isinstance(found, item_logs.Found):
+                if not as_json:
+                    raise ConfigurationError(
+                        f"{asked[0]} is for conversations with turns; the items are in --json"
+                    )
+                out.write(f"{json.dumps(item_logs.document(found, named), indent=2)}\n")
+            elif not as_page:
+                out.write(f"{_FORMATS[asked[0]](found).rstrip()}\n")
     if not is_standard(output):
         typer.echo(f"Written to {output}", err=True)

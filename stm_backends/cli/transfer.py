@@ -13,14 +13,18 @@ from typing import Final, TextIO, cast
 import typer
 
 from stm_backends.admin.importing import Import, Lines, OnConflict, is_page
+from stm_backends.admin.log_lines import LogLines, is_log
+from stm_backends.admin.log_lines import is_page as is_log_page
 from stm_backends.admin.receipt import Receipt
 from stm_backends.backend import Backend, open_backend
-from stm_backends.cli import graphs
+from stm_backends.cli import graphs, item_logs
 from stm_backends.cli.exports import ExportFile, Line
+from stm_backends.cli.item_logs import is_there
 from stm_backends.cli.outcome import counted
 from stm_backends.cli.progress import Progress
 from stm_backends.cli.render import plain
 from stm_backends.cli.replay.conversations import BadFile
+from stm_backends.drivers.contract import Key
 from stm_backends.errors import (
     Corrupt,
     InvalidKey,
@@ -126,22 +130,43 @@ def named(key: MemoryKey) -> str:
         return f"a conversation of {user_composite(key.tenant_id, key.user_id)} with a blank session id"
 
 
+async def selected(
+    backend: Backend, wanted: Sequence[MemoryKey], whose: tuple[str, str] | None
+) -> AsyncIterator[tuple[MemoryKey, keys.LogKind | None]]:
+    """Yield what is to be exported: conversations, and logs of agent frameworks with their kind.
+
+    These are all that there is under each key, and all of a user.
+    """
+    for key in wanted:
+        logs: list[keys.LogKind] = [kind for kind in keys.LOG_KINDS if await is_there(backend, key, kind)]
+        if not logs or await backend.driver.load(memory_key(key), last=0) is not None:
+            yield key, None
+        for kind in logs:
+            yield key, kind
+    if whose is not None:
+        async for key in backend.sessions.list(*whose):
+            yield key, None
+        async for kind, key in backend.sessions.logs(*whose):
+            yield key, kind
+
+
 async def write_export(
     backend: Backend,
-    keys: AsyncIterator[MemoryKey],
+    selected: AsyncIterator[tuple[MemoryKey, keys.LogKind | None]],
     out: TextIO,
     *,
     failed: Callable[[MemoryKey, StmError], None],
     on_written: Callable[[], None],
 ) -> None:
-    """Write conversations, one per line after the pages of its transcript.
+    """Write conversations and logs, one per line after its pages.
 
     `on_written` is called after each of them, and `failed` for each one that cannot be exported. Pages that
     were written before are refused by an import, because the conversation is not there.
     """
-    async for key in keys:
+    async for key, kind in selected:
+        sessions = backend.sessions
         try:
-            async for line in backend.sessions.export_lines(key):
+            async for line in sessions.export_log_lines(key, kind) if kind else sessions.export_lines(key):
                 # ASCII, so that lone surrogates survive any encoding of the file.
                 out.write(f"{json.dumps(line, separators=(',', ':'))}\n")
         except (Corrupt, InvalidKey, SessionNotFound) as error:
@@ -209,13 +234,13 @@ async def import_all(
     """
     seen: set[bytes] = set()
     last: tuple[str, str] | None = None
-    checked, lines = 0, Lines()
+    checked, lines, logs = 0, Lines(), LogLines()
     with Progress(file.count, "checking", "lines") as progress:
         for line in file:
-            key = await _rehearse(backend, line, lines, on_conflict)
+            key = await _rehearse(backend, line, lines, logs, on_conflict)
             if last != (last := key[:2]):
                 await require_owner(*last)
-            if on_conflict == "refuse" and not is_page(line.document):
+            if on_conflict == "refuse" and not _is_page(line):
                 digest = blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=16).digest()
                 if digest in seen:
                     raise BadFile(f"{line.where}: {_what(line)} occurs twice in the file")
@@ -242,11 +267,11 @@ async def _import(
         imported.changed_vertices += await graphs.import_(backend, line.document, on_conflict)
         imported.vertices += 1
         return
-    if is_page(line.document):
+    if _is_page(line):
         await importing.add(line.document)
         imported.pages += 1
         return
-    where = memory_key(_key_of(line))
+    where = _where(line)
     before = await backend.driver.load(where)
     await importing.add(line.document)
     imported.conversations += 1
@@ -254,7 +279,7 @@ async def _import(
 
 
 async def _rehearse(
-    backend: Backend, line: Line, lines: Lines, on_conflict: OnConflict
+    backend: Backend, line: Line, lines: Lines, logs: LogLines, on_conflict: OnConflict
 ) -> tuple[str, str, str, str]:
     """Import a line into memory, to find errors early; returns its tenant, user, kind and id.
 
@@ -268,6 +293,9 @@ async def _rehearse(
             if graphs.is_vertex(document):
                 await graphs.import_(rehearsal, document, on_conflict)
                 return *graphs.owner_of(document), "vertex", graphs.id_of(document)
+            if is_log(document):
+                log = logs.read(document)
+                return log.key.tenant_id, log.key.user_id, log.kind, log.key.session_id
             key = lines.read(document).key
             if not is_page(document):
                 alone = {name: value for name, value in document.items() if name != "transcript"}
@@ -284,7 +312,18 @@ async def _rehearse(
 async def _exists(backend: Backend, line: Line) -> bool:
     if graphs.is_vertex(line.document):
         return await graphs.exists(backend, line.document)
-    return await backend.driver.load(memory_key(_key_of(line)), last=0) is not None
+    return await backend.driver.load(_where(line), last=0) is not None
+
+
+def _is_page(line: Line) -> bool:
+    """Say whether a line has a part of what comes after it."""
+    return is_page(line.document) or is_log_page(line.document)
+
+
+def _where(line: Line) -> Key:
+    """Return the key of the record of a conversation or log that was checked before."""
+    kind = item_logs.kind_in(str(line.document.get("log"))) if is_log(line.document) else None
+    return keys.log_key(_key_of(line), kind) if kind else memory_key(_key_of(line))
 
 
 def _what(line: Line) -> str:
@@ -320,19 +359,19 @@ def check(what: str) -> None:
         owner(what)
 
 
-async def count_others(backend: Backend, tenant: str, user: str, *, vertices: bool) -> list[str]:
+async def count_others(backend: Backend, tenant: str, user: str, *, exported: bool) -> list[str]:
     """Return what a user has beside conversations, such as `2 saved states`; without what there is none of.
 
-    Only with `vertices` those of the graph are among it: an export has them.
+    Logs and the vertices of the graph are not among it if they are `exported`.
     """
 
     async def count(kind: keys.Kind, prefix: str = "") -> int:
         names = operations.names_of(backend.driver, keys.scope(tenant, user, kind), prefix)
         return len([name async for name in names])
 
-    logs = sum([await count(kind) for kind in keys.LOG_KINDS])
+    logs = 0 if exported else sum([await count(kind) for kind in keys.LOG_KINDS])
     states = await count("blob")
-    in_graph = await count("graph", keys.VERTICES) if vertices else 0
+    in_graph = 0 if exported else await count("graph", keys.VERTICES)
     found = {
         f"{counted(logs, 'log')} of agent frameworks": logs,
         counted(states, "saved state"): states,

@@ -193,6 +193,64 @@ def test_a_page_of_a_session_of_short_term_memory_has_its_turns(url: str) -> Non
     assert sections_of(page.stdout) == {"Recent": [0]}, page.stderr
 
 
+@pytest.fixture
+def kept(tmp_path: Path) -> str:
+    """A file with a log of 200 items, most of which have left its record."""
+    url = f"sqlite:///{tmp_path}/logs.db"
+
+    async def fill() -> None:
+        async with open_backend(url) as backend:
+            log = backend.item_log(KEY, "openai-agents")
+            for number in range(199):
+                await log.add([{"role": "user", "content": f"Wish {number}"}])
+            await log.add([{"type": "function_call", "name": "book", "arguments": "{}"}])
+
+    asyncio.run(fill())
+    return url
+
+
+def test_history_and_show_give_the_items_of_a_framework(kept: str) -> None:
+    done = cli("history", "acme:u1:trip", "--url", kept, "-n", "3")
+    assert re.findall(r"(\d+) +user +Wish (\d+)", done.stdout) == [("197", "197"), ("198", "198")]
+    assert '"book"' in done.stdout
+    assert (
+        done.stderr == "Earlier items: stm-backends history acme:u1:trip --log openai-agents --before 197\n"
+    )
+    lines = cli(*done.stderr.split()[3:], "-n", "100", "--json", "--url", kept)
+    found = [json.loads(line) for line in lines.stdout.splitlines()]
+    assert [one["item"]["content"] for one in found] == [f"Wish {number}" for number in range(97, 197)]
+    assert (found[0]["number"], found[0]["retained"], found[-1]["retained"]) == (97, False, True)
+    done = cli("show", "acme:u1:trip", "--url", kept)
+    assert "200, the newest 20 below" in done.stdout
+    assert "Wish 180" in done.stdout
+    document = json.loads(cli("show", "acme:u1:trip", "--url", kept, "--json").stdout)
+    assert (document["log"], document["newest"], len(document["items"])) == ("openai-agents", 199, 20)
+    done = cli("show", "acme:u1:trip", "--url", kept, "--html")
+    assert (done.exit_code, "--json" in done.stderr) == (2, True)
+
+
+def test_the_turns_come_first_and_of_several_logs_one_is_named(kept: str) -> None:
+    async def more(kind: str) -> None:
+        async with open_backend(kept) as backend:
+            if kind == "langchain":
+                await backend.item_log(KEY, "langchain").add([{"type": "human", "data": {"content": "Hi"}}])
+            else:
+                await say(backend, KEY, 1)
+
+    asyncio.run(more("langchain"))
+    for command in ("history", "show"):
+        done = cli(command, "acme:u1:trip", "--url", kept)
+        assert (done.exit_code, "--log openai-agents, --log langchain" in done.stderr) == (2, True)
+        assert "Hi" in cli(command, "acme:u1:trip", "--url", kept, "--log", "langchain").stdout
+        done = cli(command, "acme:u1:trip", "--url", kept, "--log", "langgraph")
+        assert (done.exit_code, "--log is one of" in done.stderr) == (2, True)
+    asyncio.run(more("memory"))
+    assert "Noted." in cli("history", "acme:u1:trip", "--url", kept).stdout
+    assert "Noted." in cli("show", "acme:u1:trip", "--url", kept).stdout
+    done = cli("history", "acme:u1:else", "--url", kept, "--log", "langchain")
+    assert done.stderr.startswith("Error: there is no log of langchain under this key")
+
+
 def test_the_latest_conversations_come_first_with_their_titles(url: str) -> None:
     async def more() -> None:
         async with open_backend(url) as backend:
@@ -239,3 +297,51 @@ def test_compacting_a_file_keeps_what_is_in_it(url: str) -> None:
 def test_a_datastore_that_needs_no_compacting_is_left_alone() -> None:
     done = cli("compact", "--url", "memory://")
     assert (done.exit_code, done.stdout) == (0, "The backend 'memory' needs no compacting.\n")
+
+
+def test_a_log_is_exported_and_imported_whole_a_page_a_line(kept: str, tmp_path: Path) -> None:
+    file, url = tmp_path / "log.jsonl", f"sqlite:///{tmp_path}/other.db"
+
+    def items_in(url: str) -> list[str]:
+        return cli("history", "acme:u1:trip", "--url", url, "-n", "1000", "--json").stdout.splitlines()
+
+    def as_kept(line: str) -> dict[str, object]:
+        return {**json.loads(line), "retained": None}
+
+    done = cli("export", "acme:u1:trip", "--url", kept, "-o", str(file))
+    assert (done.exit_code, done.stderr) == (0, f"1 conversation written to {file}\n")
+    *lines, last = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(line["first"], len(line["items"])) for line in lines] == [(0, 64), (64, 64), (128, 64), (192, 8)]
+    assert (last["format"], last["log"], last["end"], last["missing"]) == ("stm-log", "openai-agents", 200, 0)
+    assert cli("export", "--user", "acme:u1", "--url", kept).stdout == file.read_text()
+
+    done = cli("import", str(file), "--url", url)
+    assert (done.exit_code, done.stderr) == (0, "1 conversation imported\n")
+    assert [*map(as_kept, items_in(url))] == [*map(as_kept, items_in(kept))]
+    assert re.search(
+        "200 *acme:u1:trip|acme:u1:trip", cli("ls", "acme:u1", "--recent", "2", "--url", url).stdout
+    )
+    again = cli("import", str(file), "--url", url)
+    assert (again.exit_code, "exists already" in again.stderr) == (2, True)
+
+    async def more() -> None:
+        async with open_backend(url) as backend:
+            await backend.item_log(KEY, "openai-agents").add([{"role": "user", "content": "later"}])
+
+    asyncio.run(more())
+    assert "none of them changed" in cli("import", str(file), "--merge", "--url", url).stderr
+    assert len(items_in(url)) == 201
+    assert cli("import", str(file), "--replace", "--url", url).exit_code == 0
+    assert len(items_in(url)) == 200
+
+
+@pytest.mark.parametrize("without", [0, 1, 3])
+def test_a_log_whose_items_are_not_all_there_is_not_imported(kept: str, tmp_path: Path, without: int) -> None:
+    file, url = tmp_path / "log.jsonl", f"sqlite:///{tmp_path}/other.db"
+    cli("export", "acme:u1:trip", "--url", kept, "-o", str(file))
+    lines = file.read_text().splitlines()
+    del lines[without]
+    file.write_text("\n".join(lines))
+    done = cli("import", str(file), "--url", url)
+    assert (done.exit_code, "not all right before it" in done.stderr) == (2, True), done.stderr
+    assert cli("history", "acme:u1:trip", "--url", url).exit_code == 1
