@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from stm_backends import races
 from stm_backends.catalogue.card import Activity
-from stm_backends.drivers.contract import Driver, Record
+from stm_backends.drivers.contract import Driver, Key, Record
 from stm_backends.errors import (
     InvalidState,
     LimitReached,
@@ -34,7 +34,7 @@ from stm_backends.history.activity import activity_of, beginning_in
 from stm_backends.history.items import Add, Entry, Item, Log, Pop, Removal
 from stm_backends.memory.touches import Touches
 from stm_backends.races import Lost, contend
-from stm_backends.records import confirming, keys, ledger, pages
+from stm_backends.records import confirming, keys, ledger, operations, pages
 from stm_backends.records.body import Transcript
 from stm_backends.records.codec import DEEPEST_IN_TURN, Codec, require_json
 from stm_backends.records.directory import Directory
@@ -268,10 +268,22 @@ class ItemLog:
         """Erase the log; raises `OutcomeUnknown` if it may have been erased."""
         await races.retried(lambda: ledger.erase(self._driver, self._where))
         # After the record: a process that puts items into pages meanwhile finds that the record is gone.
-        await races.retried(lambda: pages.erase(self._driver, self._where))
+        await races.retried(self._erase_pages)
         if self._touches is not None:
             # The records say whether anything is left of the conversation.
             self._touches.note(self._key, self._kind, lambda: None, ttl=self._ttl_s, at=0.0)
+
+    async def _erase_pages(self) -> None:
+        """Remove the pages of a log that was erased; those of a log that has begun since stay."""
+        scope, prefix = keys.pages_of(self._where)
+        # Listed before the record is loaded: a page comes after its record.
+        names = [name async for name in operations.names_of(self._driver, scope, prefix)]
+        if names:
+            record = await self._driver.load(self._where, last=0)
+            paged = items.open_folded(None if record is None else record.body, self._codec).transcript
+            for name in names:
+                if not pages.may_refer(record and record.version, paged, keys.page_epoch(name)):
+                    await ledger.erase(self._driver, Key(scope, name))
 
     def _touch(self, added: int, preview: str = "") -> None:
         """Note in the catalogue that items came or went."""

@@ -268,6 +268,26 @@ async def test_the_pages_of_a_log_that_is_cleared_while_items_move_are_removed(s
     assert await log.items() == []
 
 
+@pytest.mark.parametrize("moment", range(8))
+async def test_clearing_a_log_leaves_the_pages_of_the_next_one(
+    moment: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shrink(monkeypatch, long=1, kept=1, turns=2)
+    driver = await opened()
+    for number in range(4):
+        await log_on(driver).add(numbered(number))
+
+    async def begin_anew() -> None:
+        for number in (200, 210, 220):
+            await log_on(driver).add(numbered(number))
+
+    interrupted = Interrupted(driver, moment, begin_anew)
+    await log_on(interrupted).clear()
+    assert interrupted.moments > 5
+    # Before the record is gone, they are of the log that is cleared.
+    assert numbers(await log_on(driver).items()) == ([] if not moment else [200, 210, 220])
+
+
 async def test_items_older_than_expired_pages_are_gone_and_reported(driver: Driver, small: None) -> None:
     log = log_on(driver)
     await filled(log, 20)
