@@ -23,6 +23,16 @@ class Compact:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """Move the oldest `count` turns to pages while a process holds the lease, which it keeps.
+
+    They cannot wait for its summary, which covers them where they are then.
+    """
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Held:
     """Another process holds the lease for at most `seconds` more, so nothing is written here.
 
@@ -33,7 +43,7 @@ class Held:
     overdue: bool = False
 
 
-Due: TypeAlias = Step | Compact | Held
+Due: TypeAlias = Step | Compact | Move | Held
 
 
 def next_step(
@@ -78,6 +88,25 @@ def next_step(
     return step
 
 
-def unless_held(step: Due, lease_left: float, *, overdue: bool = False) -> Due:
-    """Return the step, or `Held` if it writes and another process has a lease with these seconds left."""
-    return step if step is None or isinstance(step, Wait) or lease_left <= 0 else Held(lease_left, overdue)
+def next_move(config: ShortTermMemoryConfig, snapshot: Snapshot, *, traits: Traits, room: int) -> Move | None:
+    """Return what moves to pages without waiting for a summary: what makes the tail, or the record, too long.
+
+    `traits` and `room` are those of `next_step`.
+    """
+    body, pending = snapshot.body, snapshot.split(config).pending
+    if config.strategy != "rolling_summary" or body.transcript is None or not pending:
+        return None
+    count = policy.surplus_of(config, body, len(pending))
+    if room and config.budget.summary_max_tokens:
+        count = max(count, min(snapshot.turns_of(room, room=traits.room), len(pending)))
+    return Move(max(1, snapshot.within(pending[:count], traits.max_drop))) if count else None
+
+
+def unless_held(step: Due, move: Move | None, lease_left: float, *, overdue: bool = False) -> Due:
+    """Return the step; or, if it writes and another process has a lease with these seconds left, the move.
+
+    If there is none, that is `Held`.
+    """
+    if step is None or isinstance(step, Wait) or lease_left <= 0:
+        return step
+    return move or Held(lease_left, overdue)
