@@ -77,13 +77,16 @@ class Pages:
     ) -> None:
         """Store turns that are about to leave the record, which has this transcript and this summary.
 
-        They are the oldest ones of its tail. Storing them again is harmless.
+        They are the oldest ones of its tail. Storing them again is harmless. The pages are written at once,
+        so that many turns leave as fast as few, and faster than others are added.
         """
+        parts: list[tuple[Transcript, Sequence[Leaving]]] = []
         while leaving:
             count = TURNS - transcript.base % TURNS
-            await self._append(key, transcript, leaving[:count], summary, ttl)
+            parts.append((transcript, leaving[:count]))
             transcript = transcript.moved([one.id for one in leaving[:count]], summarized=True)
             leaving = leaving[count:]
+        await operations.together(parts, lambda part: self._append(key, *part, summary, ttl))
 
     async def _append(
         self, key: Key, transcript: Transcript, leaving: Sequence[Leaving], summary: str, ttl: float | None
@@ -146,7 +149,8 @@ class Pages:
         end = before.base + len(leaving)
         known = {before.base - 1: before.last}
         known |= {number: digest(one.id) for number, one in enumerate(leaving, before.base)}
-        for page in range(before.base // TURNS, end // TURNS):
+
+        async def rewrite(page: int) -> None:
             try:
                 await self.seal(key, before.epoch, page, known)
             except StorageError as error:
@@ -156,6 +160,8 @@ class Pages:
                     error,
                     keys.log_name(key),
                 )
+
+        await operations.together(range(before.base // TURNS, end // TURNS), rewrite)
 
     async def seal(self, key: Key, epoch: str, page: int, known: Mapping[int, str]) -> bool:
         """Write a page as one body and drop the entries that were read; returns whether that was done.

@@ -32,7 +32,7 @@ HURRIED: Final = config(
     transcript=True, total_max_tokens=0, summary_max_tokens=1_000_000, summarizer_timeout_s=300.0
 )
 FOLD_AT: Final = 10
-"""After how many turns a process that is to be killed waits for its fold; the seventh crosses a page's end."""
+"""After how many turns a process that is to be killed waits for its fold. The seventh is of two pages."""
 
 T = TypeVar("T")
 
