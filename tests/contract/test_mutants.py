@@ -158,6 +158,7 @@ SLOW = {
     "FailureLosesItsRace",
     "LeaksConnections",
     "LeaksConnectionsOfErrors",
+    "MarksNoGap",
     "NoDeadline",
     "OpensTwice",
     "TrimsWithoutTheLease",
