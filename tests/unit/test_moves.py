@@ -260,7 +260,9 @@ async def another_history(world: World, name: str) -> None:
 
 KILLS = [
     pytest.param(
-        who, write, done, unconfirmed, id=f"{who}-{write}-{'after' if done else 'before'}-{unconfirmed}"
+        *(who, write, done, unconfirmed),
+        id=f"{who}-{write}-{'after' if done else 'before'}-{'unconfirmed' if unconfirmed else 'confirmed'}",
+        marks=pytest.mark.full if write > (2 if unconfirmed else 4) else (),
     )
     for who, write, done, unconfirmed in itertools.product(
         ("holder", "mover", "alone"), range(1, 8), (False, True), (False, True)

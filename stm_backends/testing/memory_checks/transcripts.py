@@ -30,14 +30,13 @@ class Transcripts(Contract):
         """Turns are counted wrongly as they leave, or some are not stored before they go."""
         key = bench.key()
         one, two = [await bench.memory(_kept(fold_batch_turns=7), LedgerSummarizer(), key=key) for _ in "12"]
-        count = PAGE + 20
-        for number in range(count):
+        for number in range(30):
             await (one, two)[number % 2].add_turn(turn(number), turn_id=f"t{number}")
-            if number % 20 == 19:
+            if number % 10 == 9:
                 await one.flush()
         for memory in (one, two):
-            must_be(await told(memory), list(enumerate(_users(count))), ALL)
-        must_be((await shown(two))["summary"], _users(count - 6), "the last flush was four turns ago")
+            must_be(await told(memory), list(enumerate(_users(30))), ALL)
+        must_be((await shown(two))["summary"], _users(28), "the last turns are in full")
 
     @check("memory.transcript")
     async def test_turns_of_an_outage_of_the_model_are_summarized_afterwards(
@@ -111,7 +110,7 @@ class Transcripts(Contract):
         expected = list(enumerate(["uchanged", *_users(5)[1:]]))
         must_be(await told(other), expected, "the highest revision counts")
 
-    @check("memory.transcript")
+    @check("memory.transcript", slow=True)
     async def test_rewriting_a_full_page_keeps_what_comes_meanwhile(self, bench: MemoryBench) -> None:
         """A page is rewritten without the condition that it is as it was read."""
         copy_first, key = bench.memories.copy_first, bench.key()
