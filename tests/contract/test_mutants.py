@@ -159,6 +159,7 @@ SLOW = {
     "LeaksConnections",
     "LeaksConnectionsOfErrors",
     "MarksNoGap",
+    "MovesNothingMeanwhile",
     "NoDeadline",
     "OpensTwice",
     "TrimsWithoutTheLease",

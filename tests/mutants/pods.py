@@ -408,6 +408,14 @@ class CountsOneTooFew(_Transcribing):
     record = _OneTooFew
 
 
+class MovesNothingMeanwhile(Pod):
+    """Lets the record grow while a model is slow."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.inner._maintenance.next_move = lambda _: None  # noqa: SLF001 -- likewise
+
+
 class _NoRevisions(Pages):
     def opened(self, record: Record) -> list[Mapping[str, Any]]:
         return [{**one, "rev": 0, "revs": None} for one in super().opened(record)]

@@ -15,7 +15,12 @@ from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import MemoryKey
 
 SETTINGS: Final = config(
-    transcript=True, total_max_tokens=0, summary_max_tokens=1_000_000, fold_batch_turns=3
+    transcript=True,
+    total_max_tokens=0,
+    summary_max_tokens=1_000_000,
+    fold_batch_turns=3,
+    # The lease of a process whose connection is lost lasts as long.
+    summarizer_timeout_s=5.0,
 )
 BEFORE, MEANWHILE, AFTERWARDS = 100, 100, 40
 PATIENCE_S: Final = 90.0

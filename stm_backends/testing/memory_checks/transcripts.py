@@ -29,7 +29,9 @@ class Transcripts(Contract):
     async def test_every_turn_can_be_read_after_it_has_left_the_record(self, bench: MemoryBench) -> None:
         """Turns are counted wrongly as they leave, or some are not stored before they go."""
         key = bench.key()
-        one, two = [await bench.memory(_kept(fold_batch_turns=7), LedgerSummarizer(), key=key) for _ in "12"]
+        one, two = [
+            await bench.memory(_kept(bench, fold_batch_turns=7), LedgerSummarizer(), key=key) for _ in "12"
+        ]
         for number in range(30):
             await (one, two)[number % 2].add_turn(turn(number), turn_id=f"t{number}")
             if number % 10 == 9:
@@ -45,7 +47,7 @@ class Transcripts(Contract):
         """A turn that moves without a summary counts as summarized."""
         summarizer = LedgerSummarizer()
         summarizer.fail = 1_000_000
-        settings = _kept(retry_attempts=0, recovery_backlog_limit=1, degraded_retry_interval_s=0.5)
+        settings = _kept(bench, retry_attempts=0, recovery_backlog_limit=1, degraded_retry_interval_s=0.5)
         memory = await bench.memory(settings, summarizer)
         for number in range(3):
             await memory.add_turn(turn(number))
@@ -68,6 +70,31 @@ class Transcripts(Contract):
         await until(made_up_for, "the model is back, and what it missed is summarized", within=10.0)
         must_be((await shown(memory))["summary"], _users(12 - ZONE), "each turn is summarized once, in order")
 
+    @check("memory.transcript")
+    async def test_a_long_tail_moves_while_a_summary_is_being_written(self, bench: MemoryBench) -> None:
+        """A slow model makes every read load all that was said meanwhile."""
+        model, key = LedgerSummarizer(), bench.key()
+        model.hold()
+        settings = _kept(bench, fold_max_turns=2, recovery_backlog_limit=1, summarizer_timeout_s=60.0)
+        one = await bench.memory(settings, model, key=key)
+        two = await bench.memory(settings, LedgerSummarizer(), key=key)
+        for number in range(3):
+            await one.add_turn(turn(number))
+        await until(model.called.is_set, "a summary is begun")
+        for number in range(3, 20):
+            await (one, two)[number % 2].add_turn(turn(number))
+
+        async def short() -> bool:
+            return len(await two.turns()) <= ZONE + 8
+
+        await until(short, "pending turns of more than four calls leave the record")
+        must_be(await told(two), list(enumerate(_users(20))), ALL)
+        must_be((await shown(two))["summary"], [], "the first summary is still being written")
+        model.release()
+        for memory in (one, two):
+            await memory.flush()
+        must_be((await shown(two))["summary"], _users(20 - ZONE), "each turn is summarized once, in order")
+
     @pytest.mark.parametrize(("operation", "kind"), [("append", "page"), ("replace", "memory")])
     @check("memory.transcript")
     async def test_a_process_killed_within_a_fold_takes_no_turn_with_it(
@@ -76,7 +103,7 @@ class Transcripts(Contract):
         """The record drops its turns before their page has them."""
         key, model = bench.key(), LedgerSummarizer()
         model.hold()
-        memory = await bench.memory(_kept(), model, key=key)
+        memory = await bench.memory(_kept(bench), model, key=key)
         for number in range(5):
             await memory.add_turn(turn(number), turn_id=f"t{number}")
         await until(model.called.is_set, "a summary is begun")
@@ -90,7 +117,7 @@ class Transcripts(Contract):
         bench.around(memory, operation, kind, kill)
         model.release()
         await until(killed.is_set, f"the fold makes an `{operation}` of its {kind}")
-        other = await bench.memory(_kept(), LedgerSummarizer(), key=key)
+        other = await bench.memory(_kept(bench), LedgerSummarizer(), key=key)
         must_be(await told(other), list(enumerate(_users(5))), ALL)
 
     @check("memory.transcript")
@@ -99,14 +126,14 @@ class Transcripts(Contract):
         copy_first, key = bench.memories.copy_first, bench.key()
         if copy_first is None:
             not_asked("needs `Memories.copy_first`")
-        memory = await bench.memory(_kept(), LedgerSummarizer(), key=key)
+        memory = await bench.memory(_kept(bench), LedgerSummarizer(), key=key)
         for number in range(5):
             await memory.add_turn(turn(number), turn_id=f"t{number}")
         await memory.flush()
         bench.history.say("a later version changes the first turn, and a slow process copies it as it was")
         await copy_first(key, "t0", turn("changed"), 1)
         await copy_first(key, "t0", turn(0), 0)
-        other = await bench.memory(_kept(), LedgerSummarizer(), key=key)
+        other = await bench.memory(_kept(bench), LedgerSummarizer(), key=key)
         expected = list(enumerate(["uchanged", *_users(5)[1:]]))
         must_be(await told(other), expected, "the highest revision counts")
 
@@ -116,7 +143,7 @@ class Transcripts(Contract):
         copy_first, key = bench.memories.copy_first, bench.key()
         if copy_first is None:
             not_asked("needs `Memories.copy_first`")
-        settings = _kept(fold_batch_turns=PAGE, fold_max_turns=PAGE)
+        settings = _kept(bench, fold_batch_turns=PAGE, fold_max_turns=PAGE)
         memory = await bench.memory(settings, LedgerSummarizer(), key=key)
         rewritten = asyncio.Event()
 
@@ -136,7 +163,8 @@ class Transcripts(Contract):
         must_be(await told(other), expected, "what was added to the page is kept")
 
 
-def _kept(**settings: Any) -> ShortTermMemoryConfig:
+def _kept(bench: MemoryBench, **settings: Any) -> ShortTermMemoryConfig:
+    bench.needs("transcript")
     budget: dict[str, Any] = {"total_max_tokens": 0, "summary_max_tokens": 100_000}
     return config(zone=ZONE, transcript=True, **budget, **settings)
 
