@@ -9,7 +9,11 @@ from stm_backends.drivers.contract import Traits
 from stm_backends.memory import policy
 from stm_backends.memory.policy import Fold, Step, Trim, Wait
 from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.records import pages
 from stm_backends.types import ShortTermMemoryConfig
+
+PAGES_AT_ONCE: Final = 16
+"""How many pages of turns leave a record at once, so that processes which soon end make progress, too."""
 
 REPEATS_KEPT: Final = 16
 """How many repeats at the head of a record justify a write that removes them."""
@@ -84,8 +88,15 @@ def next_step(
     if isinstance(step, Fold):
         return replace(step, turns=step.turns[: max(1, snapshot.within(step.turns, traits.max_drop))])
     if isinstance(step, Trim):
-        return replace(step, count=max(1, snapshot.within(snapshot.turns[: step.count], traits.max_drop)))
+        return replace(step, count=_portion(snapshot, step.count, traits))
     return step
+
+
+def _portion(snapshot: Snapshot, count: int, traits: Traits) -> int:
+    """Return how many of the oldest `count` turns leave the record with one write: at least one."""
+    if snapshot.body.transcript is not None:
+        count = min(count, PAGES_AT_ONCE * pages.TURNS)
+    return max(1, snapshot.within(snapshot.turns[:count], traits.max_drop))
 
 
 def next_move(config: ShortTermMemoryConfig, snapshot: Snapshot, *, traits: Traits, room: int) -> Move | None:
@@ -99,7 +110,7 @@ def next_move(config: ShortTermMemoryConfig, snapshot: Snapshot, *, traits: Trai
     count = policy.surplus_of(config, body, len(pending))
     if room and config.budget.summary_max_tokens:
         count = max(count, min(snapshot.turns_of(room, room=traits.room), len(pending)))
-    return Move(max(1, snapshot.within(pending[:count], traits.max_drop))) if count else None
+    return Move(_portion(snapshot, count, traits)) if count else None
 
 
 def unless_held(step: Due, move: Move | None, lease_left: float, *, overdue: bool = False) -> Due:
