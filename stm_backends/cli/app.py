@@ -134,7 +134,8 @@ def replay(  # noqa: PLR0913, PLR0917 -- one per option
     """Replay conversations on several pods at once, and verify what is stored.
 
     Each pod is a separate process. Successive turns of a conversation go to different pods. Afterwards
-    everything is read back: the exit status is 1 if an acknowledged turn is lost, duplicated or out of order.
+    everything is read back, the transcripts too: the exit status is 1 if an acknowledged turn is lost,
+    duplicated or out of order.
 
     The conversations stay in the database of --url or STM_BACKENDS_URL, under --tenant and --user. Without a
     URL and without --backend, a temporary SQLite file is used and removed.
@@ -171,6 +172,7 @@ def replay(  # noqa: PLR0913, PLR0917 -- one per option
                 MemoryBudget(full_zone_turns, summary_max_tokens, total_max_tokens=0),
                 summarizer_timeout_s=2.0,
                 fold_batch_turns=fold_batch_turns,
+                transcript=True,
             ),
             sealing=sealing,
         )

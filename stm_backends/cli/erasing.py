@@ -19,6 +19,7 @@ _NAMES: Final[Mapping[Counted, str]] = {
     "states": "saved state",
     "paused_runs": "paused run",
     "graph_records": "graph record",
+    "pages": "page of transcripts",
     "cards": "record of the catalogue",
     "parts": "part of large values",
     "expired": "expired record",
@@ -26,6 +27,7 @@ _NAMES: Final[Mapping[Counted, str]] = {
     "directory_entries": "directory entry",
 }
 _PLURALS: Final = {
+    "page of transcripts": "pages of transcripts",
     "record of the catalogue": "records of the catalogue",
     "part of large values": "parts of large values",
     "set of data keys": "sets of data keys",

@@ -190,14 +190,16 @@ def _outcome(result: Report) -> Table:
         ("turns out of order", result.found.out_of_order),
         ("turns foreign or altered", result.found.foreign),
         ("reads with a missing or duplicate turn", result.bad_reads),
+        ("turns missing, duplicated or altered in transcripts", result.transcript.total),
     ):
         row(name, count, bad=count)
     table.add_section()
     row("pods killed", result.killed)
     row("turns retried", result.sent_again)
+    row("turns in transcripts", result.in_transcript)
     row("turns in full", result.in_full)
     if result.newest is not None:
-        row(f"turns dropped (older than the newest {result.newest})", result.let_go)
+        row(f"turns in transcripts alone (older than the newest {result.newest})", result.let_go)
     else:
         row("turns in summaries", result.summarized)
         row("turns not summarized yet", result.pending)
@@ -239,7 +241,7 @@ def _verdict(result: Report) -> Text:
     if result.ok and result.newest is not None:
         return Text(
             f"The newest turns (at least {result.newest} of each conversation, or all) are stored once and "
-            "in order. Older ones were dropped, as the strategy requires.",
+            "in order. Older ones are in the transcripts, once and in order.",
             style="green",
         )
     if result.ok:

@@ -37,11 +37,16 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Summarize these turns, on top of this summary. They are in the record or, with a `gap`, in pages."""
+    """Summarize these turns, on top of this summary.
+
+    The oldest `archived` of them are in pages, where they have the numbers of `gap`. The others are the
+    oldest ones of the record.
+    """
 
     previous_summary: str
     turns: tuple[StoredTurn, ...]
     gap: Gap | None = None
+    archived: int = 0
 
     def request(self, config: ShortTermMemoryConfig) -> dict[str, Any]:
         """Return the argument of the summarizer."""
@@ -55,8 +60,18 @@ class Fold:
         gap = None if body.transcript is None else body.transcript.gap
         if body.summary != self.previous_summary or gap != (self.gap and self.gap.first):
             return False
-        covered = [stored.id for stored in self.turns]
-        return self.gap is not None or covered == [stored.id for stored in head[: len(covered)]]
+        covered = [stored.id for stored in self.turns[self.archived :]]
+        return covered == [stored.id for stored in head[: len(covered)]]
+
+    def after_moves(self, first: int, base: int) -> Fold:
+        """Return the fold of the same turns once those with numbers below `base` have moved to pages.
+
+        `first` is the number of the first of them that was in the record when the fold began.
+        """
+        moved = min(base - first, len(self.turns))
+        if self.gap is not None or moved <= 0:
+            return self
+        return replace(self, gap=Gap(first, first + moved), archived=moved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +161,8 @@ def _rolling_step(
     gap = _gap_of(config, body)
     if not pending and gap is None:
         return None if body.health is MemoryHealth.HEALTHY else Recover()
-    if body.transcript is not None and len(pending) > longest_tail(config):
-        return Trim(len(pending) - config.fold_max_turns, lost=True)
+    if surplus := surplus_of(config, body, len(pending)):
+        return Trim(surplus, lost=True)
     if body.health is MemoryHealth.HEALTHY:
         if gap is None and len(pending) < (config.fold_batch_turns if batch is None else batch):
             return None
@@ -167,6 +182,16 @@ def _gap_of(config: ShortTermMemoryConfig, body: Body) -> Gap | None:
     if transcript is None or transcript.gap is None or config.budget.summary_max_tokens == 0:
         return None
     return Gap(transcript.gap, min(transcript.base, transcript.gap + config.fold_max_turns))
+
+
+def surplus_of(config: ShortTermMemoryConfig, body: Body, pending: int) -> int:
+    """Return how many of so many pending turns move to pages, because a load should not return them all.
+
+    0 where no transcript is kept, and where no summary would cover them later.
+    """
+    if body.transcript is None or config.budget.summary_max_tokens == 0 or pending <= longest_tail(config):
+        return 0
+    return pending - config.fold_max_turns
 
 
 def longest_tail(config: ShortTermMemoryConfig) -> int:
@@ -306,10 +331,10 @@ def after_fold(
     kept = summary_within_budget(summary, config)
     if not kept:
         raise BadSummary("nothing of the summary is left within summary_max_tokens")
-    ids, transcript = [stored.id for stored in fold.turns], body.transcript
+    ids, transcript = [stored.id for stored in fold.turns[fold.archived :]], body.transcript
     if transcript is not None:
-        transcript = (
-            transcript.caught_up(fold.gap.end) if fold.gap else transcript.moved(ids, summarized=True)
+        transcript = (transcript.caught_up(fold.gap.end) if fold.gap else transcript).moved(
+            ids, summarized=True
         )
     return replace(
         body,
@@ -318,9 +343,7 @@ def after_fold(
         attempts=0,
         next_attempt_at=0.0,
         folded=body.folded + len(fold.turns),
-        forgotten=body.forgotten
-        if fold.gap
-        else body.forgotten.adding(ids, now=now, keep_for=keep_for, copies=copies),
+        forgotten=body.forgotten.adding(ids, now=now, keep_for=keep_for, copies=copies),
         transcript=transcript,
     )
 

@@ -9,14 +9,16 @@ from functools import partial
 from typing import Any, Final, cast
 
 from stm_backends.backend import Backend
-from stm_backends.drivers.contract import KEEP, Driver, Key, Record
+from stm_backends.drivers.contract import KEEP, Driver, Key, Record, new_version
 from stm_backends.errors import Unavailable
+from stm_backends.records.codec import Codec, encode_turn
 from stm_backends.records.keys import memory_key
+from stm_backends.records.pages import Leaving, Pages
 from stm_backends.sealing.keys import Sealing
 from stm_backends.testing.workbench.drivers import OPERATIONS, Datastore
 from stm_backends.testing.workbench.former import FormerServer, fail_over
-from stm_backends.testing.workbench.memories import Memories
-from stm_backends.types import MemoryKey
+from stm_backends.testing.workbench.memories import Act, Memories
+from stm_backends.types import ConversationTurn, MemoryKey, StoredTurn
 
 FUTURE: Final = b'stm/999 body\n{"what": "only a later version of this library knows"}'
 """A body that this version must refuse and leave alone."""
@@ -44,6 +46,8 @@ def memories_on(datastore: Datastore, *, deadline_s: float = 5.0) -> Memories:
         sealed=lambda sealing: replace(memories, open=partial(pods.open, sealing=sealing)),
         erase=pods.erase,
         fail_over=pods.fail_over,
+        around=pods.around,
+        copy_first=pods.copy_first,
     )
     return memories
 
@@ -113,6 +117,26 @@ class _Pods:
         finally:
             await driver.close()
 
+    def around(self, memory: Any, operation: str, kind: str, act: Act) -> None:
+        self._open[id(memory)][1].acts[operation, kind] = act
+
+    async def copy_first(self, key: MemoryKey, turn_id: str, turn: ConversationTurn, rev: int) -> None:
+        driver, where, codec = await self._datastore.open(), memory_key(key), Codec()
+        try:
+            record = await driver.load(where)
+            assert record is not None, "the conversation must have been stored"
+            body = codec.open_body(record.body)
+            assert body.transcript is not None, "the first turn must have left the record"
+            if rev > body.transcript.rev:
+                changed = codec.seal_body(replace(body, transcript=replace(body.transcript, rev=rev)))
+                version, expect = new_version(), record.version
+                await driver.replace(where, changed, version=version, expect=expect, ttl=KEEP)
+            copy = [Leaving(turn_id, encode_turn(StoredTurn(turn_id, turn)))]
+            first = replace(body.transcript, base=0, last="", rev=rev)
+            await Pages(driver, codec).put(where, first, copy, summary="", ttl=None)
+        finally:
+            await driver.close()
+
     async def stored(self, key: MemoryKey) -> object:
         driver = await self._datastore.open()
         try:
@@ -122,11 +146,15 @@ class _Pods:
 
 
 class _Mortal:
-    """The driver of one pod: counts its operations, and does none once it is dead."""
+    """The driver of one pod: counts its operations, and does none once it is dead.
+
+    `acts` has what is done in place of the next operation of a name on a record of a kind.
+    """
 
     def __init__(self, driver: Driver, pods: _Pods) -> None:
         self._driver = driver
         self._pods = pods
+        self.acts: dict[tuple[str, str], Act] = {}
         self.dead = False
 
     def __getattr__(self, name: str) -> Any:
@@ -134,10 +162,15 @@ class _Mortal:
         if name not in OPERATIONS:
             return attribute
 
-        async def operation(*arguments: Any, **named: Any) -> Any:
-            if self.dead:
-                raise Unavailable("this process is dead", backend=self._driver.name, operation=name)
-            self._pods.round_trips += 1
-            return await attribute(*arguments, **named)
+        async def operation(key: Key | str, *arguments: Any, **named: Any) -> Any:
+            async def send() -> Any:
+                if self.dead:
+                    raise Unavailable("this process is dead", backend=self._driver.name, operation=name)
+                self._pods.round_trips += 1
+                return await attribute(key, *arguments, **named)
+
+            kind = (key if isinstance(key, str) else key.scope).rpartition(":")[2]
+            act = self.acts.pop((name, kind), None) if self.acts else None
+            return await (send() if act is None else act(send))
 
         return operation

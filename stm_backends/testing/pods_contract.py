@@ -10,6 +10,7 @@ from typing import Any, Final
 from stm_backends.errors import Corrupt, StmError, StorageError
 from stm_backends.testing.memory_checks.failover import Failover
 from stm_backends.testing.memory_checks.sealing import Sealed
+from stm_backends.testing.memory_checks.transcripts import Transcripts
 from stm_backends.testing.memory_contract import MemoryContract
 from stm_backends.testing.pods import LONGEST_SUMMARY_S
 from stm_backends.testing.workbench.check import check, not_asked
@@ -22,7 +23,7 @@ INTERVAL_S: Final = 0.25
 """How long a degraded memory waits for its next attempt, in the check that counts the attempts."""
 
 
-class PodsContract(Failover, Sealed, MemoryContract):
+class PodsContract(Failover, Sealed, Transcripts, MemoryContract):
     """Everything that an agent may rely on in a memory that its pods share, as checks."""
 
     @check("memory.pods")

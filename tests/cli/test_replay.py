@@ -36,6 +36,8 @@ def test_processes_that_are_killed_take_nothing_acknowledged_with_them(tmp_path:
     status, numbers = replay(file, tmp_path, "--url", url, "--kill-every", 0.2, "--full-zone-turns", 2)
 
     assert numbers["found"] == {"lost": 0, "doubled": 0, "out_of_order": 0, "foreign": 0}
+    assert numbers["transcript"] == numbers["found"]
+    assert numbers["in_transcript"] == 720
     assert numbers["bad_reads"] == 0
     assert status == 0
     assert numbers["turns"] == 720
@@ -104,6 +106,20 @@ def test_a_backend_that_breaks_its_promises_is_found_out(
     assert status == 1
     assert numbers["found"][what] > 0
     assert numbers["ok"] is False
+
+
+def test_a_backend_that_loses_a_part_of_a_transcript_is_found_out(tmp_path: Path, python_path: str):
+    status, numbers = replay(
+        generated(tmp_path, conversations=4, turns=10),
+        tmp_path,
+        *("--url", f"leaky://LosesAPageEntry/{tmp_path}/x.db", "--pods", 2, "--full-zone-turns", 2),
+        PYTHONPATH=python_path,
+    )
+
+    assert status == 1
+    assert numbers["found"] == {"lost": 0, "doubled": 0, "out_of_order": 0, "foreign": 0}
+    assert numbers["transcript"]["lost"] > 0
+    assert numbers["in_transcript"] == 40 - numbers["transcript"]["lost"]
 
 
 @pytest.mark.full

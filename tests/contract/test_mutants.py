@@ -158,6 +158,8 @@ SLOW = {
     "FailureLosesItsRace",
     "LeaksConnections",
     "LeaksConnectionsOfErrors",
+    "MarksNoGap",
+    "MovesNothingMeanwhile",
     "NoDeadline",
     "OpensTwice",
     "TrimsWithoutTheLease",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 from unittest import mock
 
 from stm_backends.drivers.contract import (
+    ANY,
     KEEP,
     AbsentType,
     AnyType,
@@ -21,16 +22,20 @@ from stm_backends.drivers.contract import (
 from stm_backends.drivers.wrapper import layer_with
 from stm_backends.errors import Corrupt, StorageError
 from stm_backends.memory.local.memory import DefaultShortTermMemory
-from stm_backends.records import confirming
-from stm_backends.records.body import Lease
+from stm_backends.memory.shared.archive import Archive
+from stm_backends.memory.shared.record import SharedConversation
+from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.records import confirming, ledger
+from stm_backends.records.body import Body, Lease
 from stm_backends.records.codec import Codec
 from stm_backends.records.confirming import Loaded
 from stm_backends.records.keys import memory_key
+from stm_backends.records.pages import Leaving, Pages
 from stm_backends.sealing.keys import Sealing
 from stm_backends.testing.pods import memories_on
 from stm_backends.testing.workbench.drivers import Datastore
 from stm_backends.testing.workbench.faulty import FaultyDriver
-from stm_backends.testing.workbench.memories import Memories
+from stm_backends.testing.workbench.memories import Act, Memories
 from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey
 from tests.mutants import sealing as seals
 from tests.mutants.replaces import FoldClearsTheTail
@@ -91,7 +96,13 @@ def _broken(kind: type[Pod], right: Memories, datastore: Datastore) -> Memories:
         assert right.sealed is not None
         return _broken(kind, right.sealed(sealing), datastore)
 
-    return replace(right, open=open_one, close=close, kill=kill, again=again, erase=erase, sealed=sealed)
+    def around(memory: Any, operation: str, kind: str, act: Act) -> None:
+        assert right.around is not None
+        right.around(memory.inner, operation, kind, act)
+
+    return replace(
+        right, open=open_one, close=close, kill=kill, again=again, erase=erase, sealed=sealed, around=around
+    )
 
 
 class OwnCopyPerPod(Pod):
@@ -332,3 +343,103 @@ class ConfirmsTheVersionAlone(Pod):
             shown = await self.inner.get_llm_context()
             await self.inner.flush()
         return shown
+
+
+class _Transcribing(Pod):
+    """A pod whose record, archive or pages are broken."""
+
+    record: ClassVar[type[Any]] = SharedConversation
+    archive: ClassVar[type[Any]] = Archive
+    pages: ClassVar[type[Any]] = Pages
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        shared = self.inner._shared  # noqa: SLF001 -- likewise
+        shared.__class__ = self.record
+        shared.archive.__class__ = self.archive
+        shared.archive.pages.__class__ = self.pages
+
+
+class _ArchivesAfterwards(Archive):
+    __slots__ = ()
+
+    async def put(self, snapshot: Snapshot, leaving: Sequence[Leaving]) -> None:
+        pass
+
+    async def left(self, snapshot: Snapshot, leaving: Sequence[Leaving]) -> None:
+        await super().put(snapshot, leaving)
+        await super().left(snapshot, leaving)
+
+
+class CommitsBeforeItArchives(_Transcribing):
+    """Stores turns in their page after the record has dropped them."""
+
+    archive = _ArchivesAfterwards
+
+
+class _NoGap(SharedConversation):
+    __slots__ = ()
+
+    async def replace(self, snapshot: Snapshot, body: Body, **options: Any) -> bool:
+        transcript = body.transcript
+        body = replace(body, transcript=transcript and replace(transcript, gap=None))
+        return await super().replace(snapshot, body, **options)
+
+
+class MarksNoGap(_Transcribing):
+    """Moves turns without a summary as if one covered them."""
+
+    record = _NoGap
+
+
+class _OneTooFew(SharedConversation):
+    __slots__ = ()
+
+    async def replace(self, snapshot: Snapshot, body: Body, **options: Any) -> bool:
+        before, after = snapshot.body.transcript, body.transcript
+        if before is not None and after is not None and after.base > before.base + 1:
+            body = replace(body, transcript=replace(after, base=after.base - 1))
+        return await super().replace(snapshot, body, **options)
+
+
+class CountsOneTooFew(_Transcribing):
+    """Counts a turn less than leave the record."""
+
+    record = _OneTooFew
+
+
+class MovesNothingMeanwhile(Pod):
+    """Lets the record grow while a model is slow."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.inner._maintenance.next_move = lambda _: None  # noqa: SLF001 -- likewise
+
+
+class _NoRevisions(Pages):
+    def opened(self, record: Record) -> list[Mapping[str, Any]]:
+        return [{**one, "rev": 0, "revs": None} for one in super().opened(record)]
+
+
+class IgnoresRevisions(_Transcribing):
+    """Takes the last copy of a turn, whatever revision it is of."""
+
+    pages = _NoRevisions
+
+
+class _SealsBlindly(Pages):
+    async def seal(self, *where: Any) -> bool:
+        async def blind(
+            driver: Driver, key: Key, record: Record, change: ledger.Change, **options: Any
+        ) -> bool:
+            del record, options
+            return await ledger.replace(driver, key, ledger.Change(change.body, ttl=None), expect=ANY)
+
+        with mock.patch.object(ledger, "fold", blind):
+            return await super().seal(*where)
+
+
+class RewritesPagesBlindly(_Transcribing):
+    """Rewrites a full page without the condition that it is as it was read."""
+
+    pages = _SealsBlindly

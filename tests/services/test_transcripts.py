@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +15,9 @@ from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import MemoryHealth, MemoryKey
-from tests.support.places import Place
+from tests.support.places import EACH, Place, quick_on
+from tests.support.talking import HURRIED, MOMENTS, key_of
+from tests.support.talking import SETTINGS as KILLED
 
 KEY = MemoryKey("acme", "u1", "chat")
 TURNS = 500
@@ -74,3 +79,87 @@ async def test_an_outage_of_500_turns_loses_none_and_is_made_up_for(
         receipt = await backend.sessions.erase_with_receipt("acme", "u1")
         assert receipt.erased["pages"] == -(-(TURNS - 2) // 64)
         assert receipt.complete
+
+
+async def run(*given: str) -> dict[str, list[str]]:
+    """Run a program of processes that talk; returns what they acknowledged, by session."""
+    program = [sys.executable, "-m", "tests.support.talking", *given]
+    ran = await asyncio.to_thread(subprocess.run, program, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, list[str]] = {}
+    for line in ran.stdout.splitlines():
+        session, what = line.split()
+        found.setdefault(session, []).append(what)
+    return found
+
+
+@pytest.mark.parametrize("datastore", quick_on("sqlite", ["sqlite", *EACH]))
+async def test_a_process_killed_at_any_moment_of_a_fold_loses_no_turn(
+    datastore: str, place_on: Callable[[str], Place]
+) -> None:
+    place = place_on(datastore)
+    async with open_backend(place.url, create=True) as backend:
+        acknowledged = await run("killed", place.options(deadline_s=2), *MOMENTS)
+        assert acknowledged.keys() == MOMENTS.keys()
+
+        async def check(session: str) -> None:
+            memory = backend.memory(key_of(session), KILLED, summarizer=LedgerSummarizer())
+            there = [one.id async for one in memory.each_turn()]
+            assert there == [f"t{number}" for number in range(len(there))], session
+            # One more may be there that was not acknowledged.
+            assert 0 <= len(there) - len(acknowledged[session]) <= 1, session
+            await require_the_first_are_summarized(memory, session)
+            for number in range(len(there), len(there) + 3):
+                await memory.add_turn(turn(number), turn_id=f"t{number}")
+            # The lease of the dead process has to end.
+            await memory.flush(60)
+            everything = [f"u{number}" for number in range(len(there) + 3)]
+            assert await said(memory) == everything, session
+            assert (await shown(memory))["summary"] == everything[:-2], session
+
+        await asyncio.gather(*map(check, MOMENTS))
+
+
+async def require_the_first_are_summarized(memory: DistributedShortTermMemory, session: str) -> None:
+    """Require that the summary covers exactly the first turns of the transcript."""
+    turns = [one async for one in memory.each_turn()]
+    summary = (await shown(memory))["summary"]
+    assert summary == [one.turn.user_message for one in turns[: len(summary)]], session
+    assert [one.summarized for one in turns] == [one.number < len(summary) for one in turns], session
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("datastore", ["sqlite", *EACH])
+async def test_a_tail_stays_short_while_processes_hurry_and_no_model_answers(
+    datastore: str, place_on: Callable[[str], Place]
+) -> None:
+    place, model, longest = place_on(datastore), LedgerSummarizer(), 0
+    model.hold()
+    async with open_backend(place.url, create=True) as backend:
+        memory = backend.memory(key_of("shared"), HURRIED, summarizer=model)
+        for number in range(5):
+            await memory.add_turn(turn(number))
+        await until(model.called.is_set)
+        writers = [asyncio.create_task(run("hurrying", place.url, name, "400", "8")) for name in "abc"]
+        while not all(writer.done() for writer in writers):
+            longest = max(longest, len(await memory.turns()))
+            await asyncio.sleep(0.02)
+        acknowledged = [f"u{number}" for number in range(5)]
+        for writer in writers:
+            acknowledged += [f"u{each}" for each in writer.result()["shared"]]
+        # Faster than any model: a load has at most what comes while the turns before move.
+        assert len(acknowledged) > 1_200
+        assert longest < len(acknowledged) / 2
+        model.release()
+
+        async def made_up_for() -> bool:
+            await memory.flush(30)
+            return len((await shown(memory))["summary"]) == len(acknowledged) - 2
+
+        await until(made_up_for, within=120.0)
+        found = await said(memory)
+        assert sorted(found) == sorted(acknowledged)
+        for writer in {each.rpartition("-")[0] for each in acknowledged[5:]}:
+            mine = [each for each in found if each.startswith(f"{writer}-")]
+            assert mine == [f"{writer}-{number}" for number in range(len(mine))]
+        await require_the_first_are_summarized(memory, "shared")

@@ -40,6 +40,7 @@ class World:
     full: bool = False
     unconfirmed: bool = False
     leaseless: bool = False
+    slow: bool = False
 
 
 class FaultDriver(WrapperDriver):
@@ -128,7 +129,8 @@ class Sim:
 
     async def summarize(self, request: Any) -> dict[str, str]:
         if not self.calm:
-            await asyncio.sleep(0.14 if self.chance.random() < 0.05 else 0.003)
+            hangs = self.chance.random() < (0.9 if self.world.slow else 0.05)
+            await asyncio.sleep(0.14 if hangs else 0.003)
             if self._model_down or self.chance.random() < 0.03:
                 raise RuntimeError("the model is down")
         head, _, count = (request["previous_summary"] or "- 0").partition(" ")
@@ -155,9 +157,9 @@ class Sim:
                 retry_attempts=1,
                 retry_backoff_base_s=0.05,
                 degraded_retry_interval_s=0.3,
-                recovery_backlog_limit=8,
+                recovery_backlog_limit=1 if self.world.slow else 8,
                 fold_batch_turns=self.chance.choice([1, 1, 3, 5]),
-                fold_max_turns=10,
+                fold_max_turns=2 if self.world.slow else 10,
                 summarizer_timeout_s=0.15,
                 transcript=True,
             )
@@ -205,6 +207,8 @@ class Sim:
         await driver.open()
         memory = DistributedShortTermMemory(driver, key)
         while not stop.is_set():
+            tail = len(await memory.turns())
+            self.counts["longest tail"] = max(self.counts["longest tail"], tail)
             before, limit = set(said), self.chance.choice([3, 17, 50] if len(said) < 200 else [50, 200])
             backwards = self.chance.random() < 0.5
             found = await (self._backwards if backwards else self._forwards)(memory, limit)

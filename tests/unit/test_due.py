@@ -9,7 +9,7 @@ import pytest
 
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.memory.policy import Fold, Recover, Trim, Wait
-from stm_backends.memory.shared.due import REPEATS_KEPT, Compact, Due, Held, next_step, unless_held
+from stm_backends.memory.shared.due import REPEATS_KEPT, Compact, Due, Held, Move, next_step, unless_held
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.records.body import Body, Forgotten
 from stm_backends.testing.memory_contract import config, turn
@@ -124,11 +124,11 @@ def test_the_settings_of_the_policy_are_passed_on() -> None:
 
 @pytest.mark.parametrize("step", [None, Wait(1.0)])
 def test_what_does_not_write_needs_no_lease(step: Due) -> None:
-    assert unless_held(step, 5.0) is step
+    assert unless_held(step, Move(1), 5.0) is step
 
 
 @pytest.mark.parametrize("step", [Recover(), Compact(1), Trim(1, lost=False), Fold("", ())])
 def test_what_writes_waits_for_the_lease_of_another(step: Due) -> None:
-    assert unless_held(step, 0.5) == Held(0.5)
-    assert unless_held(step, 0.0) is step
-    assert unless_held(step, -1.0) is step
+    assert unless_held(step, None, 0.5) == Held(0.5)
+    assert unless_held(step, Move(1), 0.0) is step
+    assert unless_held(step, Move(1), -1.0) is step

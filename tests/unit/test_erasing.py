@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -82,6 +83,17 @@ async def test_a_receipt_is_json_and_says_what_was_erased_where(backend: Backend
     assert document["second_reading"] == {}
     assert backend.name in document["remains"].lower()
     assert datetime.fromisoformat(document["began"]) <= datetime.fromisoformat(document["ended"])
+
+
+async def test_every_kind_that_a_receipt_counts_is_printed_by_a_name(
+    backend: Backend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    receipt = await backend.sessions.erase_with_receipt("acme", "ada")
+    for count in (1, 2):
+        show(replace(receipt, erased=dict.fromkeys(COUNTED, count)), "acme:ada")
+    printed = capsys.readouterr().out
+    assert "1 page of transcripts," in printed
+    assert "2 pages of transcripts," in printed
 
 
 async def test_the_receipt_of_a_tenant_adds_up_its_users(backend: Backend) -> None:

@@ -261,6 +261,8 @@ def shown_report(**changes: Any) -> str:
             "conversations": 3,
             "turns": 30,
             "found": Findings(),
+            "transcript": Findings(),
+            "in_transcript": 30,
             "bad_reads": 0,
             "kill_every": None,
             "killed": 0,
@@ -297,6 +299,9 @@ def test_the_verdict_claims_what_the_strategy_promises_and_no_more():
     assert "older than the newest 5) │ 12" in truncated
 
     assert "Verification failed" in shown_report(found=Findings(lost=1))
+    wrong = shown_report(transcript=Findings(lost=1, foreign=1))
+    assert "Verification failed" in wrong
+    assert "altered in transcripts │ 2" in wrong
 
 
 def test_a_report_shows_both_times_and_the_tokens_of_the_summarizer():

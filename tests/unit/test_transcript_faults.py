@@ -12,7 +12,7 @@ import pytest
 
 from stm_backends.memory.shared import due
 from stm_backends.memory.shared.archive import Archive
-from stm_backends.memory.shared.due import Due
+from stm_backends.memory.shared.due import Due, Move
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.records import pages
 from stm_backends.records.body import Transcript
@@ -26,6 +26,7 @@ WORLDS = {
     "full-records": World(3, full=True),
     "unconfirmed": World(4, unconfirmed=True),
     "all-at-once": World(5, leaseless=True),
+    "slow-model": World(6, slow=True),
 }
 
 
@@ -37,9 +38,9 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("stm_backends"), "disabled", True)
 
 
-def held_by_nobody(step: Due, lease_left: float, *, overdue: bool = False) -> Due:
+def held_by_nobody(step: Due, move: Move | None, lease_left: float, *, overdue: bool = False) -> Due:
     """Let every process fold at once."""
-    del lease_left, overdue
+    del move, lease_left, overdue
     return step
 
 
@@ -59,6 +60,9 @@ def test_every_turn_is_there_once_and_in_order_after_faults(name: str) -> None:
     assert sim.counts["turns"] >= 600
     assert sim.counts["killed"] > 3
     assert sim.counts["readings"] > 3
+    if sim.world.slow:
+        assert sim.counts["trimmed"] > 100
+        assert sim.counts["longest tail"] < 150
 
 
 @pytest.mark.full

@@ -38,7 +38,12 @@ def place_of(turn: Mapping[str, Any], session: str) -> Place:
     """Return the place of a turn as the model or a summarizer sees it."""
     digest = turn.get("trajectory_digest")
     references = cast("Mapping[str, Any]", digest).get("artifacts_refs") if digest else ()
-    places = (place_in(str(ref), session) for ref in cast("Sequence[object]", references or ()))
+    return place_among(cast("Sequence[object]", references or ()), session)
+
+
+def place_among(references: Sequence[object], session: str) -> Place:
+    """Return the place that the first mark among references names."""
+    places = (place_in(str(reference), session) for reference in references)
     return next((place for place in places if place != FOREIGN), FOREIGN)
 
 

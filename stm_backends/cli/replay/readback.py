@@ -18,6 +18,7 @@ from stm_backends.cli.replay.pods import Setup
 from stm_backends.cli.replay.verify import Findings, compare
 from stm_backends.errors import ConfigurationError, SessionNotFound, StorageError, Unavailable
 from stm_backends.records.codec import load_turn
+from stm_backends.types import ConversationTurn
 
 FLUSH_S: Final = 30.0
 """How long to wait for the final summaries of all conversations, in seconds."""
@@ -38,10 +39,13 @@ class Prepared:
 class ReadBack:
     """The content of all conversations, and the counts of the memories that flushed them.
 
-    `pending` turns have left the full zone and are not in a summary yet.
+    `pending` turns have left the full zone and are not in a summary yet. `in_transcript` turns can be read in
+    the transcripts, which keep all turns, whatever the strategy.
     """
 
     findings: Findings = field(default_factory=Findings)
+    transcript: Findings = field(default_factory=Findings)
+    in_transcript: int = 0
     summarized: int = 0
     in_full: int = 0
     pending: int = 0
@@ -99,6 +103,9 @@ async def read_back(setup: Setup, conversations: Sequence[Conversation]) -> Read
             await memory.close()
             result.stats.update(asdict(memory.stats))
             _note(result, setup, conversation, await _stored(backend, setup, conversation))
+            kept = [_place(one.turn, conversation) async for one in memory.each_turn()]
+            result.transcript += compare(kept, acknowledged=len(conversation.turns))
+            result.in_transcript += len(kept)
 
     try:
         async with setup.open() as backend, asyncio.TaskGroup() as tasks:
@@ -126,7 +133,7 @@ async def _stored(backend: Backend, setup: Setup, conversation: Conversation) ->
 
 def _note(result: ReadBack, setup: Setup, conversation: Conversation, stored: dict[str, Any]) -> None:
     covered, _ = ledger.split(stored["body"]["summary"])
-    tail = [_verified_place(turn, conversation) for turn in stored["turns"]]
+    tail = [_place(load_turn(turn), conversation) for turn in stored["turns"]]
     result.findings += compare([*covered, *tail], acknowledged=len(conversation.turns), newest=setup.newest)
     result.summarized += len(covered)
     result.in_full += len(tail)
@@ -134,11 +141,12 @@ def _note(result: ReadBack, setup: Setup, conversation: Conversation, stored: di
         result.pending += max(0, len(tail) - setup.config.budget.full_zone_turns)
 
 
-def _verified_place(stored: dict[str, Any], conversation: Conversation) -> Place:
+def _place(stored: ConversationTurn, conversation: Conversation) -> Place:
     """Return the place of a stored turn if it equals the turn at that place in the file, else `FOREIGN`."""
     turns, session = conversation.turns, conversation.session
-    place = ledger.place_of(stored, session)
+    references = stored.trajectory_digest.artifacts_refs if stored.trajectory_digest else ()
+    place = ledger.place_among(references, session)
     if place >= len(turns):
         return FOREIGN
     as_added = ledger.marked(turns[place], session, place)
-    return place if replace(load_turn(stored), ts=0.0) == as_added else FOREIGN
+    return place if replace(stored, ts=0.0) == as_added else FOREIGN

@@ -34,7 +34,8 @@ class Latency:
 class Report:
     """The counts of a replay, and the problems that were found.
 
-    `newest` is how many turns of a conversation the strategy keeps; `None` for all. `tokens_with` and
+    `newest` is how many turns of a conversation the strategy keeps; `None` for all. `transcript` has the
+    problems of the transcripts, which keep all, and `in_transcript` counts their turns. `tokens_with` and
     `tokens_without` count the contexts that the LLM receives, one before each turn. `seconds` is the time for
     adding turns; `seconds_in_all` includes final summaries and reading back. `latencies` begins with those of
     all pods together; `killed_together` combines the killed pods.
@@ -47,6 +48,8 @@ class Report:
     conversations: int
     turns: int
     found: Findings
+    transcript: Findings
+    in_transcript: int
     bad_reads: int
     kill_every: float | None
     killed: int
@@ -69,11 +72,11 @@ class Report:
     @property
     def ok(self) -> bool:
         """Whether all acknowledged turns were stored once and in order, at the end and at every read."""
-        return not self.found and not self.bad_reads
+        return not self.found and not self.transcript and not self.bad_reads
 
     @property
     def let_go(self) -> int:
-        """How many turns the strategy dropped."""
+        """How many turns the strategy dropped from the records; the transcripts keep them."""
         return 0 if self.newest is None else self.turns - self.in_full - self.found.lost
 
     @property
@@ -117,6 +120,8 @@ def put_together(
         conversations=len(conversations),
         turns=run.turns,
         found=read.findings,
+        transcript=read.transcript,
+        in_transcript=read.in_transcript,
         bad_reads=run.bad_reads,
         kill_every=kill_every,
         killed=run.killed,

@@ -29,9 +29,14 @@ class Findings:
             self.foreign + other.foreign,
         )
 
+    @property
+    def total(self) -> int:
+        """How many problems there are."""
+        return self.lost + self.doubled + self.out_of_order + self.foreign
+
     def __bool__(self) -> bool:
         """Whether there is a problem."""
-        return self != Findings()
+        return bool(self.total)
 
 
 def compare(

@@ -9,7 +9,11 @@ from stm_backends.drivers.contract import Traits
 from stm_backends.memory import policy
 from stm_backends.memory.policy import Fold, Step, Trim, Wait
 from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.records import pages
 from stm_backends.types import ShortTermMemoryConfig
+
+PAGES_AT_ONCE: Final = 16
+"""How many pages of turns leave a record at once, so that processes which soon end make progress, too."""
 
 REPEATS_KEPT: Final = 16
 """How many repeats at the head of a record justify a write that removes them."""
@@ -23,6 +27,16 @@ class Compact:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """Move the oldest `count` turns to pages while a process holds the lease, which it keeps.
+
+    They cannot wait for its summary, which covers them where they are then.
+    """
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Held:
     """Another process holds the lease for at most `seconds` more, so nothing is written here.
 
@@ -33,7 +47,7 @@ class Held:
     overdue: bool = False
 
 
-Due: TypeAlias = Step | Compact | Held
+Due: TypeAlias = Step | Compact | Move | Held
 
 
 def next_step(
@@ -74,10 +88,36 @@ def next_step(
     if isinstance(step, Fold):
         return replace(step, turns=step.turns[: max(1, snapshot.within(step.turns, traits.max_drop))])
     if isinstance(step, Trim):
-        return replace(step, count=max(1, snapshot.within(snapshot.turns[: step.count], traits.max_drop)))
+        return replace(step, count=_portion(snapshot, step.count, traits))
     return step
 
 
-def unless_held(step: Due, lease_left: float, *, overdue: bool = False) -> Due:
-    """Return the step, or `Held` if it writes and another process has a lease with these seconds left."""
-    return step if step is None or isinstance(step, Wait) or lease_left <= 0 else Held(lease_left, overdue)
+def _portion(snapshot: Snapshot, count: int, traits: Traits) -> int:
+    """Return how many of the oldest `count` turns leave the record with one write: at least one."""
+    if snapshot.body.transcript is not None:
+        count = min(count, PAGES_AT_ONCE * pages.TURNS)
+    return max(1, snapshot.within(snapshot.turns[:count], traits.max_drop))
+
+
+def next_move(config: ShortTermMemoryConfig, snapshot: Snapshot, *, traits: Traits, room: int) -> Move | None:
+    """Return what moves to pages without waiting for a summary: what makes the tail, or the record, too long.
+
+    `traits` and `room` are those of `next_step`.
+    """
+    body, pending = snapshot.body, snapshot.split(config).pending
+    if config.strategy != "rolling_summary" or body.transcript is None or not pending:
+        return None
+    count = policy.surplus_of(config, body, len(pending))
+    if room and config.budget.summary_max_tokens:
+        count = max(count, min(snapshot.turns_of(room, room=traits.room), len(pending)))
+    return Move(_portion(snapshot, count, traits)) if count else None
+
+
+def unless_held(step: Due, move: Move | None, lease_left: float, *, overdue: bool = False) -> Due:
+    """Return the step; or, if it writes and another process has a lease with these seconds left, the move.
+
+    If there is none, that is `Held`.
+    """
+    if step is None or isinstance(step, Wait) or lease_left <= 0:
+        return step
+    return move or Held(lease_left, overdue)

@@ -7,19 +7,23 @@ a write that drops entries stores the body under a new version before, and loads
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeAlias
 
 from stm_backends import races
-from stm_backends.errors import TooLarge
+from stm_backends.errors import StorageError, TooLarge
 from stm_backends.handed_in import WrongType
 from stm_backends.memory import log, policy
 from stm_backends.memory.policy import Fold, Gap, Trim
 from stm_backends.memory.schedule import Plan, PlannedWork, Schedule, now
+from stm_backends.memory.shared import due
 from stm_backends.memory.shared.activity import look_at
-from stm_backends.memory.shared.due import Compact
+from stm_backends.memory.shared.due import Compact, Move
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.room import Room
 from stm_backends.memory.shared.snapshot import Snapshot
@@ -28,6 +32,8 @@ from stm_backends.records import confirming
 from stm_backends.records.body import Body, Lease, Overdue
 from stm_backends.telemetry.observer import Observer
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig
+
+logger = logging.getLogger("stm_backends")
 
 AGAIN: Final = Plan(0.0, look=False)
 """The plan to see at once what is due next."""
@@ -78,6 +84,12 @@ class Writes(PlannedWork):
         self._unstored: tuple[Attempt, Exception] | None = None
         self._unnoted: Lease | None = None
         self.noting: Callable[..., None] | None = None
+
+    def start_over(self) -> None:
+        """Plan and do nothing; what was done on an event loop that has ended is forgotten."""
+        super().start_over()
+        self._answered: asyncio.Future[None] | None = None
+        self._mover: asyncio.Task[None] | None = None
 
     def use(self, config: ShortTermMemoryConfig, summarizer: Callable[..., object]) -> None:
         """Use these settings from now on, unless they store nothing; the newest memory object wins."""
@@ -165,7 +177,8 @@ class Writes(PlannedWork):
         turns = policy.oldest_for_fold(self.config, snapshot.body, [*found.values()])
         if turns:
             end = gap.end if len(turns) == len(found) else [*found][len(turns)]
-            return await self.fold(snapshot, Fold(snapshot.body.summary, tuple(turns), Gap(gap.first, end)))
+            fold = Fold(snapshot.body.summary, tuple(turns), Gap(gap.first, end), archived=len(turns))
+            return await self.fold(snapshot, fold)
         log.hole(self.shared.log_name, gap.end - gap.first)
         if not await self.shared.replace(snapshot, policy.after_hole(snapshot.body, gap), drop=0):
             return LOST
@@ -244,32 +257,110 @@ class Writes(PlannedWork):
             self.shared.recovering = True
             self._health_changed(MemoryHealth.DEGRADED, MemoryHealth.RECOVERING)
         drop = _entries_of(fold, snapshot)
-        head = snapshot.tail[:drop]
         try:
-            summary = await self._summarize(fold)
+            async with self._moves():
+                summary = await self._summarize(fold)
             body, data = self._body_after(snapshot, fold, summary, drop)
         except Exception as error:  # noqa: BLE001 -- any error of a user's summarizer is one failed attempt
             self.stats.summarizer_failures += 1
             self._observer.summarizer_failed(error)
             return await self._store_failure(snapshot, error)
-        found: tuple[Snapshot, Body, bytes] | None = (snapshot, body, data)
+        found: tuple[Snapshot, int, Body, bytes] | None = (snapshot, drop, body, data)
+        found = None if self._moved else found
 
         async def stored() -> Plan | races.Lost:
             nonlocal found
             if found is None:
                 again = await self._load_unleased()
-                # The summary is stored under the new version while it applies. Only the entries that were
-                # there under the lease go: repeats that came since may not be confirmed, see `still_there`.
-                if again.tail[:drop] != head or not fold.still_applies(again.body, again.turns):
+                # The summary is stored under the new version while it applies.
+                applies = await self._as_it_applies(fold, snapshot, again)
+                if applies is None:
                     return AGAIN
-                found = (again, *self._body_after(again, fold, summary, drop))
-            (before, body, data), found = found, None
-            if not await self._replace(before, body, drop=drop, data=data):
+                found = (again, applies[1], *self._body_after(again, applies[0], summary, applies[1]))
+            (before, going, body, data), found = found, None
+            if not await self._replace(before, body, drop=going, data=data):
                 return races.Lost(before.version)
             self._stored(before.body, body, fold)
             return AGAIN
 
         return await races.contend(stored) or LOST
+
+    async def _as_it_applies(self, fold: Fold, leased: Snapshot, again: Snapshot) -> tuple[Fold, int] | None:
+        """Return the fold as the record is now, and how many entries it drops; `None` if it does not apply.
+
+        Its turns are where they were under the lease, or have moved to pages in the meantime.
+        """
+        head = leased.tail[: _entries_of(fold, leased)]
+        began, transcript = leased.transcribed().body.transcript, again.body.transcript
+        if began is not None and transcript is not None:
+            if (began.epoch, began.rev) != (transcript.epoch, transcript.rev):
+                return None
+            fold = fold.after_moves(began.base, transcript.base)
+        if not fold.still_applies(again.body, again.turns):
+            return None
+        if fold.gap is not None and transcript is not None:
+            found = await self.shared.archive.pages.read(self.shared.key, transcript, *fold.gap)
+            if [stored.id for stored in found.values()] != [one.id for one in fold.turns[: fold.archived]]:
+                return None
+        # Only the entries that were there under the lease go: repeats that came since may not be confirmed,
+        # see `still_there`.
+        going = head[leased.entries_of(fold.archived) if fold.archived else 0 :]
+        return (fold, len(going)) if again.tail[: len(going)] == going else None
+
+    # Turns that cannot wait for a summary
+
+    def next_move(self, snapshot: Snapshot) -> Move | None:
+        """Say which turns move to pages without waiting for a summary."""
+        return due.next_move(self.config, snapshot, traits=self.shared.driver.traits, room=self.room.needed)
+
+    @property
+    def keeps_transcript(self) -> bool:
+        """Whether turns that leave the record are kept, as far as this process knows."""
+        return self.config.transcript or self.shared.seen.body.transcript is not None
+
+    def hurry(self) -> None:
+        """Have turns moved to pages now if a fold of this process waits for its summary."""
+        if self._answered is not None and (self._mover is None or self._mover.done()):
+            self._mover = self.background.start(self._move_until(self._answered), name="stm-move")
+
+    @property
+    def _moved(self) -> bool:
+        """Whether turns may have moved to pages while this process last waited for a summary."""
+        return self._mover is not None
+
+    @contextlib.asynccontextmanager
+    async def _moves(self) -> AsyncGenerator[None]:
+        """Have turns that are too many moved to pages while the context waits for a summary."""
+        answered = asyncio.get_running_loop().create_future()
+        self._answered, self._mover = answered, None
+        try:
+            yield
+        finally:
+            self._answered = None
+            answered.set_result(None)
+            if self._mover is not None:
+                # One write at a time: what it has begun is done before the summary is stored.
+                await asyncio.wait({self._mover})
+
+    async def _move_until(self, answered: asyncio.Future[None]) -> None:
+        """Move turns to pages, as long as they are too many and a summary is waited for."""
+        in_vain = 0
+        while not answered.done():
+            try:
+                snapshot = self.ready(self.shared.seen if self.shared.current else await self._load())
+                move = self.next_move(snapshot)
+                if move is None:
+                    return
+                lost = await self.trim(snapshot, Trim(move.count, lost=True)) is LOST
+            except StorageError as error:
+                logger.warning(
+                    "could not move turns to pages: %s (conversation %s)", error, self.shared.log_name
+                )
+                lost = True
+            self._notify()
+            in_vain = in_vain + 1 if lost else 0
+            if in_vain:
+                await asyncio.wait({answered}, timeout=races.pause(0.05, in_vain))
 
     async def _summarize(self, fold: Fold) -> str:
         self.stats.summarizer_calls += 1
@@ -324,7 +415,7 @@ class Writes(PlannedWork):
         attempt = attempt_of(snapshot.body)
         self._unstored = attempt, error
         self.hopeless = isinstance(error, WrongType)
-        found: Snapshot | None = snapshot
+        found = None if self._moved else snapshot
 
         async def stored() -> Body | Plan | races.Lost:
             nonlocal snapshot, found

@@ -17,7 +17,7 @@ from stm_backends.memory import log, policy
 from stm_backends.memory.policy import CatchUp, Fold, Recover, Trim, Wait
 from stm_backends.memory.schedule import TICK_S, Plan, Schedule, now
 from stm_backends.memory.shared import due
-from stm_backends.memory.shared.due import Compact, Due, Held
+from stm_backends.memory.shared.due import Compact, Due, Held, Move
 from stm_backends.memory.shared.folds import AGAIN, LOST, Writes, attempt_of
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.room import RoomRequest
@@ -77,6 +77,7 @@ class Maintenance(Writes):
         """Plan and do nothing; what was done on an event loop that has ended is forgotten."""
         super().start_over()
         self._held = False
+        self._poll: Plan | None = None
         self._polls = self._faults = self._lost = 0
         self.flush_waiters: set[object] = set()
 
@@ -114,7 +115,7 @@ class Maintenance(Writes):
             lease, now=time, known_for=known_for, clocks_apart=apart, overdue=body.overdue
         )
         overdue = lease != self._unnoted and policy.is_overdue(lease, body.overdue, now=time)
-        return due.unless_held(step, left, overdue=overdue)
+        return due.unless_held(step, self.next_move(snapshot), left, overdue=overdue)
 
     # When it is done
 
@@ -132,21 +133,34 @@ class Maintenance(Writes):
             is_due = count > 0
         else:
             is_due = health is MemoryHealth.DEGRADED and count > max(config.recovery_backlog_limit, 1)
+        if self.keeps_transcript and count > policy.longest_tail(config):
+            is_due = True
+            self.hurry()
         if is_due:
             self._propose(Plan(now(), look=not self.shared.current))
 
     def notice(self, snapshot: Snapshot) -> None:
         """Plan the step that a load shows to be due; while a step is running, see afterwards what is."""
-        if self._running:
-            self._propose(Plan(now(), look=False))
-        else:
+        if not self._running:
             self.schedule(self.next_step(snapshot))
+            return
+        self._propose(Plan(now(), look=False))
+        if self.next_move(self.ready(snapshot)) is not None:
+            self.hurry()
 
     def schedule(self, step: Due) -> None:
         """Plan a step that a load has shown to be due."""
         plan = self._plan_for(step)
         if plan is not None:
+            if isinstance(step, Move):
+                self.hurry()
             self._propose(plan)
+
+    def hurry(self) -> None:
+        """Have turns moved to pages before a summary that this process or another waits for."""
+        super().hurry()
+        if self._plan is not None and self._plan is self._poll:
+            self.cancel_plan()
 
     async def make_room(self, request: RoomRequest, *, within: float) -> bool:
         """Make room in a full record; returns whether a retry of the append may succeed.
@@ -156,6 +170,8 @@ class Maintenance(Writes):
         if self.closing:
             return False
         asked = self.room.ask(request)
+        if self.keeps_transcript:
+            self.hurry()
         with self.change() as change:
             self._propose(Plan(now()))
             if self._plan is not None or self._running:
@@ -219,6 +235,8 @@ class Maintenance(Writes):
                     return step, await self.catch_up(snapshot.unleased(), gap)
             case Trim():
                 return step, await self.trim(snapshot.unleased(), step)
+            case Move(count):
+                return step, await self.trim(snapshot, Trim(count, lost=True))
             case Compact():
                 return step, await self.compact(snapshot.unleased(), step)
             case Recover():
@@ -245,6 +263,7 @@ class Maintenance(Writes):
             case Held(seconds):
                 # The holder sees the turns of this process, too, so an earlier look would find nothing to do.
                 poll = pause(FIRST_POLL_S, self._polls, LONGEST_POLL_S)
-                return Plan(now() + min(poll, seconds + TICK_S), firm=True)
+                self._poll = Plan(now() + min(poll, seconds + TICK_S), firm=True)
+                return self._poll
             case _:
                 return Plan(now(), look=False, summarizes=isinstance(step, Fold | CatchUp))

@@ -126,6 +126,9 @@ _PROMISES: Final = {
     ),
     "memory.keys": "A process whose keys did not seal what is stored is refused, and changes nothing.",
     "memory.erasure": "A turn added after an erasure can be read by every process.",
+    "memory.transcript": (
+        "Where a transcript is kept, every turn can be read, once and in order, after it has left the record."
+    ),
     "memory.failover": "A turn that a former server does not show is not dropped on its word.",
     "memory.outage": "An outage raises an error and never shows an empty memory.",
     "memory.corruption": "Data that cannot be read raises a typed error and is left unchanged.",

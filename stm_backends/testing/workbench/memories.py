@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 from stm_backends.sealing.keys import Sealing
 from stm_backends.testing.workbench.check import not_asked
@@ -40,10 +40,15 @@ BEYOND_THE_PROTOCOL: Final = (
     "turn_id",
     "timeout",
     "fold_batch_turns",
+    "transcript",
     "their_classes",
     "failing_estimator",
 )
 """What ours can do and `ShortTermMemory` does not ask for; see `Memories.without`."""
+
+
+Act: TypeAlias = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
+"""What a check does in place of an operation; it is given what carries the operation out."""
 
 
 async def _nothing(_: Any) -> None:
@@ -72,6 +77,10 @@ class Memories:
     - `fail_over(key, lost)` has the newest `lost` turns of a conversation lost with their server. That server
       still answers the next memory that is opened of it, until this memory summarizes or drops turns, which
       reaches the server that took over.
+    - `around(memory, operation, kind, act)` has `act(send)` awaited in place of the next such operation of a
+      memory's process on a record of that kind, such as `append` to a `page`. `send()` carries it out.
+    - `copy_first(key, turn_id, turn, rev)` adds another copy of the first turn of a conversation, which has
+      left the record, as a process with this revision of it does.
     """
 
     open: Callable[[MemoryKey, object, Any], Awaitable[Any]]
@@ -87,6 +96,8 @@ class Memories:
     sealed: Callable[[Sealing], Memories] | None = None
     erase: Callable[[Any], Awaitable[None]] | None = None
     fail_over: Callable[[MemoryKey, int], Awaitable[None]] | None = None
+    around: Callable[[Any, str, str, Act], None] | None = None
+    copy_first: Callable[[MemoryKey, str, ConversationTurn, int], Awaitable[None]] | None = None
 
 
 class MemoryBench:
@@ -134,6 +145,12 @@ class MemoryBench:
         # The wrapper that notes calls is ours; the implementation knows what it has made.
         await self.memories.kill(cast("_Asked", memory).recorded.inner)
 
+    def around(self, memory: Memory, operation: str, kind: str, act: Act) -> None:
+        """Have `act(send)` awaited in place of the next such operation of a memory's process."""
+        if self.memories.around is None:
+            not_asked("needs `Memories.around`")
+        self.memories.around(cast("_Asked", memory).recorded.inner, operation, kind, act)
+
     async def erase(self, memory: Memory) -> None:
         """Erase everything of the user of a memory, in its process."""
         if self.memories.erase is None:
@@ -178,6 +195,8 @@ class _Asked:
     def __getattr__(self, name: str) -> Any:
         if name == "turns":
             self._bench.needs(name)
+        if name == "each_turn":
+            self._bench.needs("transcript")
         return getattr(self.recorded, name)
 
 
@@ -207,6 +226,11 @@ async def shown(memory: Memory) -> dict[str, Any]:
         "pending": [item["user"] for item in view.get("pending_turns", [])],
         "recent": [item["user"] for item in view.get("recent_turns", [])],
     }
+
+
+async def told(memory: Memory) -> list[tuple[int, str]]:
+    """Return the whole conversation as it can be read: the number and the user message of each turn."""
+    return [(one.number, one.turn.user_message) async for one in cast("Any", memory).each_turn()]
 
 
 async def until(

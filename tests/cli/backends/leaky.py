@@ -54,6 +54,17 @@ class MixesUpConversations(Leaky):
         return await self._driver.load(Key(key.scope, "all-in-one") if is_conversation else key)
 
 
+class LosesAPageEntry(Leaky):
+    entries = 0
+
+    async def append(self, key: Key, entry: bytes, **options: Any) -> int:
+        if key.scope.endswith(":page"):
+            self.entries += 1
+            if self.entries == 3:
+                return 1
+        return await self._driver.append(key, entry, **options)
+
+
 class LeasesToEverybody(Leaky):
     """Breaks no promise that correctness rests on: a lease only saves money."""
 

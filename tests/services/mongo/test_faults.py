@@ -7,11 +7,13 @@ import contextlib
 
 import pytest
 
+from stm_backends import open_backend
 from stm_backends.drivers.contract import KEEP, Driver, Key, Record, new_version
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends_mongo import open_driver
 from tests.support.contract import opened
-from tests.support.mongod import until
+from tests.support.mongod import Mongod, until
+from tests.support.outliving import outlives
 
 KEY = Key("acme:u1:memory", "chat")
 
@@ -108,6 +110,24 @@ async def test_nothing_acknowledged_is_lost_when_the_primary_is_killed(replica_s
             await asyncio.to_thread(victim.start)
         assert folds > 2
         await assert_nothing_is_lost(drivers[1], key, writers)
+        await asyncio.to_thread(replica_set.settle)
+
+
+@pytest.mark.full
+async def test_a_conversation_that_folds_outlives_the_primary(replica_set, replica_place):
+    async def fail_over() -> None:
+        victim = await asyncio.to_thread(replica_set.primary)
+        victim.kill()
+        killed.append(victim)
+        await asyncio.to_thread(replica_set.primary)
+
+    killed: list[Mongod] = []
+    try:
+        async with open_backend(replica_place.url, create=True) as backend:
+            await outlives(backend, fail_over)
+    finally:
+        for victim in killed:
+            await asyncio.to_thread(victim.start)
         await asyncio.to_thread(replica_set.settle)
 
 

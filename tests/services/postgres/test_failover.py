@@ -12,6 +12,7 @@ from stm_backends.errors import Unavailable
 from stm_backends.testing import open_at
 from stm_backends.testing.faults import Proxy
 from tests.services.postgres.support import until
+from tests.support.outliving import outlives
 from tests.support.postgresql import Postgres
 
 pytestmark = pytest.mark.full
@@ -118,3 +119,19 @@ async def test_a_standby_is_refused_and_the_primary_is_found_among_hosts(pair):
     assert await writer.append(KEY, b"b", initial_version="v", ttl=None) == 1
     await writer.close()
     await driver.close()
+
+
+async def test_a_conversation_that_folds_outlives_its_primary(pair, switch):
+    primary, standby = pair
+
+    async def fail_over() -> None:
+        await demote(primary)
+        await asyncio.sleep(1.0)  # until each server process has read the new setting
+        await catch_up(primary, standby)
+        await promote(standby)
+        switch.lead_to(f"127.0.0.1:{standby.port}")
+
+    await (await open_at(primary.url, create=True)).close()
+    url = f"postgresql://postgres@127.0.0.1:{switch.port}/postgres?sslmode=disable"
+    async with open_backend(url) as backend:
+        await outlives(backend, fail_over)

@@ -27,6 +27,7 @@ from stm_backends_redis.cluster import Cluster as Nodes
 from tests.services.redis.conftest import CLUSTER_PERMISSIONS, PERMISSIONS, login
 from tests.support.apt import Program
 from tests.support.contract import opened, slow_checks
+from tests.support.outliving import outlives
 from tests.support.places import quick_on
 from tests.support.redis_server import KINDS, RedisServer
 from tests.support.tenants import SMALL, serve
@@ -646,6 +647,27 @@ async def test_what_a_replica_has_confirmed_survives_its_promotion(fragile, repl
     assert replica.ask("INFO", "replication")["role"] == "master"
     fragile.nodes[0].go_on()
     await driver.close()
+
+
+@pytest.mark.full
+async def test_a_conversation_that_folds_outlives_the_node_of_its_record(fragile, replica):
+    """Its pages are on other nodes, or on the same."""
+    user = key_on(fragile, fragile.nodes[0]).scope.split(":")[1]
+
+    async def fail_over() -> None:
+        master = fragile.nodes[0]
+        # No acknowledgement waits for the replica, which not every node has.
+        eventually(
+            lambda: (
+                replica.ask("INFO", "replication")["slave_repl_offset"]
+                >= master.ask("INFO", "replication")["master_repl_offset"]
+            )
+        )
+        await asyncio.to_thread(master.kill)
+
+    async with open_backend(f"{fragile.url}?deadline_s=2") as backend:
+        await outlives(backend, fail_over, user=user, quiet=True)
+    assert replica.ask("INFO", "replication")["role"] == "master"
 
 
 async def test_no_connection_to_a_node_that_left_is_kept(fragile):

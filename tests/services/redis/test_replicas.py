@@ -24,6 +24,7 @@ from stm_backends_redis.durability import Safeguard
 from stm_backends_redis.errors import NotConnected
 from stm_backends_redis.stream import LARGE
 from tests.services.redis.conftest import PERMISSIONS, is_at_least
+from tests.support.outliving import outlives
 from tests.support.places import quick_on
 from tests.support.redis_server import KINDS, NO_PERSISTENCE, RedisServer
 
@@ -103,6 +104,18 @@ async def test_what_a_replica_has_confirmed_outlives_the_master(replicated, sent
     assert set(entries[50:]) == {"b:0"}
     await driver.append(KEY, b"c:0", initial_version=new_version(), ttl=None)
     await driver.close()
+
+
+@pytest.mark.full
+async def test_a_conversation_that_folds_outlives_its_master(start, replicated, sentinel):
+    master, _ = replicated
+    # A replica is left to confirm what the new master has.
+    other = start(*NO_PERSISTENCE, "--replicaof", "127.0.0.1", str(master.port))
+    eventually(lambda: other.ask("INFO", "replication")["master_link_status"] == "up")
+    eventually(lambda: len(sentinel.ask("SENTINEL", "REPLICAS", "main")) == 2)
+    url = f"redis+sentinel://127.0.0.1:{sentinel.port}/main?wait_replicas=1&deadline_s=2"
+    async with open_backend(url) as backend:
+        await outlives(backend, lambda: asyncio.to_thread(master.kill))
 
 
 @pytest.mark.parametrize("opened", ["by URL", "on a client"])
