@@ -78,10 +78,16 @@ class Writes(PlannedWork):
         self._unstored: tuple[Attempt, Exception] | None = None
         self._unnoted: Lease | None = None
         self.noting: Callable[..., None] | None = None
+        self._given = 0
 
-    def use(self, config: ShortTermMemoryConfig, summarizer: Callable[..., object]) -> None:
-        """Use these settings from now on, unless they store nothing; the newest memory object wins."""
-        if config.strategy != "none":
+    def use(self, config: ShortTermMemoryConfig, summarizer: Callable[..., object], *, given: int) -> None:
+        """Use these settings from now on, unless they store nothing; the newest memory object wins.
+
+        Defaults never replace what was given: `given` is 2 for a configuration, 1 for a summarizer without
+        one, and 0 for neither.
+        """
+        if config.strategy != "none" and given >= self._given:
+            self._given = given
             self.shared.archive.ttl = config.record_ttl_s
             self.hopeless = self.hopeless and summarizer is self._summarizer
             self.config, self._summarizer = config, summarizer
