@@ -452,6 +452,38 @@ async def test_turns_that_no_page_has_do_not_stop_summarizing(backend: Backend) 
     assert (await shown(later))["summary"] == ["u6"]
 
 
+async def test_a_summary_of_an_erased_conversation_is_not_stored_in_the_next(backend: Backend) -> None:
+    down = replace(KEPT, retry_attempts=0, recovery_backlog_limit=1, degraded_retry_interval_s=3_600.0)
+
+    async def outage(*numbers: int) -> None:
+        """Add turns that move to pages, because no model is there."""
+        summarizer, other = LedgerSummarizer(), Backend(backend.driver)
+        summarizer.fail = 1
+        memory = memory_of(other, down, summarizer=summarizer)
+        await talked(memory, numbers)
+        await at_most(memory, 3)
+        await memory.close()
+
+    await outage(*range(9))
+    summarizer = LedgerSummarizer()
+    summarizer.hold()
+    memory = memory_of(backend, replace(down, degraded_retry_interval_s=0.0), summarizer=summarizer)
+    await memory.get_llm_context()
+    await summarizer.called.wait()
+    assert await Backend(backend.driver).sessions.erase(KEY)
+    await outage(*range(10, 19))
+    assert (await mark(backend)).gap == 0
+    summarizer.release()
+
+    async def caught_up() -> bool:
+        await memory.flush()
+        return (await mark(backend)).gap is None
+
+    await until(caught_up)
+    await memory.flush()
+    assert (await shown(memory))["summary"] == [f"u{number}" for number in range(10, 17)]
+
+
 # Erasure
 
 

@@ -258,6 +258,9 @@ class Writes(PlannedWork):
                 # there under the lease go: repeats that came since may not be confirmed, see `still_there`.
                 if again.tail[:drop] != head or not fold.still_applies(again.body, again.turns):
                     return AGAIN
+                # Another life of the conversation may have a gap that begins at the same number.
+                if fold.gap is not None and _epoch_of(again) != _epoch_of(snapshot):
+                    return AGAIN
                 found = (again, *self._body_after(again, fold, summary, drop))
             (before, body, data), found = found, None
             if not await self._replace(before, body, drop=drop, data=data):
@@ -368,6 +371,11 @@ class Writes(PlannedWork):
 def _entries_of(fold: Fold, snapshot: Snapshot) -> int:
     """Return how many entries of the record a fold drops."""
     return 0 if fold.gap else snapshot.entries_of(len(fold.turns))
+
+
+def _epoch_of(snapshot: Snapshot) -> str:
+    transcript = snapshot.body.transcript
+    return "" if transcript is None else transcript.epoch
 
 
 Attempt: TypeAlias = tuple[str, int, float]
