@@ -14,8 +14,9 @@ from stm_backends import DefaultShortTermMemory, TranscriptTurn, sync
 from stm_backends.backend import Backend
 from stm_backends.drivers.contract import ANY, KEEP, Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
-from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown
+from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown, Unavailable
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
+from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.records import keys, ledger, pages
 from stm_backends.records.body import Body, Transcript, digest
 from stm_backends.records.codec import Codec, encode_turn
@@ -384,6 +385,42 @@ async def test_an_unreadable_page_is_an_error_and_no_hole(backend: Backend) -> N
         await backend.driver.replace(where, data, version="v", expect=ANY, ttl=None)
         with pytest.raises(Corrupt):
             await memory.transcript()
+
+
+async def test_turns_are_put_into_pages_again_before_those_may_expire() -> None:
+    now = 1_000.0
+    spy = SpyDriver(MemoryDriver(clock=lambda: now))
+    await spy.open()
+    shared = SharedConversation(spy, RECORD, Codec(), lambda: now, lambda _: None)
+    shared.archive.ttl = 60.0
+
+    async def added(turn_id: str) -> None:
+        one = StoredTurn(turn_id, turn(turn_id))
+        await shared.append(one, Codec().seal_turn(one), ttl=60.0)
+
+    async def away(_: Key | str) -> None:
+        raise Unavailable("the datastore is away")
+
+    for turn_id in ("t0", "t1", "t2"):
+        await added(turn_id)
+    snapshot = (await shared.load("test")).transcribed()
+    before = snapshot.body.transcript
+    assert before is not None
+    body = replace(snapshot.body, transcript=before.moved(["t0", "t1"], summarized=True))
+    spy.before["replace"] = [away, away]
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            await shared.replace(snapshot, body, drop=2)
+    assert spy.count("append", "page") == 1
+    now += 50.0
+    await added("t3")
+    now += 20.0
+    # The pages have expired, and the record has not.
+    assert (await spy.scan("acme:u1:page", limit=9)).names == ()
+    assert await shared.replace(snapshot, body, drop=2)
+    after = (await shared.load("test")).body.transcript
+    assert after is not None
+    assert [*await shared.archive.pages.read(RECORD, after, 0, 2)] == [0, 1]
 
 
 # Outages of a model

@@ -7,7 +7,7 @@ before a page has it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.memory.shared.snapshot import Snapshot
@@ -16,23 +16,33 @@ from stm_backends.records.body import Body, Transcript
 from stm_backends.records.codec import Codec
 from stm_backends.records.pages import Leaving, Pages
 
+AGAIN_AFTER: Final = 0.5
+"""After which part of their time to live turns that have not left the record are put into pages again."""
+
 
 class _Put(NamedTuple):
-    """What was put into pages and is not known to have left the record."""
+    """What was put into pages, from `at` on, and is not known to have left the record."""
 
     before: Transcript
     leaving: Sequence[Leaving]
+    at: float
 
 
 class Archive:
-    """The pages of one conversation as this process writes them. `ttl` is the time to live of pages."""
+    """The pages of one conversation as this process writes them. `ttl` is the time to live of pages.
 
-    __slots__ = ("_codec", "_driver", "_key", "_open", "pages", "ttl")
+    `clock` is in epoch seconds.
+    """
 
-    def __init__(self, driver: Driver, key: Key, codec: Codec, pages: Pages) -> None:
+    __slots__ = ("_clock", "_codec", "_driver", "_key", "_open", "pages", "ttl")
+
+    def __init__(
+        self, driver: Driver, key: Key, codec: Codec, pages: Pages, clock: Callable[[], float]
+    ) -> None:
         self._driver = driver
         self._key = key
         self._codec = codec
+        self._clock = clock
         self._open: _Put | None = None
         self.pages = pages
         self.ttl: float | None = None
@@ -52,20 +62,24 @@ class Archive:
         before = snapshot.body.transcript
         if before is None or not leaving:
             return
-        known = self._known(before, leaving)
-        self._open = _Put(before, leaving[:known])
+        known, put = self._known(before, leaving), self._open
+        at = put.at if put is not None and known else self._clock()
+        self._open = _Put(before, leaving[:known], at)
         rest = before.moved([one.id for one in leaving[:known]], summarized=True)
         await self.pages.put(self._key, rest, leaving[known:], summary=snapshot.body.summary, ttl=self.ttl)
-        self._open = _Put(before, leaving)
+        self._open = _Put(before, leaving, at)
 
     def _known(self, before: Transcript, leaving: Sequence[Leaving]) -> int:
-        """Return how many of these turns this process has put there under the same numbers."""
+        """Return how many of these turns are there under the same numbers, as this process has put them."""
         put = self._open
         if put is None or (put.before.epoch, put.before.rev, put.before.base) != (
             before.epoch,
             before.rev,
             before.base,
         ):
+            return 0
+        # Others may have renewed the record, and not the pages. By a clock that was set, too.
+        if self.ttl is not None and not 0 <= self._clock() - put.at < AGAIN_AFTER * self.ttl:
             return 0
         pairs = zip(put.leaving, leaving, strict=False)
         return next(
