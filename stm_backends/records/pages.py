@@ -82,7 +82,8 @@ class Pages:
         while leaving:
             count = TURNS - transcript.base % TURNS
             await self._append(key, transcript, leaving[:count], summary, ttl)
-            transcript = transcript.moved([one.id for one in leaving[:count]], summarized=True)
+            # The summary is that from before they leave.
+            transcript = transcript.moved([one.id for one in leaving[:count]], summarized=False)
             leaving = leaving[count:]
 
     async def _append(
@@ -105,7 +106,7 @@ class Pages:
             if error.what != "entry" or not half:
                 raise
             await self._append(key, transcript, leaving[:half], summary, ttl)
-            rest = transcript.moved([one.id for one in leaving[:half]], summarized=True)
+            rest = transcript.moved([one.id for one in leaving[:half]], summarized=False)
             await self._append(key, rest, leaving[half:], summary, ttl)
 
     def _entry(self, transcript: Transcript, leaving: Sequence[Leaving], summary: str) -> bytes:

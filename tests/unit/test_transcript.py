@@ -25,7 +25,7 @@ from stm_backends.records.pages import Leaving, Pages
 from stm_backends.sealing.keys import Sealing, StaticKeys
 from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.workbench.spy import SpyDriver
-from stm_backends.testing.workbench.summarizers import LedgerSummarizer
+from stm_backends.testing.workbench.summarizers import LedgerSummarizer, covered
 from stm_backends.types import MemoryHealth, MemoryKey, StoredTurn
 
 KEY = MemoryKey("acme", "u1", "chat")
@@ -218,8 +218,19 @@ async def test_a_complete_page_is_rewritten_as_one_body(backend: Backend, small_
     assert (content["first"], content["summary"], content["upto"]) == (0, "", 0)
     assert [one["turn_id"] for one in content["turns"]] == ["t0", "t1", "t2", "t3"]
     first = Codec([Preset()]).open("page", growing.tail[0])
-    assert (first["first"], first["upto"], first["prev"]) == (4, 4, digest("t3"))
-    assert first["summary"]
+    assert (first["first"], first["prev"]) == (4, digest("t3"))
+    assert first["upto"] == len(covered(first["summary"])) > 0
+
+
+async def test_a_checkpoint_says_what_its_summary_covers(backend: Backend, small_pages: None) -> None:
+    await talked(memory_of(backend), range(5))
+    await talked(memory_of(backend, replace(KEPT, fold_batch_turns=6)), range(5, 11))
+    transcript = await mark(backend)
+    assert transcript.base == 9
+    for page, upto in (1, 3), (2, 3):
+        copies = await Pages(backend.driver, backend.codec).copies(RECORD, transcript, page)
+        notes = copies[4 * page].notes
+        assert (notes["upto"], covered(notes["summary"])) == (upto, [f"u{number}" for number in range(upto)])
 
 
 async def test_fields_that_a_newer_version_wrote_survive(backend: Backend) -> None:

@@ -65,7 +65,7 @@ class Archive:
         known, put = self._known(before, leaving), self._open
         at = put.at if put is not None and known else self._clock()
         self._open = _Put(before, leaving[:known], at)
-        rest = before.moved([one.id for one in leaving[:known]], summarized=True)
+        rest = before.moved([one.id for one in leaving[:known]], summarized=False)
         await self.pages.put(self._key, rest, leaving[known:], summary=snapshot.body.summary, ttl=self.ttl)
         self._open = _Put(before, leaving, at)
 
