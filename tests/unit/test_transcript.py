@@ -532,6 +532,22 @@ async def test_a_summary_of_an_erased_conversation_is_not_stored_in_the_next(bac
     assert (await shown(memory))["summary"] == [f"u{number}" for number in range(10, 17)]
 
 
+async def test_a_strategy_without_summaries_leaves_none_to_be_written(backend: Backend) -> None:
+    summarizer = LedgerSummarizer()
+    summarizer.fail = 1
+    settings = replace(KEPT, retry_attempts=0, recovery_backlog_limit=1, degraded_retry_interval_s=3_600.0)
+    memory = memory_of(backend, settings, summarizer=summarizer)
+    await talked(memory, range(9))
+    await at_most(memory, 3)
+    assert (await mark(backend)).gap == 0
+    await talked(memory_of(backend, replace(KEPT, strategy="truncation")), range(9, 15))
+
+    async def ended() -> bool:
+        return (await mark(backend)).gap is None
+
+    await until(ended)
+
+
 # Erasure
 
 
