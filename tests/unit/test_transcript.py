@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import pytest
 
 from stm_backends import DefaultShortTermMemory, TranscriptTurn, sync
 from stm_backends.backend import Backend
-from stm_backends.drivers.contract import ANY, KEEP, Key
+from stm_backends.drivers.contract import ANY, KEEP, Driver, Key, Traits
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
+from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown, Unavailable
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.record import SharedConversation
@@ -27,6 +28,8 @@ from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer, covered
 from stm_backends.types import MemoryHealth, MemoryKey, StoredTurn
+
+T = TypeVar("T")
 
 KEY = MemoryKey("acme", "u1", "chat")
 RECORD = keys.memory_key(KEY)
@@ -498,6 +501,48 @@ async def test_turns_that_no_page_has_do_not_stop_summarizing(backend: Backend) 
     await until(caught_up)
     await later.flush()
     assert (await shown(later))["summary"] == ["u6"]
+
+
+class Demoted(WrapperDriver):
+    """A former master of the pages, which lacks some of them until a write shows that it was replaced."""
+
+    def __init__(self, inner: Driver, lacks: str) -> None:
+        super().__init__(inner)
+        self.lacks = lacks
+
+    @property
+    def traits(self) -> Traits:
+        return replace(self.inner.traits, shows_unconfirmed=True)
+
+    async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[T]]) -> T:
+        if isinstance(key, Key) and key.scope.endswith(":page"):
+            if operation != "load":
+                self.lacks = "nothing"
+            elif key.name.endswith(self.lacks):
+                return cast("T", None)
+        return await send()
+
+
+@pytest.mark.parametrize("lacks", ["", "1"], ids=["all pages", "one page"])
+async def test_turns_that_a_server_does_not_show_are_no_hole(
+    lacks: str, backend: Backend, small_pages: None
+) -> None:
+    settings = replace(KEPT, retry_attempts=0, recovery_backlog_limit=1, degraded_retry_interval_s=3_600.0)
+    summarizer = LedgerSummarizer()
+    summarizer.fail = 1
+    memory = memory_of(backend, settings, summarizer=summarizer)
+    await talked(memory, range(9))
+    await at_most(memory, 3)
+    other = Backend(Demoted(backend.driver, lacks))
+    later = memory_of(other, replace(settings, degraded_retry_interval_s=0.0))
+
+    async def caught_up() -> bool:
+        await later.flush()
+        return (await mark(backend)).gap is None
+
+    await until(caught_up)
+    await later.flush()
+    assert (await shown(later))["summary"] == [f"u{number}" for number in range(7)]
 
 
 async def test_a_summary_of_an_erased_conversation_is_not_stored_in_the_next(backend: Backend) -> None:

@@ -6,15 +6,16 @@ before a page has it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.records import confirming, pages
+from stm_backends.records import confirming, keys, pages
 from stm_backends.records.body import Body, Transcript
 from stm_backends.records.codec import Codec
 from stm_backends.records.pages import Leaving, Pages
+from stm_backends.types import StoredTurn
 
 AGAIN_AFTER: Final = 0.5
 """After which part of their time to live turns that have not left the record are put into pages again."""
@@ -93,6 +94,15 @@ class Archive:
         self._open = None
         if before is not None:
             await self.pages.complete(self._key, before, leaving)
+
+    async def read_confirmed(self, transcript: Transcript, first: int, end: int) -> Mapping[int, StoredTurn]:
+        """Return the turns from `first` to `end - 1` by number; one that is not returned is in no page."""
+        found = await self.pages.read(self._key, transcript, first, end)
+        if len(found) < end - first and self._driver.traits.shows_unconfirmed:
+            # A server that others have replaced may not show them.
+            await confirming.confirm(self._driver, (keys.pages_of(self._key).scope,))
+            found = await self.pages.read(self._key, transcript, first, end)
+        return found
 
     async def tidy(self, snapshot: Snapshot, load: Callable[[], Awaitable[Snapshot]]) -> None:
         """Remove what this process has put into pages of a record that is not there any more.

@@ -166,7 +166,7 @@ class Writes(PlannedWork):
         transcript = snapshot.body.transcript
         if transcript is None:
             return LOST
-        found = await self.shared.archive.pages.read(self.shared.key, transcript, *gap)
+        found = await self.shared.archive.read_confirmed(transcript, *gap)
         turns = policy.oldest_for_fold(self.config, snapshot.body, [*found.values()])
         if turns:
             end = gap.end if len(turns) == len(found) else [*found][len(turns)]
