@@ -21,8 +21,8 @@ pages after the record; the epoch ensures that the next record under the same ke
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
 from stm_backends.errors import Corrupt, StorageError, TooLarge, located
@@ -55,6 +55,14 @@ class Copy(NamedTuple):
     turn: Mapping[str, Any]
     prev: str
     notes: Mapping[str, Any]
+
+
+Damaged: TypeAlias = Callable[[Corrupt], None]
+"""What is done about a part of a page that cannot be read."""
+
+
+def _refused(error: Corrupt) -> None:
+    raise error
 
 
 class Pages:
@@ -190,43 +198,62 @@ class Pages:
 
     # Reading
 
-    async def read(self, key: Key, transcript: Transcript, first: int, end: int) -> dict[int, StoredTurn]:
+    async def read(
+        self, key: Key, transcript: Transcript, first: int, end: int, *, damaged: Damaged = _refused
+    ) -> dict[int, StoredTurn]:
         """Return the turns from `first` to `end - 1` by number; all are below `base`. Loads pages at once.
 
-        A number without a turn is in no page. Raises `Corrupt` for a page that cannot be read.
+        A number without a turn is in no page. `damaged` is called with the error for each part of a page that
+        cannot be read, and by default raises it; if it does not, that part is left out.
         """
         if end <= first:
             return {}
         pages = range(first // TURNS, (end - 1) // TURNS + 1)
         found: dict[int, StoredTurn] = {}
-        for copies in await operations.together(pages, lambda page: self.copies(key, transcript, page)):
+        for copies in await operations.together(
+            pages, lambda page: self.copies(key, transcript, page, damaged=damaged)
+        ):
             for number, copy in sorted(copies.items()):
                 if first <= number < end:
-                    found[number] = stored_turn(copy.turn)
+                    try:
+                        found[number] = stored_turn(copy.turn)
+                    except Corrupt as error:
+                        damaged(error)
         return found
 
-    async def copies(self, key: Key, transcript: Transcript, page: int) -> Mapping[int, Copy]:
-        """Return the copies that count of a page's turns."""
+    async def copies(
+        self, key: Key, transcript: Transcript, page: int, *, damaged: Damaged = _refused
+    ) -> Mapping[int, Copy]:
+        """Return the copies that count of a page's turns; `damaged` is that of `read`."""
         wanted = {*range(page * TURNS, min((page + 1) * TURNS, transcript.base))}
         known = {transcript.base - 1: transcript.last}
         contents: list[Mapping[str, Any]] = []
         found: Mapping[int, Copy] = {}
         for spill in range(SPILLS):
-            record = await self._driver.load(keys.page_key(key, transcript.epoch, page, spill))
+            try:
+                record = await self._driver.load(keys.page_key(key, transcript.epoch, page, spill))
+            except Corrupt as error:
+                damaged(error)
+                continue
             if record is None:
                 break
-            contents += self.opened(record)
+            contents += self.opened(record, damaged=damaged)
             found = resolved(contents, known)
             # Turns that were changed later may be in a later record.
             if wanted <= found.keys() and not transcript.rev:
                 break
         return found
 
-    def opened(self, record: Record) -> list[Mapping[str, Any]]:
-        """Return what the entries of a page hold, its body first."""
+    def opened(self, record: Record, *, damaged: Damaged = _refused) -> list[Mapping[str, Any]]:
+        """Return what the entries of a page hold, its body first; `damaged` is that of `read`."""
+        found: list[Mapping[str, Any]] = []
         with located(self._driver.name, "transcript"):
-            values = [*([] if record.body is None else [record.body]), *record.tail]
-            return [_checked(self._codec.open("page", value)) for value in values]
+            for value in [*([] if record.body is None else [record.body]), *record.tail]:
+                try:
+                    found.append(_checked(self._codec.open("page", value)))
+                except Corrupt as error:
+                    damaged(error)
+        return found
 
 
 async def erase(driver: Driver, key: Key, epoch: str = "") -> int:

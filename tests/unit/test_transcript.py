@@ -15,7 +15,7 @@ from stm_backends.backend import Backend
 from stm_backends.drivers.contract import ANY, KEEP, Driver, Key, Traits
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
-from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown, Unavailable
+from stm_backends.errors import ConfigurationError, Corrupt, KeyMismatch, OutcomeUnknown, Unavailable
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.records import keys, ledger, pages
@@ -439,6 +439,31 @@ async def test_turns_are_put_into_pages_again_before_those_may_expire() -> None:
 
 # Outages of a model
 
+DOWN = replace(KEPT, retry_attempts=0, recovery_backlog_limit=1, degraded_retry_interval_s=3_600.0)
+TRYING = replace(DOWN, degraded_retry_interval_s=0.0)
+
+
+async def outage(backend: Backend, numbers: Sequence[int] = range(9)) -> None:
+    """Add turns to a new conversation in another process, where no model is there: they move to pages."""
+    summarizer = LedgerSummarizer()
+    summarizer.fail = 1
+    memory = memory_of(Backend(backend.driver), DOWN, summarizer=summarizer)
+    await talked(memory, numbers)
+    await at_most(memory, 3)
+    assert (await mark(backend)).gap == 0
+    await memory.close()
+
+
+async def caught_up(backend: Backend, memory: DistributedShortTermMemory) -> None:
+    """Wait until summaries cover all turns that are not recent."""
+
+    async def done() -> bool:
+        await memory.flush()
+        return (await mark(backend)).gap is None
+
+    await until(done)
+    await memory.flush()
+
 
 async def test_a_model_that_is_down_loses_no_turn(small_pages: None) -> None:
     now, summarizer = 1_000.0, LedgerSummarizer()
@@ -484,23 +509,44 @@ async def test_a_tail_that_outgrows_summarizing_moves_to_pages() -> None:
 
 
 async def test_turns_that_no_page_has_do_not_stop_summarizing(backend: Backend) -> None:
-    summarizer = LedgerSummarizer()
-    summarizer.fail = 1
-    settings = replace(KEPT, retry_attempts=0, recovery_backlog_limit=1, degraded_retry_interval_s=3_600.0)
-    memory = memory_of(backend, settings, summarizer=summarizer)
-    await talked(memory, range(9))
-    await at_most(memory, 3)
-    assert (await mark(backend)).gap == 0
+    await outage(backend)
     assert await pages.erase(backend.driver, RECORD) == 1
-    later = memory_of(Backend(backend.driver), replace(settings, degraded_retry_interval_s=0.0))
-
-    async def caught_up() -> bool:
-        await later.flush()
-        return (await mark(backend)).gap is None
-
-    await until(caught_up)
-    await later.flush()
+    later = memory_of(Backend(backend.driver), TRYING)
+    await caught_up(backend, later)
     assert (await shown(later))["summary"] == ["u6"]
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["an entry", "a record"])
+async def test_a_damaged_page_does_not_stop_summarizing(
+    whole: bool, backend: Backend, small_pages: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    await outage(backend)
+    page = keys.page_key(RECORD, (await mark(backend)).epoch, 0)
+    if whole:
+        await backend.driver.replace(page, b"damaged", version="v", expect=ANY, ttl=None)
+    else:
+        await backend.driver.append(page, b"damaged", initial_version="v", ttl=None)
+    later = memory_of(Backend(backend.driver), TRYING)
+    await caught_up(backend, later)
+    assert (await shown(later))["summary"] == [f"u{number}" for number in range(4 if whole else 0, 7)]
+    assert "a damaged page of a transcript" in caplog.text
+    with pytest.raises(Corrupt):
+        await later.transcript()
+
+
+async def test_a_page_that_another_key_opens_is_not_passed_over(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await talked(memory_of(backend), range(9))
+    transcript, codec = await mark(backend), Codec()
+    archive = SharedConversation(backend.driver, RECORD, codec, lambda: 0.0, lambda _: None).archive
+
+    def sealed(*_: object) -> object:
+        raise KeyMismatch("it was sealed with another key")
+
+    monkeypatch.setattr(Codec, "open", sealed)
+    with pytest.raises(KeyMismatch):
+        await archive.read_confirmed(transcript, 0, transcript.base)
 
 
 class Demoted(WrapperDriver):
@@ -534,57 +580,27 @@ async def test_turns_that_a_server_does_not_show_are_no_hole(
     await talked(memory, range(9))
     await at_most(memory, 3)
     other = Backend(Demoted(backend.driver, lacks))
-    later = memory_of(other, replace(settings, degraded_retry_interval_s=0.0))
-
-    async def caught_up() -> bool:
-        await later.flush()
-        return (await mark(backend)).gap is None
-
-    await until(caught_up)
-    await later.flush()
+    later = memory_of(other, TRYING)
+    await caught_up(backend, later)
     assert (await shown(later))["summary"] == [f"u{number}" for number in range(7)]
 
 
 async def test_a_summary_of_an_erased_conversation_is_not_stored_in_the_next(backend: Backend) -> None:
-    down = replace(KEPT, retry_attempts=0, recovery_backlog_limit=1, degraded_retry_interval_s=3_600.0)
-
-    async def outage(*numbers: int) -> None:
-        """Add turns that move to pages, because no model is there."""
-        summarizer, other = LedgerSummarizer(), Backend(backend.driver)
-        summarizer.fail = 1
-        memory = memory_of(other, down, summarizer=summarizer)
-        await talked(memory, numbers)
-        await at_most(memory, 3)
-        await memory.close()
-
-    await outage(*range(9))
+    await outage(backend)
     summarizer = LedgerSummarizer()
     summarizer.hold()
-    memory = memory_of(backend, replace(down, degraded_retry_interval_s=0.0), summarizer=summarizer)
+    memory = memory_of(backend, TRYING, summarizer=summarizer)
     await memory.get_llm_context()
     await summarizer.called.wait()
     assert await Backend(backend.driver).sessions.erase(KEY)
-    await outage(*range(10, 19))
-    assert (await mark(backend)).gap == 0
+    await outage(backend, range(10, 19))
     summarizer.release()
-
-    async def caught_up() -> bool:
-        await memory.flush()
-        return (await mark(backend)).gap is None
-
-    await until(caught_up)
-    await memory.flush()
+    await caught_up(backend, memory)
     assert (await shown(memory))["summary"] == [f"u{number}" for number in range(10, 17)]
 
 
 async def test_a_strategy_without_summaries_leaves_none_to_be_written(backend: Backend) -> None:
-    summarizer = LedgerSummarizer()
-    summarizer.fail = 1
-    settings = replace(KEPT, retry_attempts=0, recovery_backlog_limit=1, degraded_retry_interval_s=3_600.0)
-    memory = memory_of(backend, settings, summarizer=summarizer)
-    await talked(memory, range(9))
-    await at_most(memory, 3)
-    assert (await mark(backend)).gap == 0
+    await outage(backend)
     await talked(memory_of(backend, replace(KEPT, strategy="truncation")), range(9, 15))
 
     async def ended() -> bool:

@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from stm_backends.drivers.contract import Driver, Key
+from stm_backends.errors import Corrupt, KeyMismatch, SealMismatch
+from stm_backends.memory import log
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.records import confirming, keys, pages
 from stm_backends.records.body import Body, Transcript
@@ -96,13 +98,22 @@ class Archive:
             await self.pages.complete(self._key, before, leaving)
 
     async def read_confirmed(self, transcript: Transcript, first: int, end: int) -> Mapping[int, StoredTurn]:
-        """Return the turns from `first` to `end - 1` by number; one that is not returned is in no page."""
-        found = await self.pages.read(self._key, transcript, first, end)
+        """Return the turns from `first` to `end - 1` by number; one that is not returned is in no page.
+
+        Nor is one whose page is damaged: it stays there, and does not keep others from being summarized.
+        """
+        found = await self.pages.read(self._key, transcript, first, end, damaged=self._noted)
         if len(found) < end - first and self._driver.traits.shows_unconfirmed:
             # A server that others have replaced may not show them.
             await confirming.confirm(self._driver, (keys.pages_of(self._key).scope,))
-            found = await self.pages.read(self._key, transcript, first, end)
+            found = await self.pages.read(self._key, transcript, first, end, damaged=self._noted)
         return found
+
+    def _noted(self, error: Corrupt) -> None:
+        """Log that a part of a page is left out, unless this process lacks the key that opens it."""
+        if isinstance(error, KeyMismatch | SealMismatch):
+            raise error
+        log.damaged(keys.log_name(self._key), error)
 
     async def tidy(self, snapshot: Snapshot, load: Callable[[], Awaitable[Snapshot]]) -> None:
         """Remove what this process has put into pages of a record that is not there any more.
