@@ -18,6 +18,7 @@ from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import ConfigurationError, Corrupt, KeyMismatch, OutcomeUnknown, Unavailable
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.record import SharedConversation
+from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.records import keys, ledger, pages
 from stm_backends.records.body import Body, Transcript, digest
 from stm_backends.records.codec import Codec, encode_turn
@@ -653,6 +654,33 @@ async def test_an_erasure_during_a_fold_leaves_no_page(user: bool, backend: Back
         await memory.add_turn(turn(number))
     await memory.flush()
     assert await backend.driver.load(RECORD) is None
+    assert await names(backend) == []
+
+
+async def test_what_a_failure_leaves_of_an_erased_conversation_is_removed_later(backend: Backend) -> None:
+    spy: Any = backend.driver.inner
+    shared = SharedConversation(backend.driver, RECORD, backend.codec, lambda: 0.0, lambda _: None)
+    for name in ("t0", "t1"):
+        one = StoredTurn(name, turn(name))
+        await shared.append(one, backend.codec.seal_turn(one), ttl=None)
+    snapshot = (await shared.load("test")).transcribed()
+    before = snapshot.body.transcript
+    assert before is not None
+    assert await backend.sessions.erase(KEY)
+    body = replace(snapshot.body, transcript=before.moved(["t0"], summarized=True))
+    assert not await shared.replace(snapshot, body, drop=1)
+    assert len(await names(backend)) == 1
+
+    async def away(_: Key | str) -> None:
+        raise Unavailable("the datastore is away")
+
+    async def load() -> Snapshot:
+        return await shared.load("test")
+
+    spy.before["scan"] = [away]
+    with pytest.raises(Unavailable):
+        await shared.archive.tidy(await load(), load)
+    await shared.archive.tidy(await load(), load)
     assert await names(backend) == []
 
 

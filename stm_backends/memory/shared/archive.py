@@ -129,8 +129,10 @@ class Archive:
             await confirming.confirm(self._driver, (self._key.scope,))
             if _may_refer(await load(), put.before.epoch):
                 return
-        self._open = None
         await pages.erase(self._driver, self._key, put.before.epoch)
+        if self._open is put:
+            # Not before: an erasure that failed is done again.
+            self._open = None
 
 
 def _may_refer(snapshot: Snapshot, epoch: str) -> bool:
