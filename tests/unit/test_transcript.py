@@ -29,6 +29,7 @@ from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer, covered
 from stm_backends.types import MemoryHealth, MemoryKey, StoredTurn
+from tests.support.catalogue import touched
 
 T = TypeVar("T")
 
@@ -297,6 +298,15 @@ async def test_pages_live_as_long_as_their_record() -> None:
         now += 61.0
         assert await names(opened) == []
         assert (await memory.transcript()).newest == -1
+
+
+async def test_a_conversation_is_listed_as_long_as_its_record() -> None:
+    now = 1_000.0
+    async with Backend(MemoryDriver(clock=lambda: now)) as opened:
+        await talked(memory_of(opened, config(transcript=True, transcript_ttl_s=60.0)), range(5))
+        await touched(opened, KEY)
+        now += 61.0
+        assert (await opened.conversations.list("acme", "u1")).cards == ()
 
 
 async def test_large_turns_spill_to_other_records_of_their_page() -> None:

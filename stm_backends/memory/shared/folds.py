@@ -95,7 +95,7 @@ class Writes(PlannedWork):
     def touch(self, at: float | None = None) -> None:
         """Note an activity in the catalogue, by default now; see `Touches.note`."""
         if self.noting is not None:
-            self.noting(partial(look_at, self.shared), ttl=self.config.session_ttl_s, at=at)
+            self.noting(partial(look_at, self.shared), ttl=self.config.record_ttl_s, at=at)
 
     @property
     def lease_s(self) -> float:
