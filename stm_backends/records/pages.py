@@ -95,9 +95,17 @@ class Pages:
             leaving = leaving[count:]
 
     async def _append(
-        self, key: Key, transcript: Transcript, leaving: Sequence[Leaving], summary: str, ttl: float | None
+        self,
+        key: Key,
+        transcript: Transcript,
+        leaving: Sequence[Leaving],
+        summary: str | None,
+        ttl: float | None,
     ) -> None:
-        """Store turns of one page as one entry or, if that is too large, as several."""
+        """Store turns of one page as one entry or, if that is too large, as several.
+
+        A turn that has no room beside a checkpoint is stored without one.
+        """
         page = transcript.base // TURNS
         try:
             data = self._entry(transcript, leaving, summary)
@@ -111,18 +119,24 @@ class Pages:
                         raise
         except TooLarge as error:
             half = len(leaving) // 2
-            if error.what != "entry" or not half:
+            if error.what != "entry" or (not half and summary is None):
                 raise
+            if not half:
+                await self._append(key, transcript, leaving, None, ttl)
+                return
             await self._append(key, transcript, leaving[:half], summary, ttl)
             rest = transcript.moved([one.id for one in leaving[:half]], summarized=False)
             await self._append(key, rest, leaving[half:], summary, ttl)
 
-    def _entry(self, transcript: Transcript, leaving: Sequence[Leaving], summary: str) -> bytes:
-        """Return the entry of turns that begin at `base`, with a checkpoint if they begin a page."""
+    def _entry(self, transcript: Transcript, leaving: Sequence[Leaving], summary: str | None) -> bytes:
+        """Return the entry of turns that begin at `base`, with a checkpoint if they begin a page.
+
+        Without a `summary` there is none.
+        """
         fields: dict[str, Any] = {"first": transcript.base, "prev": transcript.last}
         if transcript.rev:
             fields["rev"] = transcript.rev
-        if transcript.base % TURNS == 0:
+        if transcript.base % TURNS == 0 and summary is not None:
             fields |= {"summary": summary, "upto": transcript.summarized}
         head, turns = encode_json(fields)[:-1], b",".join(one.data for one in leaving)
         return self._codec.seal_encoded("page", b'%b,"turns":[%b]}' % (head, turns))

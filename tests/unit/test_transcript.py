@@ -336,6 +336,19 @@ async def test_turns_that_are_too_large_for_one_entry_go_in_several(backend: Bac
     assert [one.id for one in found.values()] == [f"t{n}" for n in range(12)]
 
 
+async def test_a_turn_that_has_no_room_beside_a_checkpoint_is_stored_without_it() -> None:
+    driver = MemoryDriver(max_entry_bytes=4_000)
+    await driver.open()
+    store, left = (
+        Pages(driver, Codec()),
+        Leaving("t0", encode_turn(StoredTurn("t0", turn(0, random_text(0))))),
+    )
+    await store.put(RECORD, Transcript("e"), [left], summary=random_text(1), ttl=None)
+    copies = await store.copies(RECORD, Transcript("e", base=1, last=digest("t0")), 0)
+    assert copies[0].turn["turn_id"] == "t0"
+    assert copies[0].notes == {}
+
+
 def leaving(*ids: str) -> list[Leaving]:
     return [Leaving(one, encode_turn(StoredTurn(one, turn(one)))) for one in ids]
 
