@@ -239,24 +239,35 @@ class Pages:
         self, key: Key, transcript: Transcript, page: int, *, damaged: Damaged = _refused
     ) -> Mapping[int, Copy]:
         """Return the copies that count of a page's turns; `damaged` is that of `read`."""
-        wanted = {*range(page * TURNS, min((page + 1) * TURNS, transcript.base))}
+        wanted = {*range(max(page * TURNS, transcript.first), min((page + 1) * TURNS, transcript.base))}
         known = {transcript.base - 1: transcript.last}
         contents: list[Mapping[str, Any]] = []
         found: Mapping[int, Copy] = {}
         for spill in range(SPILLS):
-            try:
-                record = await self._driver.load(keys.page_key(key, transcript.epoch, page, spill))
-            except Corrupt as error:
-                damaged(error)
-                continue
-            if record is None:
+            more = await self._held(keys.page_key(key, transcript.epoch, page, spill), damaged)
+            if more is None:
                 break
-            contents += self.opened(record, damaged=damaged)
+            contents += more
             found = resolved(contents, known)
             # Turns that were changed later may be in a later record.
             if wanted <= found.keys() and not transcript.rev:
-                break
+                return found
+        if not wanted <= found.keys():
+            # Records that a page spills to may live longer than those before them.
+            scope, name = keys.page_key(key, transcript.epoch, page)
+            async for later in operations.names_of(self._driver, scope, f"{name}."):
+                contents += await self._held(Key(scope, later), damaged) or ()
+            found = resolved(contents, known)
         return found
+
+    async def _held(self, where: Key, damaged: Damaged) -> Sequence[Mapping[str, Any]] | None:
+        """Return what the entries of one record hold; `None` if there is no such record."""
+        try:
+            record = await self._driver.load(where)
+        except Corrupt as error:
+            damaged(error)
+            return ()
+        return None if record is None else self.opened(record, damaged=damaged)
 
     def opened(self, record: Record, *, damaged: Damaged = _refused) -> list[Mapping[str, Any]]:
         """Return what the entries of a page hold, its body first; `damaged` is that of `read`."""

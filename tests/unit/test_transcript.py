@@ -321,6 +321,22 @@ async def test_large_turns_spill_to_other_records_of_their_page() -> None:
     assert any("." in name for name in (await driver.scan("acme:u1:page", limit=100)).names)
 
 
+async def test_what_a_page_spills_to_is_read_after_the_page_has_expired(small_pages: None) -> None:
+    now = 1_000.0
+    driver = MemoryDriver(max_record_bytes=6_000, clock=lambda: now)
+    await driver.open()
+    store, before = Pages(driver, Codec()), Transcript("e")
+    for number in range(3):
+        name = f"t{number}"
+        one = Leaving(name, encode_turn(StoredTurn(name, turn(number, random_text(number)))))
+        await store.put(RECORD, before, [one], summary="", ttl=60.0)
+        before = before.moved([name], summarized=True)
+        now += 25.0
+    now += 15.0
+    assert len((await driver.scan("acme:u1:page", limit=9)).names) == 1
+    assert [*await store.read(RECORD, before, 0, 3)] == [2]
+
+
 def random_text(seed: int) -> str:
     return "".join(random.Random(seed).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=3_500))
 
