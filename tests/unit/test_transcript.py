@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -439,6 +440,26 @@ async def test_an_unreadable_page_is_an_error_and_no_hole(backend: Backend) -> N
         await backend.driver.replace(where, data, version="v", expect=ANY, ttl=None)
         with pytest.raises(Corrupt):
             await memory.transcript()
+
+
+async def test_what_was_put_into_pages_is_not_held_in_memory_twice(backend: Backend) -> None:
+    spy: Any = backend.driver.inner
+    shared = SharedConversation(backend.driver, RECORD, backend.codec, lambda: 0.0, lambda _: None)
+    one = StoredTurn("only here", turn(0))
+    await shared.append(one, backend.codec.seal_turn(one), ttl=None)
+    snapshot = (await shared.load("test")).transcribed()
+    before = snapshot.body.transcript
+    assert before is not None
+
+    async def away(_: Key | str) -> None:
+        raise Unavailable("the datastore is away")
+
+    spy.before["replace"] = [away]
+    body = replace(snapshot.body, transcript=before.moved(["only here"], summarized=True))
+    with pytest.raises(Unavailable):
+        await shared.replace(snapshot, body, drop=1)
+    gc.collect()
+    assert not [held for held in gc.get_objects() if isinstance(held, Leaving) and held.id == "only here"]
 
 
 async def test_turns_are_put_into_pages_again_before_those_may_expire() -> None:

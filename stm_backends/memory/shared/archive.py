@@ -6,6 +6,7 @@ before a page has it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -24,11 +25,18 @@ AGAIN_AFTER: Final = 0.5
 
 
 class _Put(NamedTuple):
-    """What was put into pages, from `at` on, and is not known to have left the record."""
+    """What was put into pages, from `at` on, and is not known to have left the record.
+
+    `digests` are those of the turns, which would take far more memory.
+    """
 
     before: Transcript
-    leaving: Sequence[Leaving]
+    digests: Sequence[bytes]
     at: float
+
+
+def _digest(one: Leaving) -> bytes:
+    return hashlib.blake2b(one.data, digest_size=16).digest()
 
 
 class Archive:
@@ -65,14 +73,15 @@ class Archive:
         before = snapshot.body.transcript
         if before is None or not leaving:
             return
-        known, put = self._known(before, leaving), self._open
+        digests, put = [*map(_digest, leaving)], self._open
+        known = self._known(before, digests)
         at = put.at if put is not None and known else self._clock()
-        self._open = _Put(before, leaving[:known], at)
+        self._open = _Put(before, digests[:known], at)
         rest = before.moved([one.id for one in leaving[:known]], summarized=False)
         await self.pages.put(self._key, rest, leaving[known:], summary=snapshot.body.summary, ttl=self.ttl)
-        self._open = _Put(before, leaving, at)
+        self._open = _Put(before, digests, at)
 
-    def _known(self, before: Transcript, leaving: Sequence[Leaving]) -> int:
+    def _known(self, before: Transcript, digests: Sequence[bytes]) -> int:
         """Return how many of these turns are there under the same numbers, as this process has put them."""
         put = self._open
         if put is None or (put.before.epoch, put.before.rev, put.before.base) != (
@@ -84,10 +93,10 @@ class Archive:
         # Others may have renewed the record, and not the pages. By a clock that was set, too.
         if self.ttl is not None and not 0 <= self._clock() - put.at < AGAIN_AFTER * self.ttl:
             return 0
-        pairs = zip(put.leaving, leaving, strict=False)
+        pairs = zip(put.digests, digests, strict=False)
         return next(
             (count for count, (one, other) in enumerate(pairs) if one != other),
-            min(len(put.leaving), len(leaving)),
+            min(len(put.digests), len(digests)),
         )
 
     async def left(self, snapshot: Snapshot, leaving: Sequence[Leaving]) -> None:
