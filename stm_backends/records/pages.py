@@ -203,12 +203,12 @@ class Pages:
             "turns": [copy.turn for copy in copies],
         }
         change = ledger.Change(self._codec.seal("page", content), drop=len(record.tail))
-        empty = ledger.unchanged_by(lambda _: self.nothing(numbers[0]))
+        empty = ledger.unchanged_by(lambda _: self.nothing())
         return await ledger.fold(self._driver, where, record, change, unchanged=empty)
 
-    def nothing(self, first: int) -> bytes:
+    def nothing(self) -> bytes:
         """Return the body of a page that has its turns in entries, if any."""
-        return self._codec.seal("page", {"first": first, "turns": []})
+        return self._codec.seal("page", {"first": 0, "turns": []})
 
     # Reading
 
