@@ -210,9 +210,9 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         Reads and writes nothing. Without a configuration, it keeps a rolling summary, of at most 3,000
         tokens with the turns that are shown, and the transcript. The built-in summarizer writes it if none is
         given. The memory objects of a conversation share one background, which uses the configuration and the
-        summarizer of the newest object and ends when the backend is closed. Raises
-        `InvalidKey` for an invalid key, or one that ends with `#short-term`, and `ConfigurationError` for an
-        invalid configuration or summarizer.
+        summarizer of the newest object for which a configuration was given, if there is one, and ends when
+        the backend is closed. Raises `InvalidKey` for an invalid key, or one that ends with `#short-term`,
+        and `ConfigurationError` for an invalid configuration or summarizer.
         """
         require_key(key)
         require_dialogue(key)
@@ -248,10 +248,11 @@ class Backend(AbstractAsyncContextManager["Backend"]):
 
         Raises `ConfigurationError` for an invalid configuration or summarizer.
         """
-        given, summarizer = remembering(config, summarizer)
-        config = as_config(given)
-        policy.summarizer_for(config, summarizer)
-        return MemoryRouter(partial(self.memory, config=config, summarizer=summarizer), config)
+        settings, writer = remembering(config, summarizer)
+        used = as_config(settings)
+        policy.summarizer_for(used, writer)
+        given = None if config is None else used
+        return MemoryRouter(partial(self.memory, config=given, summarizer=summarizer), used)
 
     def item_log(self, key: MemoryKey, kind: LogKind, *, ttl_s: float | None = None) -> ItemLog:
         """Return the items that an agent framework keeps of one conversation, shared as a memory is.

@@ -133,5 +133,5 @@ class Expire:
         if kind == "memory":
             return self._codec.seal_body(Body())
         if kind == "page":
-            return Pages(self._driver, self._codec).nothing(0)
+            return Pages(self._driver, self._codec).nothing()
         return items.seal_folded(items.Folded(), self._codec)

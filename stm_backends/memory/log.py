@@ -72,6 +72,11 @@ def hole(name: str, count: int) -> None:
     )
 
 
+def damaged(name: str, error: Exception) -> None:
+    """Log that a part of a page of a transcript cannot be read, so that no summary covers its turns."""
+    logger.error("a damaged page of a transcript is not summarized: %s (conversation %s)", error, name)
+
+
 @functools.cache  # once in a process
 def keeps_nothing() -> None:
     """Log that a turn was added to a memory with the strategy `"none"`."""

@@ -160,10 +160,13 @@ class Transcript:
         return self.base - self.summarized
 
     def moved(self, turn_ids: Sequence[str], *, summarized: bool) -> Transcript:
-        """Return the transcript after the oldest turns of the tail have left, summarized or not."""
+        """Return the transcript after the oldest turns of the tail have left.
+
+        If they are not `summarized`, they are still to be. Otherwise, nor is anything before them.
+        """
         if not turn_ids:
             return self
-        gap = self.gap if summarized or self.gap is not None else self.base
+        gap = None if summarized else self.summarized
         return replace(self, base=self.base + len(turn_ids), last=digest(turn_ids[-1]), gap=gap)
 
     def caught_up(self, until: int) -> Transcript:

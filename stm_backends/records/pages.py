@@ -72,6 +72,14 @@ class Copy(NamedTuple):
     notes: Mapping[str, Any]
 
 
+Damaged: TypeAlias = Callable[[Corrupt], None]
+"""What is done about a part of a page that cannot be read."""
+
+
+def _refused(error: Corrupt) -> None:
+    raise error
+
+
 class Pages:
     """Writes and reads the pages of any conversation of a driver.
 
@@ -113,7 +121,8 @@ class Pages:
         while leaving:
             count = TURNS - transcript.base % TURNS
             parts.append((transcript, leaving[:count]))
-            transcript = transcript.moved([one.id for one in leaving[:count]], summarized=True)
+            # The summary is that from before they leave.
+            transcript = transcript.moved([one.id for one in leaving[:count]], summarized=False)
             leaving = leaving[count:]
         await operations.together(parts, lambda part: self._append(key, *part, summary, ttl))
 
@@ -125,7 +134,10 @@ class Pages:
         summary: str | None,
         ttl: float | None,
     ) -> None:
-        """Store turns of one page as one entry or, if that is too large, as several."""
+        """Store turns of one page as one entry or, if that is too large, as several.
+
+        A turn that has no room beside a checkpoint is stored without one.
+        """
         page = transcript.base // TURNS
         try:
             data = self._entry(transcript, leaving, summary)
@@ -140,21 +152,27 @@ class Pages:
                         raise
         except TooLarge as error:
             half = len(leaving) // 2
-            if error.what != "entry" or not half:
+            if error.what != "entry" or (not half and summary is None):
                 raise
+            if not half:
+                await self._append(key, transcript, leaving, None, ttl)
+                return
             await self._append(key, transcript, leaving[:half], summary, ttl)
-            rest = transcript.moved([one.id for one in leaving[:half]], summarized=True)
+            rest = transcript.moved([one.id for one in leaving[:half]], summarized=False)
             await self._append(key, rest, leaving[half:], summary, ttl)
 
     def _entry(self, transcript: Transcript, leaving: Sequence[Leaving], summary: str | None) -> bytes:
-        """Return the entry of turns that begin at `base`, with a checkpoint if they begin a page."""
+        """Return the entry of turns that begin at `base`, with a checkpoint if they begin a page.
+
+        Without a `summary` there is none.
+        """
         fields: dict[str, Any] = {"first": transcript.base, "prev": transcript.last}
         revs = [max(transcript.rev, one.rev) for one in leaving]
         if len({*revs}) > 1:
             fields["revs"] = revs
         elif revs[0]:
             fields["rev"] = revs[0]
-        if summary is not None and transcript.base % TURNS == 0:
+        if transcript.base % TURNS == 0 and summary is not None:
             fields |= {"summary": summary, "upto": transcript.summarized}
         head, turns = encode_json(fields)[:-1], b",".join(one.data for one in leaving)
         return self._codec.seal_encoded("page", b'%b,"turns":[%b]}' % (head, turns))
@@ -225,59 +243,95 @@ class Pages:
             "turns": [copy.turn for copy in copies],
         }
         change = ledger.Change(self._codec.seal("page", content), drop=len(record.tail))
-        empty = ledger.unchanged_by(lambda _: self.nothing(numbers[0]))
+        empty = ledger.unchanged_by(lambda _: self.nothing())
         done = await ledger.fold(self._driver, where, record, change, unchanged=empty)
         if done:
             self._counted("written", 1)
         return done
 
-    def nothing(self, first: int) -> bytes:
+    def nothing(self) -> bytes:
         """Return the body of a page that has its turns in entries, if any."""
-        return self._codec.seal("page", {"first": first, "turns": []})
+        return self._codec.seal("page", {"first": 0, "turns": []})
 
     # Reading
 
-    async def read(self, key: Key, transcript: Transcript, first: int, end: int) -> dict[int, StoredTurn]:
+    async def read(
+        self, key: Key, transcript: Transcript, first: int, end: int, *, damaged: Damaged = _refused
+    ) -> dict[int, StoredTurn]:
         """Return the turns from `first` to `end - 1` by number; all are below `base`. Loads pages at once.
 
-        A number without a turn is in no page. Raises `Corrupt` for a page that cannot be read.
+        A number without a turn is in no page. `damaged` is called with the error for each part of a page that
+        cannot be read, and by default raises it; if it does not, that part is left out.
         """
-        found = await self.between(key, transcript, first, end)
-        return {number: stored_turn(copy.turn) for number, copy in found.items()}
+        found: dict[int, StoredTurn] = {}
+        for number, copy in (await self.between(key, transcript, first, end, damaged=damaged)).items():
+            try:
+                found[number] = stored_turn(copy.turn)
+            except Corrupt as error:
+                damaged(error)
+        return found
 
-    async def between(self, key: Key, transcript: Transcript, first: int, end: int) -> dict[int, Copy]:
-        """Return the copies that count of the turns that `read` returns."""
+    async def between(
+        self, key: Key, transcript: Transcript, first: int, end: int, *, damaged: Damaged = _refused
+    ) -> dict[int, Copy]:
+        """Return the copies that count of the turns that `read` returns; `damaged` is that of `read`."""
         if end <= first:
             return {}
         pages = range(first // TURNS, (end - 1) // TURNS + 1)
         found: dict[int, Copy] = {}
-        for copies in await operations.together(pages, lambda page: self.copies(key, transcript, page)):
+        for copies in await operations.together(
+            pages, lambda page: self.copies(key, transcript, page, damaged=damaged)
+        ):
             found |= {number: copy for number, copy in sorted(copies.items()) if first <= number < end}
         return found
 
-    async def copies(self, key: Key, transcript: Transcript, page: int) -> Mapping[int, Copy]:
-        """Return the copies that count of a page's turns."""
-        wanted = {*range(page * TURNS, min((page + 1) * TURNS, transcript.base))}
+    async def copies(
+        self, key: Key, transcript: Transcript, page: int, *, damaged: Damaged = _refused
+    ) -> Mapping[int, Copy]:
+        """Return the copies that count of a page's turns; `damaged` is that of `read`."""
+        wanted = {*range(max(page * TURNS, transcript.first), min((page + 1) * TURNS, transcript.base))}
         known = {transcript.base - 1: transcript.last}
         contents: list[Mapping[str, Any]] = []
         found: Mapping[int, Copy] = {}
         for spill in range(SPILLS):
-            record = await self._driver.load(keys.page_key(key, transcript.epoch, page, spill))
-            if record is None:
+            more = await self._held(keys.page_key(key, transcript.epoch, page, spill), damaged)
+            if more is None:
                 break
-            self._counted("read", 1)
-            contents += self.opened(record)
+            contents += more
             found = resolved(contents, known, rev=transcript.rev)
             # Turns that were changed later may be in a later record.
             if wanted <= found.keys() and not transcript.rev:
-                break
+                return found
+        if not wanted <= found.keys():
+            # Records that a page spills to may live longer than those before them.
+            scope, name = keys.page_key(key, transcript.epoch, page)
+            async for later in operations.names_of(self._driver, scope, f"{name}."):
+                contents += await self._held(Key(scope, later), damaged) or ()
+            found = resolved(contents, known, rev=transcript.rev)
         return found
 
-    def opened(self, record: Record) -> list[Mapping[str, Any]]:
-        """Return what the entries of a page hold, its body first."""
+    async def _held(self, where: Key, damaged: Damaged) -> Sequence[Mapping[str, Any]] | None:
+        """Return what the entries of one record hold; `None` if there is no such record."""
+        try:
+            record = await self._driver.load(where)
+        except Corrupt as error:
+            damaged(error)
+            return ()
+        if record is None:
+            return None
+        self._counted("read", 1)
+        return self.opened(record, damaged=damaged)
+
+    def opened(self, record: Record, *, damaged: Damaged = _refused) -> list[Mapping[str, Any]]:
+        """Return what the entries of a page hold, its body first; `damaged` is that of `read`."""
+        found: list[Mapping[str, Any]] = []
         with located(self._driver.name, "transcript"):
-            values = [*([] if record.body is None else [record.body]), *record.tail]
-            return [_checked(self._codec.open("page", value)) for value in values]
+            for value in [*([] if record.body is None else [record.body]), *record.tail]:
+                try:
+                    found.append(_checked(self._codec.open("page", value)))
+                except Corrupt as error:
+                    damaged(error)
+        return found
 
 
 async def erase(driver: Driver, key: Key, epoch: str = "") -> int:

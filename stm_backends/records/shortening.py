@@ -116,7 +116,7 @@ class Shortening:
                 return None, False
             return ledger.Change(nothing, drop=min(drop, self._driver.traits.max_drop)), True
 
-        nothing = self._pages.nothing(first)
+        nothing = self._pages.nothing()
         unchanged = ledger.unchanged_by(lambda _: nothing)
         done = False
         while await ledger.update(self._driver, where, emptied, unchanged=unchanged):

@@ -15,6 +15,8 @@ from stm_backends import (
     open_backend,
 )
 from stm_backends.memory import log
+from stm_backends.testing.memory_contract import config, shown, turn
+from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 
 TURN = ConversationTurn("A table for two", "Done.")
 KEY = MemoryKey("acme", "u1", "chat")
@@ -92,3 +94,42 @@ async def test_a_summarizer_alone_is_used() -> None:
             await memory.add_turn(TURN)
         await memory.flush()
         assert "by a model" in (await memory.get_llm_context())["conversation_memory"]["summary"]
+
+
+@pytest.mark.parametrize("reader", ["memory", "router"])
+async def test_defaults_do_not_replace_what_was_given(reader: str) -> None:
+    settings = config(transcript=False)
+    async with open_backend("memory") as backend:
+        memory = backend.memory(KEY, settings, summarizer=LedgerSummarizer())
+        if reader == "memory":
+            await backend.memory(KEY).turns()
+            backend.memory(KEY, summarizer=LedgerSummarizer())
+        else:
+            with (router := backend.router()).bound(KEY):
+                await router.get_llm_context()
+        for number in range(9):
+            await memory.add_turn(turn(number))
+        await memory.flush()
+        assert (await shown(memory))["summary"] == [f"u{number}" for number in range(7)]
+        assert (await memory.transcript()).oldest == 0
+        assert len((await memory.transcript()).turns) == 2
+
+
+async def test_a_default_does_not_replace_a_summarizer_that_was_given() -> None:
+    async with open_backend("memory") as backend:
+        memory = backend.memory(KEY, summarizer=LedgerSummarizer())
+        backend.memory(KEY)
+        for number in range(12):
+            await memory.add_turn(turn(number))
+        await memory.flush()
+        assert (await shown(memory))["summary"] == [f"u{number}" for number in range(7)]
+
+
+async def test_what_is_given_replaces_a_default() -> None:
+    async with open_backend("memory") as backend:
+        backend.memory(KEY)
+        memory = backend.memory(KEY, config(), summarizer=LedgerSummarizer())
+        for number in range(9):
+            await memory.add_turn(turn(number))
+        await memory.flush()
+        assert (await shown(memory))["summary"] == [f"u{number}" for number in range(7)]

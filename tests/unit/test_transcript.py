@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import pytest
 
 from stm_backends import DefaultShortTermMemory, TranscriptTurn, sync
 from stm_backends.backend import Backend
-from stm_backends.drivers.contract import ANY, KEEP, Key
+from stm_backends.drivers.contract import ANY, KEEP, Driver, Key, Traits
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
-from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown, Unavailable
+from stm_backends.drivers.wrapper import Operation, WrapperDriver
+from stm_backends.errors import ConfigurationError, Corrupt, KeyMismatch, OutcomeUnknown, Unavailable
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
+from stm_backends.memory.shared.record import SharedConversation
+from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.records import keys, ledger, pages
 from stm_backends.records.body import Body, Transcript, digest
 from stm_backends.records.codec import Codec, encode_turn
@@ -26,8 +30,11 @@ from stm_backends.records.shortening import Shortening
 from stm_backends.sealing.keys import Sealing, StaticKeys
 from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.workbench.spy import SpyDriver
-from stm_backends.testing.workbench.summarizers import LedgerSummarizer
+from stm_backends.testing.workbench.summarizers import LedgerSummarizer, covered
 from stm_backends.types import MemoryBudget, MemoryHealth, MemoryKey, ShortTermMemoryConfig, StoredTurn
+from tests.support.catalogue import touched
+
+T = TypeVar("T")
 
 KEY = MemoryKey("acme", "u1", "chat")
 RECORD = keys.memory_key(KEY)
@@ -219,8 +226,19 @@ async def test_a_complete_page_is_rewritten_as_one_body(backend: Backend, small_
     assert (content["first"], content["summary"], content["upto"]) == (0, "", 0)
     assert [one["turn_id"] for one in content["turns"]] == ["t0", "t1", "t2", "t3"]
     first = Codec([Preset()]).open("page", growing.tail[0])
-    assert (first["first"], first["upto"], first["prev"]) == (4, 4, digest("t3"))
-    assert first["summary"]
+    assert (first["first"], first["prev"]) == (4, digest("t3"))
+    assert first["upto"] == len(covered(first["summary"])) > 0
+
+
+async def test_a_checkpoint_says_what_its_summary_covers(backend: Backend, small_pages: None) -> None:
+    await talked(memory_of(backend), range(5))
+    await talked(memory_of(backend, replace(KEPT, fold_batch_turns=6)), range(5, 11))
+    transcript = await mark(backend)
+    assert transcript.base == 9
+    for page, upto in (1, 3), (2, 3):
+        copies = await Pages(backend.driver, backend.codec).copies(RECORD, transcript, page)
+        notes = copies[4 * page].notes
+        assert (notes["upto"], covered(notes["summary"])) == (upto, [f"u{number}" for number in range(upto)])
 
 
 async def test_fields_that_a_newer_version_wrote_survive(backend: Backend) -> None:
@@ -285,6 +303,15 @@ async def test_pages_live_as_long_as_their_record() -> None:
         assert (await memory.transcript()).newest == -1
 
 
+async def test_a_conversation_is_listed_as_long_as_its_record() -> None:
+    now = 1_000.0
+    async with Backend(MemoryDriver(clock=lambda: now)) as opened:
+        await talked(memory_of(opened, config(transcript=True, transcript_ttl_s=60.0)), range(5))
+        await touched(opened, KEY)
+        now += 61.0
+        assert (await opened.conversations.list("acme", "u1")).cards == ()
+
+
 async def test_large_turns_spill_to_other_records_of_their_page() -> None:
     driver = MemoryDriver(max_record_bytes=15_000, max_entry_bytes=9_000)
     await driver.open()
@@ -295,6 +322,22 @@ async def test_large_turns_spill_to_other_records_of_their_page() -> None:
     await memory.flush()
     assert [one.turn for one in await all_of(memory)] == large
     assert any("." in name for name in (await driver.scan("acme:u1:page", limit=100)).names)
+
+
+async def test_what_a_page_spills_to_is_read_after_the_page_has_expired(small_pages: None) -> None:
+    now = 1_000.0
+    driver = MemoryDriver(max_record_bytes=6_000, clock=lambda: now)
+    await driver.open()
+    store, before = Pages(driver, Codec()), Transcript("e")
+    for number in range(3):
+        name = f"t{number}"
+        one = Leaving(name, encode_turn(StoredTurn(name, turn(number, random_text(number)))))
+        await store.put(RECORD, before, [one], summary="", ttl=60.0)
+        before = before.moved([name], summarized=True)
+        now += 25.0
+    now += 15.0
+    assert len((await driver.scan("acme:u1:page", limit=9)).names) == 1
+    assert [*await store.read(RECORD, before, 0, 3)] == [2]
 
 
 def random_text(seed: int) -> str:
@@ -310,6 +353,19 @@ async def test_turns_that_are_too_large_for_one_entry_go_in_several(backend: Bac
     after = transcript.moved([one.id for one in leaving], summarized=True)
     found = await Pages(driver, Codec()).read(RECORD, after, 0, 12)
     assert [one.id for one in found.values()] == [f"t{n}" for n in range(12)]
+
+
+async def test_a_turn_that_has_no_room_beside_a_checkpoint_is_stored_without_it() -> None:
+    driver = MemoryDriver(max_entry_bytes=4_000)
+    await driver.open()
+    store, left = (
+        Pages(driver, Codec()),
+        Leaving("t0", encode_turn(StoredTurn("t0", turn(0, random_text(0))))),
+    )
+    await store.put(RECORD, Transcript("e"), [left], summary=random_text(1), ttl=None)
+    copies = await store.copies(RECORD, Transcript("e", base=1, last=digest("t0")), 0)
+    assert copies[0].turn["turn_id"] == "t0"
+    assert copies[0].notes == {}
 
 
 def leaving(*ids: str) -> list[Leaving]:
@@ -388,7 +444,88 @@ async def test_an_unreadable_page_is_an_error_and_no_hole(backend: Backend) -> N
             await memory.transcript()
 
 
+async def test_what_was_put_into_pages_is_not_held_in_memory_twice(backend: Backend) -> None:
+    spy: Any = backend.driver.inner
+    shared = SharedConversation(backend.driver, RECORD, backend.codec, lambda: 0.0, lambda _: None)
+    one = StoredTurn("only here", turn(0))
+    await shared.append(one, backend.codec.seal_turn(one), ttl=None)
+    snapshot = (await shared.load("test")).transcribed()
+    before = snapshot.body.transcript
+    assert before is not None
+
+    async def away(_: Key | str) -> None:
+        raise Unavailable("the datastore is away")
+
+    spy.before["replace"] = [away]
+    body = replace(snapshot.body, transcript=before.moved(["only here"], summarized=True))
+    with pytest.raises(Unavailable):
+        await shared.replace(snapshot, body, drop=1)
+    gc.collect()
+    assert not [held for held in gc.get_objects() if isinstance(held, Leaving) and held.id == "only here"]
+
+
+async def test_turns_are_put_into_pages_again_before_those_may_expire() -> None:
+    now = 1_000.0
+    spy = SpyDriver(MemoryDriver(clock=lambda: now))
+    await spy.open()
+    shared = SharedConversation(spy, RECORD, Codec(), lambda: now, lambda _: None)
+    shared.archive.ttl = 60.0
+
+    async def added(turn_id: str) -> None:
+        one = StoredTurn(turn_id, turn(turn_id))
+        await shared.append(one, Codec().seal_turn(one), ttl=60.0)
+
+    async def away(_: Key | str) -> None:
+        raise Unavailable("the datastore is away")
+
+    for turn_id in ("t0", "t1", "t2"):
+        await added(turn_id)
+    snapshot = (await shared.load("test")).transcribed()
+    before = snapshot.body.transcript
+    assert before is not None
+    body = replace(snapshot.body, transcript=before.moved(["t0", "t1"], summarized=True))
+    spy.before["replace"] = [away, away]
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            await shared.replace(snapshot, body, drop=2)
+    assert spy.count("append", "page") == 1
+    now += 50.0
+    await added("t3")
+    now += 20.0
+    # The pages have expired, and the record has not.
+    assert (await spy.scan("acme:u1:page", limit=9)).names == ()
+    assert await shared.replace(snapshot, body, drop=2)
+    after = (await shared.load("test")).body.transcript
+    assert after is not None
+    assert [*await shared.archive.pages.read(RECORD, after, 0, 2)] == [0, 1]
+
+
 # Outages of a model
+
+DOWN = replace(KEPT, retry_attempts=0, recovery_backlog_limit=1, degraded_retry_interval_s=3_600.0)
+TRYING = replace(DOWN, degraded_retry_interval_s=0.0)
+
+
+async def outage(backend: Backend, numbers: Sequence[int] = range(9)) -> None:
+    """Add turns to a new conversation in another process, where no model is there: they move to pages."""
+    summarizer = LedgerSummarizer()
+    summarizer.fail = 1
+    memory = memory_of(Backend(backend.driver), DOWN, summarizer=summarizer)
+    await talked(memory, numbers)
+    await at_most(memory, 3)
+    assert (await mark(backend)).gap == 0
+    await memory.close()
+
+
+async def caught_up(backend: Backend, memory: DistributedShortTermMemory) -> None:
+    """Wait until summaries cover all turns that are not recent."""
+
+    async def done() -> bool:
+        await memory.flush()
+        return (await mark(backend)).gap is None
+
+    await until(done)
+    await memory.flush()
 
 
 async def test_a_model_that_is_down_loses_no_turn(small_pages: None) -> None:
@@ -435,23 +572,104 @@ async def test_a_tail_that_outgrows_summarizing_moves_to_pages() -> None:
 
 
 async def test_turns_that_no_page_has_do_not_stop_summarizing(backend: Backend) -> None:
+    await outage(backend)
+    assert await pages.erase(backend.driver, RECORD) == 1
+    later = memory_of(Backend(backend.driver), TRYING)
+    await caught_up(backend, later)
+    assert (await shown(later))["summary"] == ["u6"]
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["an entry", "a record"])
+async def test_a_damaged_page_does_not_stop_summarizing(
+    whole: bool, backend: Backend, small_pages: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    await outage(backend)
+    page = keys.page_key(RECORD, (await mark(backend)).epoch, 0)
+    if whole:
+        await backend.driver.replace(page, b"damaged", version="v", expect=ANY, ttl=None)
+    else:
+        await backend.driver.append(page, b"damaged", initial_version="v", ttl=None)
+    later = memory_of(Backend(backend.driver), TRYING)
+    await caught_up(backend, later)
+    assert (await shown(later))["summary"] == [f"u{number}" for number in range(4 if whole else 0, 7)]
+    assert "a damaged page of a transcript" in caplog.text
+    with pytest.raises(Corrupt):
+        await later.transcript()
+
+
+async def test_a_page_that_another_key_opens_is_not_passed_over(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await talked(memory_of(backend), range(9))
+    transcript, codec = await mark(backend), Codec()
+    archive = SharedConversation(backend.driver, RECORD, codec, lambda: 0.0, lambda _: None).archive
+
+    def sealed(*_: object) -> object:
+        raise KeyMismatch("it was sealed with another key")
+
+    monkeypatch.setattr(Codec, "open", sealed)
+    with pytest.raises(KeyMismatch):
+        await archive.read_confirmed(transcript, 0, transcript.base)
+
+
+class Demoted(WrapperDriver):
+    """A former master of the pages, which lacks some of them until a write shows that it was replaced."""
+
+    def __init__(self, inner: Driver, lacks: str) -> None:
+        super().__init__(inner)
+        self.lacks = lacks
+
+    @property
+    def traits(self) -> Traits:
+        return replace(self.inner.traits, shows_unconfirmed=True)
+
+    async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[T]]) -> T:
+        if isinstance(key, Key) and key.scope.endswith(":page"):
+            if operation != "load":
+                self.lacks = "nothing"
+            elif key.name.endswith(self.lacks):
+                return cast("T", None)
+        return await send()
+
+
+@pytest.mark.parametrize("lacks", ["", "1"], ids=["all pages", "one page"])
+async def test_turns_that_a_server_does_not_show_are_no_hole(
+    lacks: str, backend: Backend, small_pages: None
+) -> None:
+    settings = replace(KEPT, retry_attempts=0, recovery_backlog_limit=1, degraded_retry_interval_s=3_600.0)
     summarizer = LedgerSummarizer()
     summarizer.fail = 1
-    settings = replace(KEPT, retry_attempts=0, recovery_backlog_limit=1, degraded_retry_interval_s=3_600.0)
     memory = memory_of(backend, settings, summarizer=summarizer)
     await talked(memory, range(9))
     await at_most(memory, 3)
-    assert (await mark(backend)).gap == 0
-    assert await pages.erase(backend.driver, RECORD) == 1
-    later = memory_of(Backend(backend.driver), replace(settings, degraded_retry_interval_s=0.0))
+    other = Backend(Demoted(backend.driver, lacks))
+    later = memory_of(other, TRYING)
+    await caught_up(backend, later)
+    assert (await shown(later))["summary"] == [f"u{number}" for number in range(7)]
 
-    async def caught_up() -> bool:
-        await later.flush()
+
+async def test_a_summary_of_an_erased_conversation_is_not_stored_in_the_next(backend: Backend) -> None:
+    await outage(backend)
+    summarizer = LedgerSummarizer()
+    summarizer.hold()
+    memory = memory_of(backend, TRYING, summarizer=summarizer)
+    await memory.get_llm_context()
+    await summarizer.called.wait()
+    assert await Backend(backend.driver).sessions.erase(KEY)
+    await outage(backend, range(10, 19))
+    summarizer.release()
+    await caught_up(backend, memory)
+    assert (await shown(memory))["summary"] == [f"u{number}" for number in range(10, 17)]
+
+
+async def test_a_strategy_without_summaries_leaves_none_to_be_written(backend: Backend) -> None:
+    await outage(backend)
+    await talked(memory_of(backend, replace(KEPT, strategy="truncation")), range(9, 15))
+
+    async def ended() -> bool:
         return (await mark(backend)).gap is None
 
-    await until(caught_up)
-    await later.flush()
-    assert (await shown(later))["summary"] == ["u6"]
+    await until(ended)
 
 
 # Erasure
@@ -498,6 +716,33 @@ async def test_an_erasure_during_a_fold_leaves_no_page(user: bool, backend: Back
         await memory.add_turn(turn(number))
     await memory.flush()
     assert await backend.driver.load(RECORD) is None
+    assert await names(backend) == []
+
+
+async def test_what_a_failure_leaves_of_an_erased_conversation_is_removed_later(backend: Backend) -> None:
+    spy: Any = backend.driver.inner
+    shared = SharedConversation(backend.driver, RECORD, backend.codec, lambda: 0.0, lambda _: None)
+    for name in ("t0", "t1"):
+        one = StoredTurn(name, turn(name))
+        await shared.append(one, backend.codec.seal_turn(one), ttl=None)
+    snapshot = (await shared.load("test")).transcribed()
+    before = snapshot.body.transcript
+    assert before is not None
+    assert await backend.sessions.erase(KEY)
+    body = replace(snapshot.body, transcript=before.moved(["t0"], summarized=True))
+    assert not await shared.replace(snapshot, body, drop=1)
+    assert len(await names(backend)) == 1
+
+    async def away(_: Key | str) -> None:
+        raise Unavailable("the datastore is away")
+
+    async def load() -> Snapshot:
+        return await shared.load("test")
+
+    spy.before["scan"] = [away]
+    with pytest.raises(Unavailable):
+        await shared.archive.tidy(await load(), load)
+    await shared.archive.tidy(await load(), load)
     assert await names(backend) == []
 
 

@@ -6,39 +6,59 @@ before a page has it.
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from stm_backends.drivers.contract import Driver, Key
-from stm_backends.errors import StorageError
+from stm_backends.errors import Corrupt, KeyMismatch, SealMismatch, StorageError
+from stm_backends.memory import log
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.records import keys, pages
+from stm_backends.records import confirming, keys, pages
 from stm_backends.records.body import Body, Transcript
 from stm_backends.records.codec import Codec
 from stm_backends.records.pages import Leaving, Pages
 from stm_backends.records.shortening import Shortening
+from stm_backends.types import StoredTurn
 
 logger = logging.getLogger("stm_backends")
 
+AGAIN_AFTER: Final = 0.5
+"""After which part of their time to live turns that have not left the record are put into pages again."""
+
 
 class _Put(NamedTuple):
-    """What was put into pages and is not known to have left the record."""
+    """What was put into pages, from `at` on, and is not known to have left the record.
+
+    `digests` are those of the turns, which would take far more memory.
+    """
 
     before: Transcript
-    leaving: Sequence[Leaving]
+    digests: Sequence[bytes]
+    at: float
+
+
+def _digest(one: Leaving) -> bytes:
+    return hashlib.blake2b(one.data, digest_size=16).digest()
 
 
 class Archive:
-    """The pages of one conversation as this process writes them. `ttl` is the time to live of pages."""
+    """The pages of one conversation as this process writes them. `ttl` is the time to live of pages.
 
-    __slots__ = ("_codec", "_driver", "_key", "_open", "pages", "ttl")
+    `clock` is in epoch seconds.
+    """
 
-    def __init__(self, driver: Driver, key: Key, codec: Codec, pages: Pages) -> None:
+    __slots__ = ("_clock", "_codec", "_driver", "_key", "_open", "pages", "ttl")
+
+    def __init__(
+        self, driver: Driver, key: Key, codec: Codec, pages: Pages, clock: Callable[[], float]
+    ) -> None:
         self._driver = driver
         self._key = key
         self._codec = codec
+        self._clock = clock
         self._open: _Put | None = None
         self.pages = pages
         self.ttl: float | None = None
@@ -58,14 +78,16 @@ class Archive:
         before = snapshot.body.transcript
         if before is None or not leaving:
             return
-        known = self._known(before, leaving)
-        self._open = _Put(before, leaving[:known])
-        rest = before.moved([one.id for one in leaving[:known]], summarized=True)
+        digests, put = [*map(_digest, leaving)], self._open
+        known = self._known(before, digests)
+        at = put.at if put is not None and known else self._clock()
+        self._open = _Put(before, digests[:known], at)
+        rest = before.moved([one.id for one in leaving[:known]], summarized=False)
         await self.pages.put(self._key, rest, leaving[known:], summary=snapshot.body.summary, ttl=self.ttl)
-        self._open = _Put(before, leaving)
+        self._open = _Put(before, digests, at)
 
-    def _known(self, before: Transcript, leaving: Sequence[Leaving]) -> int:
-        """Return how many of these turns this process has put there under the same numbers."""
+    def _known(self, before: Transcript, digests: Sequence[bytes]) -> int:
+        """Return how many of these turns are there under the same numbers, as this process has put them."""
         put = self._open
         if put is None or (put.before.epoch, put.before.rev, put.before.base) != (
             before.epoch,
@@ -73,10 +95,13 @@ class Archive:
             before.base,
         ):
             return 0
-        pairs = zip(put.leaving, leaving, strict=False)
+        # Others may have renewed the record, and not the pages. By a clock that was set, too.
+        if self.ttl is not None and not 0 <= self._clock() - put.at < AGAIN_AFTER * self.ttl:
+            return 0
+        pairs = zip(put.digests, digests, strict=False)
         return next(
             (count for count, (one, other) in enumerate(pairs) if one != other),
-            min(len(put.leaving), len(leaving)),
+            min(len(put.digests), len(digests)),
         )
 
     def within_limit(self, body: Body) -> Body:
@@ -109,6 +134,24 @@ class Archive:
                 keys.log_name(self._key),
             )
 
+    async def read_confirmed(self, transcript: Transcript, first: int, end: int) -> Mapping[int, StoredTurn]:
+        """Return the turns from `first` to `end - 1` by number; one that is not returned is in no page.
+
+        Nor is one whose page is damaged: it stays there, and does not keep others from being summarized.
+        """
+        found = await self.pages.read(self._key, transcript, first, end, damaged=self._noted)
+        if len(found) < end - first and self._driver.traits.shows_unconfirmed:
+            # A server that others have replaced may not show them.
+            await confirming.confirm(self._driver, (keys.pages_of(self._key).scope,))
+            found = await self.pages.read(self._key, transcript, first, end, damaged=self._noted)
+        return found
+
+    def _noted(self, error: Corrupt) -> None:
+        """Log that a part of a page is left out, unless this process lacks the key that opens it."""
+        if isinstance(error, KeyMismatch | SealMismatch):
+            raise error
+        log.damaged(keys.log_name(self._key), error)
+
     async def tidy(self, snapshot: Snapshot, load: Callable[[], Awaitable[Snapshot]]) -> None:
         """Remove what this process has put into pages of a record that is not there any more.
 
@@ -122,7 +165,9 @@ class Archive:
         async def refers() -> bool:
             return _may_refer(await load(), put.before.epoch)
 
-        if await pages.erase_dead(self._driver, self._key, put.before.epoch, refers):
+        is_dead = await pages.erase_dead(self._driver, self._key, put.before.epoch, refers)
+        if is_dead and self._open is put:
+            # Not before: an erasure that failed is done again.
             self._open = None
 
 

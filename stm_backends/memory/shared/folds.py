@@ -84,6 +84,7 @@ class Writes(PlannedWork):
         self._unstored: tuple[Attempt, Exception] | None = None
         self._unnoted: Lease | None = None
         self.noting: Callable[..., None] | None = None
+        self._given = 0
 
     def start_over(self) -> None:
         """Plan and do nothing; what was done on an event loop that has ended is forgotten."""
@@ -91,9 +92,14 @@ class Writes(PlannedWork):
         self._answered: asyncio.Future[None] | None = None
         self._mover: asyncio.Task[None] | None = None
 
-    def use(self, config: ShortTermMemoryConfig, summarizer: Callable[..., object]) -> None:
-        """Use these settings from now on, unless they store nothing; the newest memory object wins."""
-        if config.strategy != "none":
+    def use(self, config: ShortTermMemoryConfig, summarizer: Callable[..., object], *, given: int) -> None:
+        """Use these settings from now on, unless they store nothing; the newest memory object wins.
+
+        Defaults never replace what was given: `given` is 2 for a configuration, 1 for a summarizer without
+        one, and 0 for neither.
+        """
+        if config.strategy != "none" and given >= self._given:
+            self._given = given
             self.shared.archive.ttl = config.record_ttl_s
             self.hopeless = self.hopeless and summarizer is self._summarizer
             self.config, self._summarizer = config, summarizer
@@ -101,7 +107,7 @@ class Writes(PlannedWork):
     def touch(self, at: float | None = None) -> None:
         """Note an activity in the catalogue, by default now; see `Touches.note`."""
         if self.noting is not None:
-            self.noting(partial(look_at, self.shared), ttl=self.config.session_ttl_s, at=at)
+            self.noting(partial(look_at, self.shared), ttl=self.config.record_ttl_s, at=at)
 
     @property
     def lease_s(self) -> float:
@@ -173,7 +179,7 @@ class Writes(PlannedWork):
         transcript = snapshot.body.transcript
         if transcript is None:
             return LOST
-        found = await self.shared.archive.pages.read(self.shared.key, transcript, *gap)
+        found = await self.shared.archive.read_confirmed(transcript, *gap)
         turns = policy.oldest_for_fold(self.config, snapshot.body, [*found.values()])
         if turns:
             end = gap.end if len(turns) == len(found) else [*found][len(turns)]
@@ -299,7 +305,7 @@ class Writes(PlannedWork):
         if not fold.still_applies(again.body, again.turns):
             return None
         if fold.gap is not None and transcript is not None:
-            found = await self.shared.archive.pages.read(self.shared.key, transcript, *fold.gap)
+            found = await self.shared.archive.read_confirmed(transcript, *fold.gap)
             if [stored.id for stored in found.values()] != [one.id for one in fold.turns[: fold.archived]]:
                 return None
         # Only the entries that were there under the lease go: repeats that came since may not be confirmed,

@@ -70,6 +70,7 @@ class DistributedShortTermMemory:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.observer = observer = guarded(observer)
+        given = 2 if config is not None else int(summarizer is not None)
         config, summarizer = remembering(config, summarizer)
         self._config = checked_config(config, observer.function_failed)
         self._codec = codec or Codec()
@@ -83,7 +84,8 @@ class DistributedShortTermMemory:
                 driver, self._codec, observer=observer, clock=clock, transcript_turns=most
             )
         self._maintenance = backgrounds.of(key)
-        self._maintenance.use(self._config, policy.summarizer_for(self._config, summarizer))
+        writer = policy.summarizer_for(self._config, summarizer)
+        self._maintenance.use(self._config, writer, given=given)
         self._maintenance.memories.add(self)
         self._shared = self._maintenance.shared
         self._before = replace(self._maintenance.stats)

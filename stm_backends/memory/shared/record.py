@@ -73,7 +73,7 @@ class SharedConversation:
         self.key = key
         self.driver = driver
         self.codec = codec
-        self.archive = Archive(driver, key, codec, pages or Pages(driver, codec))
+        self.archive = Archive(driver, key, codec, pages or Pages(driver, codec), clock)
         self.clock = clock
         self.recovering = False
         self.outcome_unknown: dict[str, None] = {}
