@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.datastores import ALL, Datastore, folder_for_all, names_of, place_for_files
-from benchmarks.measuring import note
+from benchmarks.measuring import batched, note
 from benchmarks.pages import add_write, machine, spread, table
 from stm_backends.drivers.contract import Key, new_version
 
 PAGE = Path("benchmarks/READERS.md")
 READERS, LAST, ENTRY_BYTES = 100, 20, 100
 LENGTHS = (40, 400)
+_FILLED_AT_ONCE = 8
 
 Reads = Mapping[str, Callable[[int], Awaitable[object]]]
 
@@ -69,7 +70,8 @@ async def prepare(datastore: Datastore, length: int) -> None:
             entry = (b"%07d " % number).ljust(ENTRY_BYTES, b"x")
             await datastore.driver.append(key, entry, initial_version=version, ttl=None)
 
-    await asyncio.gather(*map(fill, range(READERS)))
+    for places in batched(range(READERS), _FILLED_AT_ONCE):
+        await asyncio.gather(*map(fill, places))
 
 
 async def rate(read: Callable[[int], Awaitable[object]], seconds: float) -> float:
