@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from redis.asyncio import ConnectionPool, Redis
-from redis.asyncio.cluster import ClusterNode, PipelineCommand
+from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.connection import (
     AbstractConnection,
     Connection,
@@ -24,7 +24,6 @@ from redis.asyncio.sentinel import (
     SentinelManagedConnection,
     SentinelManagedSSLConnection,
 )
-from redis.client import NEVER_DECODE
 from redis.credentials import StreamingCredentialProvider
 from redis.exceptions import MaxConnectionsError, RedisError, ResponseError
 
@@ -167,17 +166,31 @@ class Capacity:
 
 
 class _Sending:
-    """How both kinds of clients send commands.
+    """How both kinds of clients send commands: on connections that their `pool` opens, each at most once.
 
-    Commands of concurrent tasks share one connection, a stream. Related commands each get a connection of
-    the client's pool, as do large ones and those that are sent `apart`: the others would wait for them.
+    Commands of concurrent tasks share one connection, a stream, if the client `can_spare` one. Related
+    commands each get a connection of the pool, as do large ones and those that are sent `apart`: the others
+    would wait for them. The client's own retries apply to no command, because a write that is repeated
+    blindly may be done twice, or be done and then count as refused.
     """
 
     is_cluster = False
 
-    def __init__(self, stream: Stream | None, capacity: Capacity) -> None:
-        self._stream = stream
-        self._capacity = capacity
+    def __init__(
+        self,
+        pool: Connections,
+        connection_class: type[Any],
+        options: Mapping[str, Any],
+        *,
+        silence_s: float,
+        can_spare: bool,
+        limit: ConcurrencyLimit | None = None,
+    ) -> None:
+        self._pool = pool
+        self._capacity = Capacity(patience_s=silence_s / 2)
+        patient = _PatientPool(pool, self._capacity)
+        self._stream = _stream(patient, connection_class, options, silence_s) if can_spare else None
+        self._limit = limit
         self._renewals = 0
 
     async def exchange(
@@ -211,7 +224,18 @@ class _Sending:
 
     async def _send(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands on a connection of their own."""
-        raise NotImplementedError
+        async with self._limit or contextlib.nullcontext():
+            connection: Any = await self._pool.get_connection()
+            try:
+                await connection.check_health()  # which may repeat its PING
+                await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+                return [await _answer(connection) for _ in commands]
+            except BaseException:
+                # An answer may still come, and the next command must not take it for its own.
+                await connection.disconnect(nowait=True)
+                raise
+            finally:
+                await self._pool.release(connection)
 
     async def _renew(self) -> None:
         """Use no connection again that is idle, because they lead to a replica."""
@@ -233,29 +257,18 @@ class Server(_Sending):
         also: Sequence[Closes] = (),
     ) -> None:
         pool: Any = client.connection_pool
-        # Of the connections of a small pool, none is kept.
-        shares = type(pool) in _POOLS and pool.max_connections > 2 and not client.single_connection_client
-        options, capacity = pool.connection_kwargs, Capacity(patience_s=silence_s / 2)
-        patient = _PatientPool(pool, capacity)
+        is_single = client.single_connection_client
         super().__init__(
-            _stream(patient, pool.connection_class, options, silence_s) if shares else None, capacity
+            _OneConnection(client) if is_single else pool,
+            pool.connection_class,
+            pool.connection_kwargs,
+            silence_s=silence_s,
+            # Of the connections of a small pool, none is kept.
+            can_spare=type(pool) in _POOLS and pool.max_connections > 2 and not is_single,
+            limit=limit,
         )
         self._client = client
-        self._limit = limit
         self._also = also
-
-    async def _send(self, commands: Sequence[Command]) -> list[Any]:
-        client: Any = self._client
-        async with self._limit or contextlib.nullcontext():
-            if len(commands) == 1:
-                try:
-                    return [await client.execute_command(*commands[0], **{NEVER_DECODE: True})]
-                except ResponseError as error:
-                    return [error]
-            async with client.pipeline(transaction=False) as pipeline:
-                for command in commands:
-                    pipeline.execute_command(*command, **{NEVER_DECODE: True})
-                return await pipeline.execute(raise_on_error=False)
 
     async def _renew(self) -> None:
         # A master that became a replica keeps its connections, while its host name may lead to the new
@@ -282,29 +295,13 @@ class NodeOfClient(_Sending):
 
     def __init__(self, node: ClusterNode, *, silence_s: float) -> None:
         found: Any = node
-        capacity = Capacity(patience_s=silence_s / 2)
-        pool = _PatientPool(_PoolOfNode(found), capacity)
-        shares = hasattr(found, "release")  # since version 8 of the client library
-        options = found.connection_kwargs
         super().__init__(
-            _stream(pool, found.connection_class, options, silence_s) if shares else None, capacity
+            _PoolOfNode(found),
+            found.connection_class,
+            found.connection_kwargs,
+            silence_s=silence_s,
+            can_spare=hasattr(found, "release"),  # since version 8 of the client library
         )
-        self._node = found
-
-    async def _send(self, commands: Sequence[Command]) -> list[Any]:
-        if len(commands) == 1:
-            try:
-                return [await self._node.execute_command(*commands[0], **{NEVER_DECODE: True})]
-            except ResponseError as error:
-                return [error]
-        sent: list[Any] = [
-            PipelineCommand(place, *command, **{NEVER_DECODE: True}) for place, command in enumerate(commands)
-        ]
-        await self._node.execute_pipeline(sent)
-        for command in sent:
-            if isinstance(command.result, Exception) and not isinstance(command.result, ResponseError):
-                raise command.result
-        return [command.result for command in sent]
 
 
 class _PatientPool:
@@ -318,6 +315,25 @@ class _PatientPool:
 
     async def get_connection(self) -> AbstractConnection:
         return await self._capacity.run(self._get)
+
+
+class _OneConnection:
+    """The connection of a client with `single_connection_client`, for one exchange at a time."""
+
+    def __init__(self, client: Redis) -> None:
+        self._client: Any = client
+
+    async def get_connection(self) -> AbstractConnection:
+        await self._client.initialize()
+        lock: asyncio.Lock = self._client._single_conn_lock  # noqa: SLF001 -- there is no public way
+        await lock.acquire()
+        return self._client.connection
+
+    async def release(self, connection: AbstractConnection) -> None:
+        self._client._single_conn_lock.release()  # noqa: SLF001
+
+    async def disconnect(self, inuse_connections: bool = False) -> None:
+        """Do nothing: the connection is never idle in a pool."""
 
 
 class _PoolOfNode:
@@ -340,7 +356,18 @@ class _PoolOfNode:
         """Do nothing: a connection that fails to log in is not kept."""
 
     async def release(self, connection: AbstractConnection) -> None:
-        self._node.release(connection)
+        if hasattr(self._node, "release"):
+            self._node.release(connection)
+        else:
+            self._node._free.append(connection)  # noqa: SLF001 -- as the library does before version 8
+
+
+async def _answer(connection: Any) -> Any:
+    """Return the next answer: bytes, never decoded, or the server's error as a value."""
+    try:
+        return await connection.read_response(disable_decoding=True)
+    except ResponseError as error:
+        return error
 
 
 def _is_refusal(answer: object) -> bool:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 
 import pytest
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from stm_backends.drivers.contract import KEEP, Key, Record
-from stm_backends.errors import ConfigurationError, Unavailable
+from stm_backends.errors import ConfigurationError, OutcomeUnknown, Unavailable
+from stm_backends.testing.faults import Proxy
 from stm_backends_redis import RedisDriver
 from stm_backends_redis.errors import NotConnected
 from stm_backends_redis.servers import Capacity
 from stm_backends_redis.settings import RedisSettings
 from stm_backends_redis.stream import LARGE
-from tests.mutants.redis import FailsWithoutRoom
+from tests.mutants.redis import FailsWithoutRoom, SendsThroughTheClient
 from tests.support.contract import opened
 
 KEY = Key("tenant:user:memory", "conversation")
@@ -33,6 +37,45 @@ async def test_a_write_that_found_no_connection_was_certainly_not_done(proxied):
                     with pytest.raises(Unavailable, match="no connection"):
                         await driver.append(KEY, b"a", initial_version="initial", ttl=None)
         assert await driver.load(KEY) is None
+
+
+CLIENTS = {
+    "sharing": lambda port: Redis(port=port),
+    "too small to share": lambda port: Redis(port=port, max_connections=2),
+    "of a single connection": lambda port: Redis(port=port, single_connection_client=True),
+    "that waits": lambda port: Redis.from_pool(
+        BlockingConnectionPool(port=port, retry=Retry(NoBackoff(), 3))
+    ),
+}
+"""Clients as programs have them, which repeat a command whose answer was lost."""
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+async def test_a_write_is_sent_once_though_the_client_handed_in_retries(server, kind):
+    async with Proxy(f"127.0.0.1:{server.port}") as proxy, CLIENTS[kind](proxy.port) as client:
+        driver = RedisDriver(client=client)
+        entry = b"x" * LARGE
+        append = functools.partial(driver.append, KEY, entry, initial_version="v", ttl=None)
+        await append()
+        # So that the server knows the script; else the lost answer would be that it does not.
+        await driver.delete(Key(KEY.scope, "other"))
+        for write, stored in (
+            (append, Record("v", None, (entry, entry))),
+            # The second of two would find nothing, so that a paused run would be lost without an error.
+            (functools.partial(driver.delete, KEY), None),
+        ):
+            lost = proxy.lose_answer(b"EVALSHA")
+            with pytest.raises(OutcomeUnknown):
+                await write()
+            assert lost.happened
+            assert await driver.load(KEY) == stored
+        await driver.close()
+
+
+async def test_a_driver_that_lets_the_client_repeat_writes_is_rejected(server, monkeypatch):
+    monkeypatch.setattr("stm_backends_redis.client.Server", SendsThroughTheClient)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        await test_a_write_is_sent_once_though_the_client_handed_in_retries(server, "too small to share")
 
 
 async def test_a_driver_is_guarded_though_a_concurrent_opening_failed(server, monkeypatch):
