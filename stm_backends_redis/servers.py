@@ -28,7 +28,7 @@ from redis.credentials import StreamingCredentialProvider
 from redis.exceptions import MaxConnectionsError, RedisError, ResponseError
 
 from stm_backends.drivers.edge import ConcurrencyLimit
-from stm_backends_redis.errors import is_read_only, unconnected
+from stm_backends_redis.errors import is_read_only, not_connected, unconnected
 
 if TYPE_CHECKING:
     from stm_backends_redis.stream import Connections, Stream
@@ -100,8 +100,10 @@ class Capacity:
     """Lets commands wait for each other where no further connection can be opened.
 
     The server may accept fewer connections than the client may make, and a client that is handed in may make
-    fewer than there are commands. Then commands share those that there are, and more are opened later. Only
-    if there is none do they fail, and all that wait with them. A command waits at most `patience_s` seconds.
+    fewer than there are commands. Then commands share those that there are, and more are opened later. A
+    command that ends hands its place to the one that has waited longest, so that none who comes at that
+    moment takes it. Only if there is no connection do they fail, and all that wait with them. A command waits
+    until `patience_s` seconds after it began, however often it got none.
     """
 
     def __init__(self, *, patience_s: float) -> None:
@@ -109,60 +111,70 @@ class Capacity:
         self._in_use = 0
         self._most = math.inf
         self._grow_at = -math.inf
-        self._refusal: Exception = MaxConnectionsError()
+        self._ended = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
         """Call `work` when it may have a connection; once more each time that it got none."""
         now = asyncio.get_running_loop().time
+        until = now() + self._patience_s
         while True:
-            while self._in_use >= self._most and now() < self._grow_at:
-                await self._turn()
-            self._in_use += 1
+            if self._in_use >= self._most and now() < self._grow_at:
+                await self._turn(until)
+            else:
+                self._in_use += 1
+                self._most = max(self._most, self._in_use)
+            ended = self._ended
             try:
                 return await work()
             except (RedisError, OSError) as error:
                 why = unconnected(error)
                 if why is None:
                     raise
-                if self._in_use == 1:
+                if self._in_use == 1 and self._ended == ended:
                     self._fail(error)
                     raise
-                self._refuse(error, why, until=now() + _GROW_AGAIN_S)
+                self._refuse(why, until=now() + _GROW_AGAIN_S)
             finally:
-                self._in_use -= 1
-                self._pass_on()
+                self._end()
 
-    def _refuse(self, error: Exception, why: str, *, until: float) -> None:
+    def _refuse(self, why: str, *, until: float) -> None:
         if self._most == math.inf:
             logger.warning("redis: commands share connections, because no more can be opened: %s", why)
-        self._refusal, self._most, self._grow_at = error, self._in_use - 1, until
+        self._most, self._grow_at = max(1, self._in_use - 1), until
 
-    async def _turn(self) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def _turn(self, until: float) -> None:
+        """Wait for the place of another command. Raises `MaxConnectionsError` if there is none in time."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
         self._waiting.append(turn)
         try:
-            async with asyncio.timeout(self._patience_s):
-                await turn
-        except BaseException as error:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._pass_on()  # cancelled or late at the moment in which it was this command's turn
-            if isinstance(error, TimeoutError):
-                raise self._refusal from error
+            await asyncio.wait((turn,), timeout=until - loop.time())
+        except BaseException:
+            if not turn.cancel() and turn.exception() is None:
+                self._end()  # cancelled at the moment in which it was this command's turn
             raise
+        if turn.cancel():
+            # An error that is kept would keep the frames, and so the data, of each command that it ends.
+            raise MaxConnectionsError
+        turn.result()
 
-    def _pass_on(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
+    def _end(self) -> None:
+        # A command that was refused has no place to hand on: there are more in use than there may be.
+        if self._in_use <= self._most:
+            self._ended += 1
+            while self._waiting:
+                turn = self._waiting.popleft()
+                if not turn.done():
+                    turn.set_result(None)
+                    return
+        self._in_use -= 1
 
     def _fail(self, error: Exception) -> None:
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
-                turn.set_exception(error)
+                turn.set_exception(not_connected(error))
 
 
 class _Sending:
