@@ -213,6 +213,23 @@ async def test_a_command_that_comes_back_at_once_waits_behind_those_that_wait():
     assert "".join(done) == "abc" * 3
 
 
+async def test_a_command_cancelled_at_its_turn_hands_it_on():
+    async with all_in_use(patience_s=30) as (capacity, free):
+
+        async def attempt():
+            if not free.is_set():
+                raise NotConnected
+
+        first, second = (asyncio.create_task(capacity.run(attempt)) for _ in range(2))
+        await asyncio.sleep(0.01)
+        free.set()
+        await asyncio.sleep(0)  # the place is handed over
+        first.cancel()
+        async with asyncio.timeout(20):
+            await second
+        assert first.cancelled()
+
+
 async def test_a_refused_command_takes_the_connection_that_was_given_back_meanwhile():
     async with all_in_use(patience_s=30) as (capacity, free):
         attempts = []
