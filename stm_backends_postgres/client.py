@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import ssl
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, Protocol, cast
 
@@ -97,7 +98,8 @@ class HandedIn:
     """A pool that was handed in, and stays open.
 
     Raises `ConfigurationError` for anything else. An operation waits for a connection at most `patience_s`
-    seconds. If the pool can open no more, operations share those that it has, and the pool grows later.
+    seconds. If the pool can open no more, operations share those that it has, in order of arrival, and one
+    of them tries to open another after a while.
     """
 
     def __init__(self, client: object, *, patience_s: float) -> None:
@@ -110,7 +112,10 @@ class HandedIn:
         self._pool = cast("_Pool", client)
         self._patience_s = patience_s
         self._releasing: set[asyncio.Task[None]] = set()
-        self._given_back = asyncio.Event()
+        # How many operations ask the pool at this moment: as many of its idle connections are spoken for.
+        self._asking = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        # When the pool may grow again; before the first refusal, at any time.
         self._grow_at = -math.inf
 
     @property
@@ -120,37 +125,70 @@ class HandedIn:
 
     async def take(self) -> Connection:
         """Return a connection for one operation. Raises what asyncpg raises if the pool has none."""
-        async with asyncio.timeout(self._patience_s):
-            while (connection := await self._acquire()) is None:
-                self._given_back.clear()
-                # Others may use the pool too, and give back what this driver does not see.
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._given_back.wait(), GROW_AGAIN_S)
-            return connection
-
-    async def _acquire(self) -> Connection | None:
-        """Return a connection; `None` if all are in use, and no more can be opened."""
         pool, now = self._pool, asyncio.get_running_loop().time
-        if now() < self._grow_at and not pool.get_idle_size():
-            return None
-        try:
-            return await pool.acquire(timeout=self._patience_s)
-        except asyncpg.InterfaceError:  # the pool is closed
-            raise
-        except Exception as error:
-            if not pool.get_size():
+        async with asyncio.timeout(self._patience_s):
+            while True:
+                await self._turn()
+                size = pool.get_size()
+                try:
+                    connection = await pool.acquire(timeout=self._patience_s)
+                    if self._grow_at > -math.inf and pool.get_size() > size:
+                        self._grow_at = now()  # perhaps there is room for more
+                    return connection
+                except asyncpg.InterfaceError:  # the pool is closed
+                    raise
+                except Exception as error:
+                    if not pool.get_size():
+                        raise
+                    if self._grow_at == -math.inf:
+                        warn_of_size(pool.get_max_size(), error)
+                    self._grow_at = now() + GROW_AGAIN_S
+                finally:
+                    self._asked()
+
+    async def _turn(self) -> None:
+        """Wait until a connection is idle, or the pool may grow by one."""
+        now = asyncio.get_running_loop().time
+        while not self._is_one_idle():
+            if now() >= self._grow_at:
+                self._grow_at = now() + GROW_AGAIN_S  # one operation alone finds out
+                break
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                # Others may use the pool too, and give back what this driver does not see.
+                await asyncio.wait((turn,), timeout=self._grow_at - now())
+            except BaseException:
+                if not turn.cancel():  # cancelled at the moment in which it was this operation's turn
+                    self._asked()
                 raise
-            if self._grow_at == -math.inf:
-                warn_of_size(pool.get_max_size(), error)
-            self._grow_at = now() + GROW_AGAIN_S
-            return None
+            if not turn.cancel():
+                return
+        self._asking += 1
+
+    def _is_one_idle(self) -> bool:
+        """Return whether an operation may ask the pool: also if nothing is known of what it can open."""
+        pool = self._pool
+        return self._grow_at == -math.inf or not pool.get_size() or pool.get_idle_size() > self._asking
+
+    def _asked(self) -> None:
+        self._asking -= 1
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Let those that have waited longest ask the pool, before one that comes at this moment does."""
+        while self._waiting and self._is_one_idle():
+            turn = self._waiting.popleft()
+            if not turn.done():
+                self._asking += 1
+                turn.set_result(None)
 
     async def give_back(self, connection: Connection) -> None:
         """Release a connection, which may include a reset by the server."""
         try:
             await self._pool.release(connection, timeout=self._patience_s)
         finally:
-            self._given_back.set()
+            self._pass_on()
 
     def give_up(self, connection: Connection, error: BaseException) -> None:
         """Release a connection in a task, because the server may not answer the cancel request."""

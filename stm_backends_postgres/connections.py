@@ -188,8 +188,7 @@ class Connections:
     async def _check(self, connection: Connection) -> None:
         is_clean, began = False, self.loop.time()
         try:
-            # Around the call, because asyncpg 0.30 first waits for the cancelled statement to end, without a
-            # limit.
+            # Around the call, which first waits for the cancelled statement to end.
             async with asyncio.timeout(self._patience_s):
                 # A cancel request that arrives late stops this statement, and never that of an operation.
                 await connection.execute("SELECT")

@@ -176,6 +176,18 @@ def is_read_only(error: BaseException) -> bool:
     return meaning(error) is _REPLICA
 
 
+def not_connected(error: BaseException) -> BaseException:
+    """Return the error of a command that was not sent, because there was no connection.
+
+    An error that does not come from the client library is returned as it is.
+    """
+    if meaning(error) is None:
+        return error
+    failure = NotConnected()
+    failure.__cause__ = error
+    return failure
+
+
 def unconnected(error: BaseException) -> str | None:
     """Return why a command got no connection; `None` if it had one, and may have been sent."""
     found = meaning(error)

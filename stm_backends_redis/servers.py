@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from redis.asyncio import ConnectionPool, Redis
-from redis.asyncio.cluster import ClusterNode, PipelineCommand
+from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.connection import (
     AbstractConnection,
     Connection,
@@ -24,12 +24,11 @@ from redis.asyncio.sentinel import (
     SentinelManagedConnection,
     SentinelManagedSSLConnection,
 )
-from redis.client import NEVER_DECODE
 from redis.credentials import StreamingCredentialProvider
 from redis.exceptions import MaxConnectionsError, RedisError, ResponseError
 
 from stm_backends.drivers.edge import ConcurrencyLimit
-from stm_backends_redis.errors import is_read_only, unconnected
+from stm_backends_redis.errors import is_read_only, not_connected, unconnected
 
 if TYPE_CHECKING:
     from stm_backends_redis.stream import Connections, Stream
@@ -101,8 +100,10 @@ class Capacity:
     """Lets commands wait for each other where no further connection can be opened.
 
     The server may accept fewer connections than the client may make, and a client that is handed in may make
-    fewer than there are commands. Then commands share those that there are, and more are opened later. Only
-    if there is none do they fail, and all that wait with them. A command waits at most `patience_s` seconds.
+    fewer than there are commands. Then commands share those that there are, and more are opened later. A
+    command that ends hands its place to the one that has waited longest, so that none who comes at that
+    moment takes it. Only if there is no connection do they fail, and all that wait with them. A command waits
+    until `patience_s` seconds after it began, however often it got none.
     """
 
     def __init__(self, *, patience_s: float) -> None:
@@ -110,74 +111,98 @@ class Capacity:
         self._in_use = 0
         self._most = math.inf
         self._grow_at = -math.inf
-        self._refusal: Exception = MaxConnectionsError()
+        self._ended = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
         """Call `work` when it may have a connection; once more each time that it got none."""
         now = asyncio.get_running_loop().time
+        until = now() + self._patience_s
         while True:
-            while self._in_use >= self._most and now() < self._grow_at:
-                await self._turn()
-            self._in_use += 1
+            if self._in_use >= self._most and now() < self._grow_at:
+                await self._turn(until)
+            else:
+                self._in_use += 1
+                self._most = max(self._most, self._in_use)
+            ended = self._ended
             try:
                 return await work()
             except (RedisError, OSError) as error:
                 why = unconnected(error)
                 if why is None:
                     raise
-                if self._in_use == 1:
+                if self._in_use == 1 and self._ended == ended:
                     self._fail(error)
                     raise
-                self._refuse(error, why, until=now() + _GROW_AGAIN_S)
+                self._refuse(why, until=now() + _GROW_AGAIN_S)
             finally:
-                self._in_use -= 1
-                self._pass_on()
+                self._end()
 
-    def _refuse(self, error: Exception, why: str, *, until: float) -> None:
+    def _refuse(self, why: str, *, until: float) -> None:
         if self._most == math.inf:
             logger.warning("redis: commands share connections, because no more can be opened: %s", why)
-        self._refusal, self._most, self._grow_at = error, self._in_use - 1, until
+        self._most, self._grow_at = max(1, self._in_use - 1), until
 
-    async def _turn(self) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def _turn(self, until: float) -> None:
+        """Wait for the place of another command. Raises `MaxConnectionsError` if there is none in time."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
         self._waiting.append(turn)
         try:
-            async with asyncio.timeout(self._patience_s):
-                await turn
-        except BaseException as error:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._pass_on()  # cancelled or late at the moment in which it was this command's turn
-            if isinstance(error, TimeoutError):
-                raise self._refusal from error
+            await asyncio.wait((turn,), timeout=until - loop.time())
+        except BaseException:
+            if not turn.cancel() and turn.exception() is None:
+                self._end()  # cancelled at the moment in which it was this command's turn
             raise
+        if turn.cancel():
+            # An error that is kept would keep the frames, and so the data, of each command that it ends.
+            raise MaxConnectionsError
+        turn.result()
 
-    def _pass_on(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
+    def _end(self) -> None:
+        # A command that was refused has no place to hand on: there are more in use than there may be.
+        if self._in_use <= self._most:
+            self._ended += 1
+            while self._waiting:
+                turn = self._waiting.popleft()
+                if not turn.done():
+                    turn.set_result(None)
+                    return
+        self._in_use -= 1
 
     def _fail(self, error: Exception) -> None:
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
-                turn.set_exception(error)
+                turn.set_exception(not_connected(error))
 
 
 class _Sending:
-    """How both kinds of clients send commands.
+    """How both kinds of clients send commands: on connections that their `pool` opens, each at most once.
 
-    Commands of concurrent tasks share one connection, a stream. Related commands each get a connection of
-    the client's pool, as do large ones and those that are sent `apart`: the others would wait for them.
+    Commands of concurrent tasks share one connection, a stream, if the client `can_spare` one. Related
+    commands each get a connection of the pool, as do large ones and those that are sent `apart`: the others
+    would wait for them. The client's own retries apply to no command, because a write that is repeated
+    blindly may be done twice, or be done and then count as refused.
     """
 
     is_cluster = False
 
-    def __init__(self, stream: Stream | None, capacity: Capacity) -> None:
-        self._stream = stream
-        self._capacity = capacity
+    def __init__(
+        self,
+        pool: Connections,
+        connection_class: type[Any],
+        options: Mapping[str, Any],
+        *,
+        silence_s: float,
+        can_spare: bool,
+        limit: ConcurrencyLimit | None = None,
+    ) -> None:
+        self._pool = pool
+        self._capacity = Capacity(patience_s=silence_s / 2)
+        patient = _PatientPool(pool, self._capacity)
+        self._stream = _stream(patient, connection_class, options, silence_s) if can_spare else None
+        self._limit = limit
         self._renewals = 0
 
     async def exchange(
@@ -211,7 +236,18 @@ class _Sending:
 
     async def _send(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands on a connection of their own."""
-        raise NotImplementedError
+        async with self._limit or contextlib.nullcontext():
+            connection: Any = await self._pool.get_connection()
+            try:
+                await connection.check_health()  # which may repeat its PING
+                await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+                return [await _answer(connection) for _ in commands]
+            except BaseException:
+                # An answer may still come, and the next command must not take it for its own.
+                await connection.disconnect(nowait=True)
+                raise
+            finally:
+                await self._pool.release(connection)
 
     async def _renew(self) -> None:
         """Use no connection again that is idle, because they lead to a replica."""
@@ -233,29 +269,18 @@ class Server(_Sending):
         also: Sequence[Closes] = (),
     ) -> None:
         pool: Any = client.connection_pool
-        # Of the connections of a small pool, none is kept.
-        shares = type(pool) in _POOLS and pool.max_connections > 2 and not client.single_connection_client
-        options, capacity = pool.connection_kwargs, Capacity(patience_s=silence_s / 2)
-        patient = _PatientPool(pool, capacity)
+        is_single = client.single_connection_client
         super().__init__(
-            _stream(patient, pool.connection_class, options, silence_s) if shares else None, capacity
+            _OneConnection(client) if is_single else pool,
+            pool.connection_class,
+            pool.connection_kwargs,
+            silence_s=silence_s,
+            # Of the connections of a small pool, none is kept.
+            can_spare=type(pool) in _POOLS and pool.max_connections > 2 and not is_single,
+            limit=limit,
         )
         self._client = client
-        self._limit = limit
         self._also = also
-
-    async def _send(self, commands: Sequence[Command]) -> list[Any]:
-        client: Any = self._client
-        async with self._limit or contextlib.nullcontext():
-            if len(commands) == 1:
-                try:
-                    return [await client.execute_command(*commands[0], **{NEVER_DECODE: True})]
-                except ResponseError as error:
-                    return [error]
-            async with client.pipeline(transaction=False) as pipeline:
-                for command in commands:
-                    pipeline.execute_command(*command, **{NEVER_DECODE: True})
-                return await pipeline.execute(raise_on_error=False)
 
     async def _renew(self) -> None:
         # A master that became a replica keeps its connections, while its host name may lead to the new
@@ -282,29 +307,13 @@ class NodeOfClient(_Sending):
 
     def __init__(self, node: ClusterNode, *, silence_s: float) -> None:
         found: Any = node
-        capacity = Capacity(patience_s=silence_s / 2)
-        pool = _PatientPool(_PoolOfNode(found), capacity)
-        shares = hasattr(found, "release")  # since version 8 of the client library
-        options = found.connection_kwargs
         super().__init__(
-            _stream(pool, found.connection_class, options, silence_s) if shares else None, capacity
+            _PoolOfNode(found),
+            found.connection_class,
+            found.connection_kwargs,
+            silence_s=silence_s,
+            can_spare=hasattr(found, "release"),  # since version 8 of the client library
         )
-        self._node = found
-
-    async def _send(self, commands: Sequence[Command]) -> list[Any]:
-        if len(commands) == 1:
-            try:
-                return [await self._node.execute_command(*commands[0], **{NEVER_DECODE: True})]
-            except ResponseError as error:
-                return [error]
-        sent: list[Any] = [
-            PipelineCommand(place, *command, **{NEVER_DECODE: True}) for place, command in enumerate(commands)
-        ]
-        await self._node.execute_pipeline(sent)
-        for command in sent:
-            if isinstance(command.result, Exception) and not isinstance(command.result, ResponseError):
-                raise command.result
-        return [command.result for command in sent]
 
 
 class _PatientPool:
@@ -318,6 +327,25 @@ class _PatientPool:
 
     async def get_connection(self) -> AbstractConnection:
         return await self._capacity.run(self._get)
+
+
+class _OneConnection:
+    """The connection of a client with `single_connection_client`, for one exchange at a time."""
+
+    def __init__(self, client: Redis) -> None:
+        self._client: Any = client
+
+    async def get_connection(self) -> AbstractConnection:
+        await self._client.initialize()
+        lock: asyncio.Lock = self._client._single_conn_lock  # noqa: SLF001 -- there is no public way
+        await lock.acquire()
+        return self._client.connection
+
+    async def release(self, connection: AbstractConnection) -> None:
+        self._client._single_conn_lock.release()  # noqa: SLF001
+
+    async def disconnect(self, inuse_connections: bool = False) -> None:
+        """Do nothing: the connection is never idle in a pool."""
 
 
 class _PoolOfNode:
@@ -340,7 +368,18 @@ class _PoolOfNode:
         """Do nothing: a connection that fails to log in is not kept."""
 
     async def release(self, connection: AbstractConnection) -> None:
-        self._node.release(connection)
+        if hasattr(self._node, "release"):
+            self._node.release(connection)
+        else:
+            self._node._free.append(connection)  # noqa: SLF001 -- as the library does before version 8
+
+
+async def _answer(connection: Any) -> Any:
+    """Return the next answer: bytes, never decoded, or the server's error as a value."""
+    try:
+        return await connection.read_response(disable_decoding=True)
+    except ResponseError as error:
+        return error
 
 
 def _is_refusal(answer: object) -> bool:

@@ -20,7 +20,7 @@ from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import InvalidResponse, RedisError
 
 from stm_backends.handed_in import PASSED
-from stm_backends_redis.errors import NotConnected, meaning
+from stm_backends_redis.errors import meaning, not_connected
 
 Answer: TypeAlias = "asyncio.Future[Any]"
 
@@ -162,7 +162,7 @@ class Stream:
         except BaseException as error:  # noqa: BLE001 -- nothing was sent, on any error
             for _, answer, _ in self._queue:
                 if not answer.done():
-                    answer.set_exception(_not_connected(error))
+                    answer.set_exception(not_connected(error))
             self._clear()
             if meaning(error) is None:
                 # The client keeps a connection that did not log in because its source of credentials failed.
@@ -337,12 +337,3 @@ async def _transport(connection: AbstractConnection) -> asyncio.Transport:
         await connection.disconnect()
         await connection.connect()
     raise ConnectionLost("the server sent data before the first command")
-
-
-def _not_connected(error: BaseException) -> BaseException:
-    """Return the error of a command that was not sent, because there was no connection."""
-    if meaning(error) is None:
-        return error
-    failure = NotConnected()
-    failure.__cause__ = error
-    return failure

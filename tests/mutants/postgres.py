@@ -74,8 +74,15 @@ class NeverGrows(Connections):
 class RaisesWhatThePoolRaises(HandedIn):
     """Fails operations if the pool cannot grow, although its connections are free in a moment."""
 
-    async def _acquire(self) -> Connection | None:
+    async def take(self) -> Connection:
         return await self._pool.acquire(timeout=self._patience_s)
+
+
+class LendsOneToAll(HandedIn):
+    """Lets every operation ask for the connection that is idle, so that all but one open another."""
+
+    def _is_one_idle(self) -> bool:
+        return self._grow_at == -math.inf or self._pool.get_idle_size() > 0
 
 
 class RetriesLostWrites(PostgresDriver):

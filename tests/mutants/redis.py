@@ -1,12 +1,12 @@
-"""Broken streams and slices of Redis; `test_stream.py` and `test_redis_slices.py` say what rejects each."""
+"""Broken ways to send and read on Redis; `tests/services/redis` and `test_redis_slices.py` reject each."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 from stm_backends.drivers.coalesced import ALL
-from stm_backends_redis.servers import Capacity
+from stm_backends_redis.servers import Capacity, Command, Server
 from stm_backends_redis.slices import Ask, Slices
 from stm_backends_redis.statements import LOAD_SMALL, Statement
 from stm_backends_redis.stream import Line
@@ -31,6 +31,16 @@ class WritesTwice(Line):
         self._stream._queue[:0] = self.sent  # noqa: SLF001 -- no driver does this
         self.sent.clear()
         super().connection_lost(exc)
+
+
+class SendsThroughTheClient(Server):
+    """Leaves a command to the client, which repeats it if its answer is lost."""
+
+    async def _send(self, commands: Sequence[Command]) -> list[Any]:
+        async with self._client.pipeline(transaction=False) as pipeline:
+            for command in commands:
+                pipeline.execute_command(*command)
+            return await pipeline.execute(raise_on_error=False)
 
 
 class FailsWithoutRoom(Capacity):

@@ -23,6 +23,7 @@ from tests.mutants.postgres import (
     CountsTheDeadTwice,
     FailsWhatWaits,
     KeepsTheOthers,
+    LendsOneToAll,
     LendsToTwo,
     NeverGrows,
     ReadsAlikeForAll,
@@ -348,6 +349,125 @@ async def test_a_pool_handed_in_is_emptied_when_one_connection_died():
     lender.give_up(mock.Mock(), asyncio.CancelledError())
     await lender.close(30)
     pool.expire_connections.assert_awaited_once_with()
+
+
+class Few:
+    """A pool of asyncpg, which can open so many connections."""
+
+    def __init__(self, most):
+        self.most, self.size, self.idle, self.attempts = most, 0, 0, 0
+        self.opening = asyncio.Event()
+        self.opening.set()
+        pool = self.pool = mock.create_autospec(asyncpg.Pool, instance=True)
+        pool.acquire.side_effect, pool.release.side_effect = self.acquire, self.release
+        pool.get_size.side_effect = lambda: self.size
+        pool.get_idle_size.side_effect = lambda: self.idle
+        pool.get_max_size.return_value = 10
+
+    async def acquire(self, *, timeout):
+        await asyncio.sleep(0)  # it calls itself in a task
+        if self.idle:
+            self.idle -= 1
+            return mock.sentinel.connection
+        self.attempts += 1
+        await self.opening.wait()
+        if self.size == self.most:
+            raise asyncpg.TooManyConnectionsError("refused")
+        self.size += 1
+        return mock.sentinel.connection
+
+    async def release(self, connection, *, timeout):
+        await asyncio.sleep(0)
+        self.idle += 1
+
+
+@pytest.fixture
+def lent(monkeypatch):
+    """Makes a pool handed in that was refused once, and has its connections back."""
+    monkeypatch.setattr("stm_backends_postgres.client.GROW_AGAIN_S", 600.0)
+
+    async def make(most):
+        few = Few(most)
+        lender = HandedIn(few.pool, patience_s=30)
+        held = [await lender.take() for _ in range(most)]
+        refused = asyncio.create_task(lender.take())
+        await until(lambda: asyncio.sleep(0, few.attempts > most))
+        await lender.give_back(held.pop())
+        for connection in [*held, await refused]:
+            await lender.give_back(connection)
+        return few, lender
+
+    return make
+
+
+async def use_often(lender, names):
+    """Use a connection again and again for each name; returns the names in the order of their turns."""
+    done = []
+
+    async def use(name):
+        for _ in range(3):
+            connection = await lender.take()
+            done.append(name)
+            await lender.give_back(connection)
+
+    await asyncio.gather(*map(use, names))
+    return "".join(done)
+
+
+async def test_a_pool_handed_in_that_cannot_grow_tries_to_once_for_all(lent, clock):
+    few, lender = await lent(2)
+    await use_often(lender, "abcdefgh")
+    assert few.attempts == 3, "one was refused"
+    clock(601)
+    held = [await lender.take() for _ in range(2)]
+    using = asyncio.create_task(use_often(lender, "abcdefgh"))
+    await until(lambda: asyncio.sleep(0, few.attempts > 3))
+    for connection in held:
+        await lender.give_back(connection)
+    await using
+    assert few.attempts == 4
+
+
+async def test_operations_share_a_pool_handed_in_in_the_order_of_their_arrival(lent):
+    _, lender = await lent(1)
+    assert await use_often(lender, "abc") == "abcabcabc"
+
+
+async def test_what_was_given_back_while_a_pool_was_refused_is_taken_at_once(lent, clock):
+    few, lender = await lent(1)
+    clock(601)
+    held = await lender.take()
+    few.opening.clear()
+    late = asyncio.create_task(lender.take())
+    await until(lambda: asyncio.sleep(0, few.attempts > 2))
+    await lender.give_back(held)
+    few.opening.set()
+    async with asyncio.timeout(20):
+        await lender.give_back(await late)
+
+
+async def test_a_pool_handed_in_grows_when_the_server_accepts_more(lent, clock):
+    few, lender = await lent(1)
+    few.most = 3
+    clock(601)
+    assert len([await lender.take() for _ in range(3)]) == few.size
+
+
+async def test_an_operation_cancelled_at_its_turn_passes_a_pool_handed_in_on(lent):
+    _, lender = await lent(1)
+    held = await lender.take()
+    first, second = (asyncio.create_task(lender.take()) for _ in range(2))
+    await settle()
+    await lender.give_back(held)
+    first.cancel()
+    async with asyncio.timeout(20):
+        await second
+
+
+async def test_a_pool_that_lends_one_connection_to_all_is_rejected(lent, clock, monkeypatch):
+    monkeypatch.setattr("tests.services.postgres.test_connections.HandedIn", LendsOneToAll)
+    with pytest.raises(AssertionError, match="one was refused"):
+        await test_a_pool_handed_in_that_cannot_grow_tries_to_once_for_all(lent, clock)
 
 
 async def test_a_lost_connection_is_found_before_the_next_use():
