@@ -403,7 +403,7 @@ class Copy:
 
     def _note(self, item: Item, outcome: Outcome, error: StorageError | None = None) -> None:
         self.tally[outcome] += 1
-        if item.kind == "memory" and outcome in ("left", "failed", "gone"):
+        if outcome in ("left", "failed", "gone"):
             self._without_pages.add(keys.pages_of(item.key))
         if outcome in get_args(Written):
             session = item.name if item.kind == "memory" else ""

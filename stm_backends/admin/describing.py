@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from stm_backends.catalogue.card import Activity
 from stm_backends.catalogue.index import Catalogue
-from stm_backends.drivers.contract import Driver, Key, Record
+from stm_backends.drivers.contract import Driver
 from stm_backends.errors import Corrupt, KeyMismatch, located
-from stm_backends.history import activity as of_log
-from stm_backends.history import items
+from stm_backends.history.log import ItemLog
 from stm_backends.memory.shared.activity import activity_of
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.records import keys
@@ -34,11 +33,13 @@ async def describe(driver: Driver, codec: Codec, key: MemoryKey, kind: str = "")
     With a `kind`, the other records are read only if nothing is in that one. A record that cannot be read is
     one of which nothing is known.
     """
-    places = {"memory": keys.memory_key(key), **{kind: keys.log_key(key, kind) for kind in keys.LOG_KINDS}}
-    read = partial(_read, driver, codec)
-    if kind and (own := await read(kind, places.pop(kind))) is not None:
+    places: dict[str, Callable[[], Awaitable[Activity | None]]] = {
+        "memory": partial(_of_memory, driver, codec, key),
+        **{kind: ItemLog(driver, key, kind, codec=codec).activity for kind in keys.LOG_KINDS},
+    }
+    if kind and (own := await _read(kind, places.pop(kind))) is not None:
         return own
-    found = [one for one in await asyncio.gather(*map(read, places, places.values())) if one is not None]
+    found = [one for one in await asyncio.gather(*map(_read, places, places.values())) if one is not None]
     if not found:
         return None
     last = max(found, key=lambda one: one.at)
@@ -51,18 +52,16 @@ async def describe(driver: Driver, codec: Codec, key: MemoryKey, kind: str = "")
     )
 
 
-async def _read(driver: Driver, codec: Codec, kind: str, where: Key) -> Activity | None:
+async def _read(kind: str, activity: Callable[[], Awaitable[Activity | None]]) -> Activity | None:
     try:
-        record = await driver.load(where)
-        with located(driver.name, "catalogue"):
-            return None if record is None else _activity(kind, record, codec)
+        return await activity()
     except KeyMismatch:
         raise
     except Corrupt:
         return Activity((kind,), 0.0, None)
 
 
-def _activity(kind: str, record: Record, codec: Codec) -> Activity | None:
-    if kind == "memory":
-        return activity_of(Snapshot.of(record, codec))
-    return of_log.activity_of(items.read(record, codec), kind)
+async def _of_memory(driver: Driver, codec: Codec, key: MemoryKey) -> Activity | None:
+    record = await driver.load(keys.memory_key(key))
+    with located(driver.name, "catalogue"):
+        return None if record is None else activity_of(Snapshot.of(record, codec))

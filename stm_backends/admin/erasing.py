@@ -78,7 +78,7 @@ class Erasure:
         for place, kind in places.items():
             await self._record(place, kind)
         # After the records: a process that puts turns into pages meanwhile finds that its record is gone.
-        transcripts = [place for place, kind in places.items() if kind == "conversations"]
+        transcripts = [place for place, kind in places.items() if kind in ("conversations", "logs")]
         for place in transcripts:
             await self._pages(place)
         # Last: whoever writes a card looks for the conversation afterwards.

@@ -19,7 +19,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from stm_backends.admin.describing import catalogue_on
@@ -37,7 +37,7 @@ from stm_backends.records.directory import Directory
 from stm_backends.records.large.driver import ORPHANED_S
 from stm_backends.records.large.pointers import id_in, time_of
 from stm_backends.records.pages import Copy
-from stm_backends.records.shortening import Shortening
+from stm_backends.records.shortening import Bodies, Shortening
 from stm_backends.types import AHEAD_S, MemoryKey
 
 STEP: Final = 500
@@ -225,8 +225,7 @@ class Purge:
                 return "kept"
             if not self._dry_run and not await self._empty(kind, key, record, older_than, now):
                 return "changed"
-            if kind == "memory":
-                await self._remove_pages(keys.pages_of(key))
+            await self._remove_pages(keys.pages_of(key))
         except Corrupt as error:
             # The record itself, or the entry of its user, which is sealed.
             self._on_unreadable(_found(kind, key), error)
@@ -269,41 +268,56 @@ class Purge:
 
     async def _transcripts(self, tenant: str, user: str, older_than: float) -> None:
         """Shorten the transcripts of a user by the pages whose turns are all older."""
-        scope = keys.scope(tenant, user, "memory")
+        for kind in DATED:
+            scope = keys.scope(tenant, user, kind)
 
-        async def shorten(name: str) -> None:
-            try:
-                count = await self._shorten(Key(scope, name), older_than)
-            except Corrupt as error:
-                if self._older_than is None:  # else it was counted before
-                    self.purged.unreadable += 1
-                    self._on_unreadable(_found("memory", Key(scope, name)), error)
-                return
-            self.purged.pages += count
-            if count:
-                self._on_found(Found(tenant, user, "page", keys.unname(name)))
-                self._on_step(self.purged)
+            async def shorten(name: str, kind: Kind = kind, scope: str = scope) -> None:
+                try:
+                    count = await self._shorten(kind, Key(scope, name), older_than)
+                except Corrupt as error:
+                    if self._older_than is None:  # else it was counted before
+                        self.purged.unreadable += 1
+                        self._on_unreadable(_found(kind, Key(scope, name)), error)
+                    return
+                self.purged.pages += count
+                if count:
+                    self._on_found(Found(tenant, user, "page", keys.unname(name)))
+                    self._on_step(self.purged)
 
-        await operations.each(operations.names(self._driver, scope), shorten)
+            await operations.each(operations.names(self._driver, scope), shorten)
 
-    async def _shorten(self, key: Key, older_than: float) -> int:
+    async def _shorten(self, kind: Kind, key: Key, older_than: float) -> int:
         """Shorten one transcript, if there is one; returns by how many pages."""
-        record = await self._driver.load(key)
-        transcript = self._transcript_of(record)
+        record, bodies = await self._driver.load(key, last=0), self._bodies(kind)
+        with located(self._driver.name, "purge"):
+            transcript = bodies.transcript_of(None if record is None else record.body)
         if transcript is None:
             return 0
         now = self._clock()
 
+        def added_at(turn: Mapping[str, Any]) -> float:
+            return stored_turn(turn).turn.ts if kind == "memory" else items.item_in(turn)[1]
+
         def is_old(copies: Mapping[int, Copy]) -> bool:
-            added = [stored_turn(copy.turn).turn.ts for _, copy in sorted(copies.items())]
+            added = [added_at(copy.turn) for _, copy in sorted(copies.items())]
             newest = last_added(added, Forgotten(), now=now)
             return newest is not None and newest <= now - older_than
 
-        return await self._shortening.by_page(key, transcript, is_old)
+        return await self._shortening.by_page(key, bodies, transcript, is_old)
 
-    def _transcript_of(self, record: Record | None) -> Transcript | None:
-        with located(self._driver.name, "purge"):
-            return self._codec.open_body(None if record is None else record.body).transcript
+    def _bodies(self, kind: Kind) -> Bodies:
+        codec = self._codec
+
+        def transcript_of(body: bytes | None) -> Transcript | None:
+            opened = codec.open_body(body) if kind == "memory" else items.open_folded(body, codec)
+            return opened.transcript
+
+        def with_transcript(body: bytes | None, transcript: Transcript) -> bytes:
+            if kind == "memory":
+                return codec.seal_body(replace(codec.open_body(body), transcript=transcript))
+            return items.seal_folded(replace(items.open_folded(body, codec), transcript=transcript), codec)
+
+        return Bodies(transcript_of, with_transcript)
 
     async def _left_over_pages(self, tenant: str, user: str) -> None:
         """Remove pages that no record can refer to any more.
@@ -319,32 +333,38 @@ class Purge:
                 epochs.setdefault(f"{name.partition(':')[0]}:", set()).add(keys.page_epoch(name))
         if not epochs:
             return
-        of_records = keys.scope(tenant, user, "memory")
-
-        async def compare(name: str) -> None:
-            key = Key(of_records, name)
-            for epoch in await self._dead(key, epochs.pop(keys.pages_of(key).name, set())):
-                await self._remove_pages(keys.pages_of_epoch(key, epoch))
-
-        await operations.each(operations.names(self._driver, of_records), compare)
+        for kind in DATED:
+            await self._compare_epochs(tenant, user, kind, epochs)
         for prefix in sorted(epochs):
             await self._remove_pages(Key(scope, prefix))
 
-    async def _dead(self, key: Key, epochs: set[str]) -> list[str]:
+    async def _compare_epochs(self, tenant: str, user: str, kind: Kind, epochs: dict[str, set[str]]) -> None:
+        """Remove pages of earlier lives of the records of a kind, and take those of such records out."""
+        scope, bodies = keys.scope(tenant, user, kind), self._bodies(kind)
+
+        async def compare(name: str) -> None:
+            key = Key(scope, name)
+            for epoch in await self._dead(key, bodies, epochs.pop(keys.pages_of(key).name, set())):
+                await self._remove_pages(keys.pages_of_epoch(key, epoch))
+
+        await operations.each(operations.names(self._driver, scope), compare)
+
+    async def _dead(self, key: Key, bodies: Bodies, epochs: set[str]) -> list[str]:
         """Return those of the epochs of stored pages whose pages the record never comes to have."""
         if not epochs:
             return []
-        dead = await self._not_referred_to(key, epochs)
+        dead = await self._not_referred_to(key, bodies, epochs)
         if dead and self._driver.traits.shows_unconfirmed:
             # A server that others have replaced shows an earlier record, to which later pages are unknown.
             await confirming.confirm(self._driver, (key.scope,))
-            dead = await self._not_referred_to(key, dead)
+            dead = await self._not_referred_to(key, bodies, dead)
         return sorted(dead)
 
-    async def _not_referred_to(self, key: Key, epochs: set[str]) -> set[str]:
+    async def _not_referred_to(self, key: Key, bodies: Bodies, epochs: set[str]) -> set[str]:
         try:
             record = await self._driver.load(key, last=0)
-            transcript = self._transcript_of(record)
+            with located(self._driver.name, "purge"):
+                transcript = bodies.transcript_of(None if record is None else record.body)
         except Corrupt:
             return set()
         version = None if record is None else record.version

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
-from stm_backends.cli import datastores, render, transfer
+from stm_backends.cli import datastores, item_logs, render, transfer
 from stm_backends.cli.completion import conversations
+from stm_backends.cli.item_logs import LogName
 from stm_backends.cli.options import BackendName, SealingName, Url
 from stm_backends.cli.outcome import reported, run, told_as
-from stm_backends.memory.shared.reading import MOST, TranscriptPage, TranscriptTurn
+from stm_backends.history.log import LogPage
+from stm_backends.memory.shared.reading import TranscriptPage, TranscriptTurn
 from stm_backends.records.codec import dump_turn
+from stm_backends.records.keys import memory_key
+from stm_backends.records.pages import MOST
 from stm_backends.types import StoredTurn
 
 
@@ -31,6 +36,7 @@ def history(
         int, typer.Option("--limit", "-n", help="How many turns to show.", metavar="N", min=1, max=MOST)
     ] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    log: LogName = None,
     backend: BackendName = None,
     url: Url = None,
     sealing: SealingName = None,
@@ -38,26 +44,42 @@ def history(
     """Show all that was said in a conversation, by number: the newest turns, or those before a number.
 
     The first turn has the number 0. Turns that the model is no longer shown are there too, if the
-    conversation keeps a transcript. A page or two are read, however long the conversation is.
+    conversation keeps a transcript. A page or two are read, however long the conversation is. Of a
+    conversation that an agent framework keeps, its items are shown.
     """
 
-    async def work() -> TranscriptPage:
+    async def work() -> TranscriptPage | item_logs.Found:
         parsed = transfer.conversation_key(key)
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
             with told_as("history"):
-                page = await opened.memory(parsed).transcript(before=before, limit=limit)
-                if not page.turns:
-                    await opened.sessions.export(parsed)  # tells one without turns from none
-                return page
+                kind = item_logs.kind_in(log)
+                if kind is None:
+                    page = await opened.memory(parsed).transcript(before=before, limit=limit)
+                    if page.turns or await opened.driver.load(memory_key(parsed), last=0):
+                        return page
+                return await item_logs.page_of(opened, parsed, kind, before=before, limit=limit)
 
     with reported():
         page = run(work())
+    if isinstance(page, item_logs.Found):
+        _show_items(page, key, as_json=as_json)
+        return
     if as_json:
         for one in page.turns:
             typer.echo(json.dumps(_as_json(one)))
     elif page.turns:
         render.console.print(render.numbered((one.number, one.turn) for one in page.turns))
-    _say_more(page, key)
+    _say_more(key, "turns", [one.number for one in page.turns], page)
+
+
+def _show_items(found: item_logs.Found, key: str, *, as_json: bool) -> None:
+    page = found.page
+    if as_json:
+        for one in page.items:
+            typer.echo(json.dumps(item_logs.as_json(one)))
+    elif page.items:
+        render.console.print(item_logs.numbered(page))
+    _say_more(key, "items", [one.number for one in page.items], page, f"--log {found.kind} ")
 
 
 def _as_json(one: TranscriptTurn) -> dict[str, Any]:
@@ -65,12 +87,14 @@ def _as_json(one: TranscriptTurn) -> dict[str, Any]:
     return where | dump_turn(StoredTurn(one.id, one.turn))
 
 
-def _say_more(page: TranscriptPage, key: str) -> None:
+def _say_more(
+    key: str, what: str, numbers: Sequence[int], page: TranscriptPage | LogPage, option: str = ""
+) -> None:
     """Say on standard error what is not shown."""
-    first = page.turns[0].number if page.turns else page.oldest
+    first = numbers[0] if numbers else page.oldest
     if first > page.oldest:
-        typer.echo(f"Earlier turns: stm-backends history {key} --before {first}", err=True)
+        typer.echo(f"Earlier {what}: stm-backends history {key} {option}--before {first}", err=True)
     elif page.oldest:
-        typer.echo(f"The turns before number {page.oldest} are no longer stored.", err=True)
+        typer.echo(f"The {what} before number {page.oldest} are no longer stored.", err=True)
     if page.missing:
         typer.echo(f"Not stored any more: {', '.join(map(str, page.missing))}", err=True)

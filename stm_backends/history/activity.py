@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from stm_backends.catalogue.card import Activity, beginning_of
 from stm_backends.history.items import Log
 
 
-def activity_of(log: Log, kind: str) -> Activity | None:
-    """Return the last activity that a log shows; `None` if no item is in it."""
-    if not log.items:
+def activity_of(
+    log: Log, kind: str, oldest: Sequence[Mapping[str, Any]], newest: Sequence[Mapping[str, Any]]
+) -> Activity | None:
+    """Return the last activity that a log with these oldest and newest items shows; `None` without items."""
+    if not log.count:
         return None
     at = max((when for when in log.added if when > 0), default=0.0)
     at = at or max((when for when, _ in log.folded.forgotten.ages), default=0.0)
-    preview, opening = beginning_in(reversed(log.items)), beginning_in(log.items)
-    return Activity((kind,), at, len(log.items), preview, opening)
+    return Activity((kind,), at, log.count, beginning_in(reversed(newest)), beginning_in(oldest))
 
 
 def beginning_in(items: Iterable[Mapping[str, Any]]) -> str:
     """Return the beginning of the first item with a text; calls of tools have none."""
-    return next((beginning for item in items if (beginning := beginning_of(_text_of(item)))), "")
+    return next((beginning for item in items if (beginning := beginning_of(text_of(item)))), "")
 
 
-def _text_of(item: Mapping[str, Any]) -> str:
+def text_of(item: Mapping[str, Any]) -> str:
     """Return the text of an item: of OpenAI's `content`, or of LangChain's `data.content`."""
     data: object = item.get("data")
     holder = cast("Mapping[str, Any]", data) if isinstance(data, Mapping) else item

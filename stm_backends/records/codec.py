@@ -26,7 +26,10 @@ from stm_backends.records.steps import STEP, Steps
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest, seconds_of
 
 FORMAT: Final = 1
-"""The major version that this library writes, and the only one that it reads."""
+"""The major version that this library writes, and the only one that it reads, but for `_NEWER`."""
+
+_NEWER: Final = {"paged-log": 2}
+"""What has another major version: older versions of this library must neither show nor change it."""
 
 LARGEST_CONTENT: Final = 256 * 1024 * 1024
 """The most bytes of JSON in a transformed envelope, so that a few stored bytes cannot fill the memory."""
@@ -38,6 +41,7 @@ EnvelopeKind: TypeAlias = Literal[
     "user",
     "items",
     "log",
+    "paged-log",
     "keys",
     "seal",
     "vertex",
@@ -81,7 +85,7 @@ class Codec:
     def __init__(self, transforms: Sequence[Transform] = (), failed: Report = ignore) -> None:
         self._transforms = _by_name(transforms)
         self._failed = failed
-        self._headers = {kind: f"stm/{FORMAT} {kind}\n".encode("ascii") for kind in get_args(EnvelopeKind)}
+        self._headers = {kind: f"{_major(kind)} {kind}\n".encode("ascii") for kind in get_args(EnvelopeKind)}
 
     def after(self, first: Transform) -> Codec:
         """Return the codec that applies this transform before all others."""
@@ -161,7 +165,7 @@ class Codec:
             raise SealMismatch(
                 "the stored bytes are sealed; open the backend with the sealing that wrote them"
             )
-        if words[0] != f"stm/{FORMAT}":
+        if words[0] != _major(kind):
             raise Corrupt(
                 f"stored in format {words[0].removeprefix('stm/')!r} by another version of this library; "
                 f"this one reads format {FORMAT} and leaves it untouched"
@@ -174,6 +178,10 @@ class Codec:
         if words[2:] != [name for name in self._transforms if name in words[2:]]:
             raise Corrupt("stored through transforms in another order than this process applies them")
         return data, words[2:]
+
+    def is_of(self, kind: EnvelopeKind, envelope: bytes) -> bool:
+        """Say whether an envelope claims to be of this kind."""
+        return envelope.partition(b"\n")[0].split(b" ")[:2] == self._headers[kind].split()
 
     def seal_encoded(self, kind: EnvelopeKind, data: bytes) -> bytes:
         """Return the envelope of one JSON object that is encoded already."""
@@ -203,6 +211,10 @@ class Codec:
             return load_body(self.open("body", data))
         except ValueError:
             raise Corrupt("the stored body has a field of another type") from None
+
+
+def _major(kind: str) -> str:
+    return f"stm/{_NEWER.get(kind, FORMAT)}"
 
 
 def _as_object(kind: EnvelopeKind, content: object, data: bytes) -> dict[str, Any]:
@@ -339,17 +351,17 @@ def dump_transcript(transcript: Transcript) -> dict[str, Any]:
     }
 
 
-def load_transcript(content: Any, forgotten: Forgotten) -> Transcript | None:
-    """Return what a body with these remembered ids says of its pages; see `Transcript.recounted`.
+def load_transcript(content: Any, forgotten: Forgotten | None = None) -> Transcript | None:
+    """Return what a body says of its pages. Raises `ValueError` if it is invalid.
 
-    Raises `ValueError` if it is invalid.
+    `forgotten` are the remembered ids of a conversation; see `Transcript.recounted`.
     """
     if content is None:
         return None
     try:
         fields = cast("Mapping[str, Any]", content)
         gap = fields.get("gap")
-        return Transcript(
+        transcript = Transcript(
             epoch=str(fields["epoch"]),
             base=int(fields["base"]),
             last=str(fields.get("last", "")),
@@ -357,7 +369,8 @@ def load_transcript(content: Any, forgotten: Forgotten) -> Transcript | None:
             rev=int(fields.get("rev", 0)),
             first=int(fields.get("first", 0)),
             extra={name: value for name, value in fields.items() if name not in _TRANSCRIPT_FIELDS},
-        ).recounted(forgotten)
+        )
+        return transcript if forgotten is None else transcript.recounted(forgotten)
     except (KeyError, TypeError, AttributeError, OverflowError):
         raise ValueError("what the body says of its pages is of another type") from None
 

@@ -1,5 +1,8 @@
 """The pages of a transcript: turns that have left a conversation's record, found by their numbers.
 
+The items of a log go to pages, too, as turns with other fields (see `history.items`). A page reads of a turn
+only its `turn_id`.
+
 Page `k` has the turns `64 * k` to `64 * k + 63`. Before a body drops turns, one `append` adds them to their
 page, or two where they cross its end. Then one conditional `replace` of the record drops them and says so.
 
@@ -11,8 +14,9 @@ acme:u1:page / DIGEST:EPOCH:000000001f      body: the whole page, once it is com
 
 The appends have no condition and are never undone: while the body of a record says `base`, the number of a
 turn of its tail is the same for every process. So what a process has added that lost a race, or ended, is a
-copy of what the next one adds. A reader takes one of the copies: of the highest `rev`, and of those the one
-that the turn after it names in `prev`. They differ only if a datastore lost turns that it had acknowledged.
+copy of what the next one adds. A reader takes one of the copies: of the highest `rev` that the body knows,
+and of those the one that the turn after it names in `prev`. Those of one `rev` differ only if a datastore
+lost turns that it had acknowledged.
 
 A page is never deleted while it may grow, because an append does not change its version. An erasure deletes
 pages after the record; the epoch ensures that the next record under the same key has others.
@@ -21,12 +25,13 @@ pages after the record; the epoch ensures that the next record under the same ke
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
+from stm_backends.drivers.checks import require_count
 from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
-from stm_backends.errors import Corrupt, StorageError, TooLarge, located
-from stm_backends.records import keys, ledger, operations
+from stm_backends.errors import ConfigurationError, Corrupt, StorageError, TooLarge, located
+from stm_backends.records import confirming, keys, ledger, operations
 from stm_backends.records.body import Transcript, digest
 from stm_backends.records.codec import Codec, encode_json, stored_turn
 from stm_backends.records.compression import Preset
@@ -37,15 +42,22 @@ logger = logging.getLogger("stm_backends")
 TURNS: Final = 64
 """How many turns a page has. Part of the format."""
 
+MOST: Final = 1_000
+"""How many turns one call returns at most."""
+
 SPILLS: Final = 1_000
 """How many records a page takes at most: what does not fit into one goes to the next."""
 
 
 class Leaving(NamedTuple):
-    """A turn that is about to leave the record: its id, and its JSON as the record has it."""
+    """A turn that is about to leave the record: its id, and its JSON as the page will have it.
+
+    `rev` is set if it is more than that of the transcript.
+    """
 
     id: str
     data: bytes
+    rev: int = 0
 
 
 class Copy(NamedTuple):
@@ -72,12 +84,13 @@ class Pages:
         transcript: Transcript,
         leaving: Sequence[Leaving],
         *,
-        summary: str,
+        summary: str | None,
         ttl: float | None,
     ) -> None:
         """Store turns that are about to leave the record, which has this transcript and this summary.
 
-        They are the oldest ones of its tail. Storing them again is harmless.
+        They are the oldest ones of its tail. Storing them again is harmless. Without a summary, no checkpoint
+        is stored.
         """
         while leaving:
             count = TURNS - transcript.base % TURNS
@@ -86,7 +99,12 @@ class Pages:
             leaving = leaving[count:]
 
     async def _append(
-        self, key: Key, transcript: Transcript, leaving: Sequence[Leaving], summary: str, ttl: float | None
+        self,
+        key: Key,
+        transcript: Transcript,
+        leaving: Sequence[Leaving],
+        summary: str | None,
+        ttl: float | None,
     ) -> None:
         """Store turns of one page as one entry or, if that is too large, as several."""
         page = transcript.base // TURNS
@@ -108,12 +126,15 @@ class Pages:
             rest = transcript.moved([one.id for one in leaving[:half]], summarized=True)
             await self._append(key, rest, leaving[half:], summary, ttl)
 
-    def _entry(self, transcript: Transcript, leaving: Sequence[Leaving], summary: str) -> bytes:
+    def _entry(self, transcript: Transcript, leaving: Sequence[Leaving], summary: str | None) -> bytes:
         """Return the entry of turns that begin at `base`, with a checkpoint if they begin a page."""
         fields: dict[str, Any] = {"first": transcript.base, "prev": transcript.last}
-        if transcript.rev:
-            fields["rev"] = transcript.rev
-        if transcript.base % TURNS == 0:
+        revs = [max(transcript.rev, one.rev) for one in leaving]
+        if len({*revs}) > 1:
+            fields["revs"] = revs
+        elif revs[0]:
+            fields["rev"] = revs[0]
+        if summary is not None and transcript.base % TURNS == 0:
             fields |= {"summary": summary, "upto": transcript.summarized}
         head, turns = encode_json(fields)[:-1], b",".join(one.data for one in leaving)
         return self._codec.seal_encoded("page", b'%b,"turns":[%b]}' % (head, turns))
@@ -124,7 +145,7 @@ class Pages:
         transcript: Transcript,
         leaving: Sequence[Leaving],
         *,
-        summary: str,
+        summary: str | None,
         ttl: float | None,
     ) -> None:
         """Store turns of one page of an epoch that no other process uses: a complete page is one body."""
@@ -194,14 +215,17 @@ class Pages:
 
         A number without a turn is in no page. Raises `Corrupt` for a page that cannot be read.
         """
+        found = await self.between(key, transcript, first, end)
+        return {number: stored_turn(copy.turn) for number, copy in found.items()}
+
+    async def between(self, key: Key, transcript: Transcript, first: int, end: int) -> dict[int, Copy]:
+        """Return the copies that count of the turns that `read` returns."""
         if end <= first:
             return {}
         pages = range(first // TURNS, (end - 1) // TURNS + 1)
-        found: dict[int, StoredTurn] = {}
+        found: dict[int, Copy] = {}
         for copies in await operations.together(pages, lambda page: self.copies(key, transcript, page)):
-            for number, copy in sorted(copies.items()):
-                if first <= number < end:
-                    found[number] = stored_turn(copy.turn)
+            found |= {number: copy for number, copy in sorted(copies.items()) if first <= number < end}
         return found
 
     async def copies(self, key: Key, transcript: Transcript, page: int) -> Mapping[int, Copy]:
@@ -215,7 +239,7 @@ class Pages:
             if record is None:
                 break
             contents += self.opened(record)
-            found = resolved(contents, known)
+            found = resolved(contents, known, rev=transcript.rev)
             # Turns that were changed later may be in a later record.
             if wanted <= found.keys() and not transcript.rev:
                 break
@@ -252,16 +276,58 @@ def may_refer(version: str | None, transcript: Transcript | None, epoch: str) ->
     return epoch == (version if transcript is None else transcript.epoch)
 
 
-def resolved(contents: Sequence[Mapping[str, Any]], known: Mapping[int, str]) -> dict[int, Copy]:
+async def erase_dead(driver: Driver, key: Key, epoch: str, refers: Callable[[], Awaitable[bool]]) -> bool:
+    """Remove the pages of an epoch that the record was seen not to refer to; `False` if it does.
+
+    `refers` loads the record: a server that others have replaced may not show it.
+    """
+    if driver.traits.shows_unconfirmed:
+        await confirming.confirm(driver, (key.scope,))
+        if await refers():
+            return False
+    await erase(driver, key, epoch)
+    return True
+
+
+def require_one_place(before: int | None, after: int | None, at: int | None, limit: int) -> None:
+    """Raise `ConfigurationError` for a page that cannot be asked for."""
+    require_count("limit", limit, most=MOST)
+    if sum(given is not None for given in (before, after, at)) > 1:
+        raise ConfigurationError("give one of before, after and at")
+
+
+def numbers_asked_for(
+    oldest: int, end: int, *, before: int | None, after: int | None, at: int | None, limit: int
+) -> tuple[int, int]:
+    """Return the first number, and that after the last, of up to `limit` turns from `oldest` to `end - 1`.
+
+    They are those before a number, after one or around one; by default the newest ones.
+    """
+    if before is not None:
+        stop = max(oldest, min(before, end))
+        start = stop - limit
+    elif after is not None or at is not None:
+        start = after + 1 if after is not None else (at or 0) - limit // 2
+        start = max(start, oldest)
+        stop = start + limit
+    else:
+        start, stop = end - limit, end
+    return max(start, oldest), min(stop, end)
+
+
+def resolved(
+    contents: Sequence[Mapping[str, Any]], known: Mapping[int, str], *, rev: int | None = None
+) -> dict[int, Copy]:
     """Return the copy of each turn that counts, by number.
 
-    That is one of the highest `rev`. Of those, it is the one whose id has the short hash that `known` has, or
-    that the turn after it names, and otherwise the last one.
+    That is one of the highest `rev`, of up to the given one. Of those, it is the one whose id has the short
+    hash that `known` has, or that the turn after it names, and otherwise the last one.
     """
     copies: dict[int, list[Copy]] = {}
     for content in contents:
         for number, copy in _copies(content):
-            copies.setdefault(number, []).append(copy)
+            if rev is None or copy.rev <= rev:
+                copies.setdefault(number, []).append(copy)
     found: dict[int, Copy] = {}
     for number in sorted(copies, reverse=True):
         after = found.get(number + 1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from stm_backends.drivers.contract import Driver, Key, Record
 from stm_backends.errors import located
@@ -24,6 +24,13 @@ MayGo: TypeAlias = Callable[[Mapping[int, Copy]], bool]
 """Says of the turns of one page that are left whether they may go, by number."""
 
 
+class Bodies(NamedTuple):
+    """What a kind of record says of its transcript in a body, and the same body with another transcript."""
+
+    transcript_of: Callable[[bytes | None], Transcript | None]
+    with_transcript: Callable[[bytes | None, Transcript], bytes]
+
+
 class Shortening:
     """Shortens the transcripts of a backend. With `dry_run`, only counts and writes nothing."""
 
@@ -33,7 +40,7 @@ class Shortening:
         self._pages = Pages(driver, codec)
         self._dry_run = dry_run
 
-    async def by_page(self, key: Key, transcript: Transcript, may_go: MayGo) -> int:
+    async def by_page(self, key: Key, bodies: Bodies, transcript: Transcript, may_go: MayGo) -> int:
         """Remove pages from the oldest one on, as long as `may_go` says so; returns how many."""
         first, end = transcript.first, transcript.summarized
         async for page, _ in self._stored(key, transcript.epoch):
@@ -45,15 +52,15 @@ class Shortening:
             if start >= end or not may_go(left):
                 break
             first = stop
-        return await self.to(key, transcript, first)
+        return await self.to(key, bodies, transcript, first)
 
-    async def to(self, key: Key, transcript: Transcript, first: int) -> int:
+    async def to(self, key: Key, bodies: Bodies, transcript: Transcript, first: int) -> int:
         """Remove all turns below a number, unless no summary covers them; returns how many pages had some.
 
         Does nothing if the record has another transcript meanwhile.
         """
         first = max(transcript.first, min(first, transcript.summarized))
-        if not self._dry_run and not await self._raise(key, transcript, first):
+        if not self._dry_run and not await self._raise(key, bodies, transcript, first):
             return 0
         count = 0
         async for page, name in self._stored(key, transcript.epoch):
@@ -74,19 +81,19 @@ class Shortening:
         async for name in operations.names_of(self._driver, scope, prefix):
             yield keys.page_number(name), name
 
-    async def _raise(self, key: Key, transcript: Transcript, first: int) -> bool:
+    async def _raise(self, key: Key, bodies: Bodies, transcript: Transcript, first: int) -> bool:
         """Say in the body of the record that turns below a number are gone; whether it says so now."""
 
         async def raised(record: Record | None) -> tuple[ledger.Change | None, bool]:
+            body = None if record is None else record.body
             with located(self._driver.name, "shorten"):
-                body = self._codec.open_body(None if record is None else record.body)
-            found = body.transcript
+                found = bodies.transcript_of(body)
             if found is None or found.epoch != transcript.epoch:
                 return None, False
             if found.first >= first:
                 return None, True
             shorter = dataclasses.replace(found, first=first)
-            return ledger.Change(self._codec.seal_body(dataclasses.replace(body, transcript=shorter))), True
+            return ledger.Change(bodies.with_transcript(body, shorter)), True
 
         return bool(await ledger.update(self._driver, key, raised))
 

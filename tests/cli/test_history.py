@@ -90,6 +90,64 @@ def test_history_says_that_the_oldest_turns_were_removed(url: str) -> None:
     assert done.stderr == f"The turns before number {first} are no longer stored.\n"
 
 
+@pytest.fixture
+def kept(tmp_path: Path) -> str:
+    """A file with a log of 200 items, most of which have left its record."""
+    url = f"sqlite:///{tmp_path}/logs.db"
+
+    async def fill() -> None:
+        async with open_backend(url) as backend:
+            log = backend.item_log(KEY, "openai-agents")
+            for number in range(199):
+                await log.add([{"role": "user", "content": f"Wish {number}"}])
+            await log.add([{"type": "function_call", "name": "book", "arguments": "{}"}])
+
+    asyncio.run(fill())
+    return url
+
+
+def test_history_and_show_give_the_items_of_a_framework(kept: str) -> None:
+    done = cli("history", "acme:u1:trip", "--url", kept, "-n", "3")
+    assert re.findall(r"(\d+) +user +Wish (\d+)", done.stdout) == [("197", "197"), ("198", "198")]
+    assert '"book"' in done.stdout
+    assert (
+        done.stderr == "Earlier items: stm-backends history acme:u1:trip --log openai-agents --before 197\n"
+    )
+    lines = cli(*done.stderr.split()[3:], "-n", "100", "--json", "--url", kept)
+    found = [json.loads(line) for line in lines.stdout.splitlines()]
+    assert [one["item"]["content"] for one in found] == [f"Wish {number}" for number in range(97, 197)]
+    assert (found[0]["number"], found[0]["retained"], found[-1]["retained"]) == (97, False, True)
+    done = cli("show", "acme:u1:trip", "--url", kept)
+    assert "200, the newest 20 below" in done.stdout
+    assert "Wish 180" in done.stdout
+    document = json.loads(cli("show", "acme:u1:trip", "--url", kept, "--json").stdout)
+    assert (document["log"], document["newest"], len(document["items"])) == ("openai-agents", 199, 20)
+    done = cli("show", "acme:u1:trip", "--url", kept, "--html")
+    assert (done.exit_code, "--json" in done.stderr) == (2, True)
+
+
+def test_the_turns_come_first_and_of_several_logs_one_is_named(kept: str) -> None:
+    async def more(kind: str) -> None:
+        async with open_backend(kept) as backend:
+            if kind == "langchain":
+                await backend.item_log(KEY, "langchain").add([{"type": "human", "data": {"content": "Hi"}}])
+            else:
+                await say(backend, KEY, 1)
+
+    asyncio.run(more("langchain"))
+    for command in ("history", "show"):
+        done = cli(command, "acme:u1:trip", "--url", kept)
+        assert (done.exit_code, "--log openai-agents, --log langchain" in done.stderr) == (2, True)
+        assert "Hi" in cli(command, "acme:u1:trip", "--url", kept, "--log", "langchain").stdout
+        done = cli(command, "acme:u1:trip", "--url", kept, "--log", "langgraph")
+        assert (done.exit_code, "--log is one of" in done.stderr) == (2, True)
+    asyncio.run(more("memory"))
+    assert "Noted." in cli("history", "acme:u1:trip", "--url", kept).stdout
+    assert "Noted." in cli("show", "acme:u1:trip", "--url", kept).stdout
+    done = cli("history", "acme:u1:else", "--url", kept, "--log", "langchain")
+    assert done.stderr.startswith("Error: there is no log of langchain under this key")
+
+
 def test_the_latest_conversations_come_first_with_their_titles(url: str) -> None:
     async def more() -> None:
         async with open_backend(url) as backend:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from stm_backends.drivers.sqlite.driver import SqliteDriver
 from stm_backends.drivers.sqlite.settings import SqliteSettings
 from stm_backends.drivers.wrapper import WrapperDriver
 from stm_backends.errors import InvalidState, SessionExists, SessionNotFound
+from stm_backends.history import log as item_log
+from stm_backends.history.log import ItemLog
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.records import keys, pages
+from stm_backends.records import keys, operations, pages
 from stm_backends.records.body import Transcript
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
@@ -491,3 +494,115 @@ async def test_a_document_without_a_transcript_is_imported_as_before(driver: Dri
     assert "transcript" not in document["body"]
     await Backend(target).sessions.import_(document)
     assert [name for _, name in await told(Backend(target), KEY)] == ["t28", "t29"]
+
+
+# Item logs
+
+
+LOG = keys.log_key(KEY, "langchain")
+
+
+async def noted(driver: Driver, numbers: range, *, ts: Callable[[int], float] = lambda number: NOW) -> None:
+    """Add an item for each number to a log, which goes to pages but for the newest two."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(item_log, "LONG", 4)
+        patch.setattr(item_log, "KEPT", 2)
+        for number in numbers:
+            log = ItemLog(driver, KEY, "langchain", clock=partial(ts, number))
+            await log.add([{"content": f"item {number}"}])
+
+
+async def noted_in(driver: Driver) -> list[int]:
+    log = ItemLog(driver, KEY, "langchain")
+    return [int(item["content"].removeprefix("item ")) for item in await log.items()]
+
+
+async def log_pages(driver: Driver) -> list[str]:
+    return [name async for name in operations.names_of(driver, *keys.pages_of(LOG))]
+
+
+async def test_a_copy_has_the_whole_log(driver: Driver, target: Driver) -> None:
+    await noted(driver, range(30))
+    copy, problems = await copied(driver, target)
+    assert copy.ok
+    assert not problems
+    assert await log_pages(target) == await log_pages(driver) != []
+    assert await noted_in(target) == [*range(30)]
+
+
+async def test_the_pages_of_a_log_that_was_left_are_not_copied(driver: Driver, target: Driver) -> None:
+    await noted(driver, range(20))
+    await noted(target, range(100, 109))
+    _, problems = await copied(driver, target)
+    assert problems == ["langchain left"]
+    assert await noted_in(target) == [*range(100, 109)]
+    copy, _ = await copied(driver, target, replace=True)
+    assert copy.ok
+    assert await noted_in(target) == [*range(20)]
+
+
+async def test_a_purge_of_a_log_takes_its_pages_along(driver: Driver, clock: FakeClock) -> None:
+    await noted(driver, range(30), ts=days_ago)
+    kept = await purge(driver, clock, older_than=90 * DAY)
+    assert (kept.logs, kept.pages, kept.kept) == (0, 0, 1)
+    found = await purge(driver, clock, older_than=10 * DAY)
+    assert (found.logs, found.pages) == (1, 7)
+    assert not await log_pages(driver)
+    await noted(driver, range(200, 210))
+    assert await noted_in(driver) == [*range(200, 210)]
+
+
+async def test_old_items_of_a_log_go_and_the_rest_stays(driver: Driver, clock: FakeClock) -> None:
+    await noted(driver, range(40), ts=days_ago)
+    dry = await purge(driver, clock, transcripts_older_than=80 * DAY, dry_run=True)
+    assert await noted_in(driver) == [*range(40)]
+    found = await purge(driver, clock, transcripts_older_than=80 * DAY)
+    assert (found.pages, found.logs, dry) == (5, 0, found)
+    assert await noted_in(driver) == [*range(20, 40)]
+    page = await ItemLog(driver, KEY, "langchain").transcript(after=-1, limit=2)
+    assert ([one.number for one in page.items], page.oldest, page.missing) == ([20, 21], 20, ())
+    log = ItemLog(driver, KEY, "langchain")
+    assert [await log.pop() is not None for _ in range(21)] == [True] * 20 + [False]
+    await noted(driver, range(40, 60), ts=days_ago)
+    assert await noted_in(driver) == [*range(40, 60)]
+
+
+async def test_pages_of_a_log_that_is_gone_are_removed_and_others_stay(
+    driver: Driver, clock: FakeClock
+) -> None:
+    await noted(driver, range(20))
+    assert (await purge(driver, clock)).pages == 0
+    assert await noted_in(driver) == [*range(20)]
+    await driver.delete(LOG)
+    assert (await purge(driver, clock)).pages == 5
+    assert not await log_pages(driver)
+
+
+async def test_expire_gives_a_log_and_its_pages_one_time_to_live(driver: Driver, clock: FakeClock) -> None:
+    await noted(driver, range(30))
+    backend = Backend(driver)
+    found = await backend.sessions.expire("acme", ttl=90 * DAY)
+    assert (found.logs, found.pages, found.failed) == (1, len(await log_pages(driver)), 0)
+    await clock.pass_time(90 * DAY - 1)
+    assert await noted_in(driver) == [*range(30)]
+    await clock.pass_time(2)
+    assert await noted_in(driver) == []
+    assert not await log_pages(driver)
+
+
+async def test_the_receipt_of_an_erasure_counts_the_pages_of_a_log(driver: Driver) -> None:
+    await noted(driver, range(30))
+    receipt = await Backend(driver).sessions.erase_with_receipt("acme", "u", "s")
+    assert (receipt.erased["logs"], receipt.erased["pages"], receipt.complete) == (1, 7, True)
+    assert not await log_pages(driver)
+
+
+async def test_a_log_in_pages_is_sealed_with_another_key(driver: Driver) -> None:
+    one, two = bytes(32), bytes([1] * 32)
+    async with Backend(driver, sealing=Sealing(StaticKeys({"one": one}, primary="one"))) as backend:
+        await noted(backend.driver, range(30))
+    both = Sealing(StaticKeys({"one": one, "two": two}, primary="two"))
+    async with Backend(driver, sealing=both) as backend:
+        assert (await backend.sessions.reseal("acme")).ok
+    async with Backend(driver, sealing=Sealing(StaticKeys({"two": two}, primary="two"))) as backend:
+        assert await noted_in(backend.driver) == [*range(30)]

@@ -52,6 +52,42 @@ async def test_a_log_of_items_is_added_to_removed_from_folded_copied_and_erased(
 
 
 @pytest.mark.parametrize(
+    "datastore",
+    [
+        *("redis", "postgres"),
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("sqlite", "mongo", "dynamo")),
+    ],
+)
+async def test_a_long_log_that_two_fill_is_read_whole_removed_from_and_erased(
+    datastore: str, place_on: PlaceOn
+) -> None:
+    url = place_on(datastore).url
+    async with open_backend(url, create=True) as one, open_backend(url) as two:
+        logs = [backend.item_log(KEY, "langchain") for backend in (one, two)]
+
+        async def fill(writer: int) -> None:
+            for number in range(200):
+                await logs[writer].add([{"text": f"{writer} {number}"}])
+
+        await asyncio.gather(fill(0), fill(1))
+        everything = await texts(one)
+        assert [text for text in everything if text[0] == "0"] == [f"0 {number}" for number in range(200)]
+        assert [text for text in everything if text[0] == "1"] == [f"1 {number}" for number in range(200)]
+        assert [item["text"] for item in await logs[1].items(20)] == everything[-20:]
+        page = await logs[1].transcript(before=150, limit=50)
+        assert [one.item["text"] for one in page.items] == everything[100:150]
+        assert not any(one.retained for one in page.items)
+        popped = [await logs[number % 2].pop() for number in range(150)]
+        assert [item["text"] for item in popped if item] == everything[:-151:-1]
+        await logs[0].add([{"text": "again"}])
+        assert await texts(two) == [*everything[:-150], "again"]
+        receipt = await one.sessions.erase_with_receipt(KEY.tenant_id)
+        assert receipt.complete
+        assert receipt.erased["pages"] >= 5
+        assert await texts(two) == []
+
+
+@pytest.mark.parametrize(
     ("datastore", "system"),
     [("redis", "redis"), ("postgres", "postgresql"), ("mongo", "mongodb"), ("dynamo", "aws.dynamodb")],
 )

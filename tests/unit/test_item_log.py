@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stm_backends.backend import Backend
-from stm_backends.drivers.contract import ABSENT, KEEP, Driver, Key, Record, new_version
+from stm_backends.drivers.contract import ABSENT, Driver, Key, Record, new_version
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import (
     ConfigurationError,
@@ -62,20 +62,8 @@ def numbers(found: Sequence[dict[str, Any]]) -> list[int]:
 
 async def fold(driver: Driver, *, now: float = 0.0, codec: Codec = CODEC) -> bool:
     """Fold as another process would that has just read the log; returns whether it came through."""
-    record = await driver.load(WHERE)
-    if record is None:
-        return False
-    found = items.read(record, codec)
     # As if at a time when every pop is young.
-    body = found.fold(found.length, now=now, keep_for=60.0)
-    return await driver.replace(
-        WHERE,
-        items.seal_folded(body, codec),
-        version=new_version(),
-        expect=record.version,
-        drop=found.length,
-        ttl=KEEP,
-    )
+    return await log_on(driver, codec=codec, clock=lambda: now).fold()
 
 
 async def raw(driver: Driver) -> Record:
@@ -386,21 +374,18 @@ async def test_a_removal_from_a_full_log_whose_answer_is_lost_removes_one_item()
     assert numbers(await log_on(other).items()) == [*range(count - 1), count]
 
 
-async def test_a_record_full_of_remaining_items_refuses_more() -> None:
+async def test_a_record_full_of_remaining_items_moves_them_to_pages() -> None:
     driver = MemoryDriver(max_entry_bytes=2_000, max_record_bytes=4_000)
     await driver.open()
     log = log_on(driver)
-    for number in range(3):
+    for number in range(30):
         await log.add([{"n": number, "text": "x" * 1_000}])
-    with pytest.raises(TooLarge) as refused:
-        await log.add([{"n": 3, "text": "x" * 1_000}])
-    assert refused.value.what == "record"
-    assert numbers(await log.items()) == [0, 1, 2]
-    assert (await log.pop() or {})["n"] == 2
-    assert numbers(await log.items()) == [0, 1]
+    assert numbers(await log.items()) == [*range(30)]
+    assert (await log.pop() or {})["n"] == 29
+    assert numbers(await log.items()) == [*range(29)]
 
 
-async def test_a_log_too_large_for_one_entry_is_not_folded_and_loses_nothing() -> None:
+async def test_a_log_too_large_for_one_entry_goes_to_pages_and_loses_nothing() -> None:
     driver = MemoryDriver(max_entry_bytes=2_000, max_record_bytes=100_000)
     await driver.open()
     log = log_on(driver)
@@ -409,8 +394,21 @@ async def test_a_log_too_large_for_one_entry_is_not_folded_and_loses_nothing() -
     for number in range(50):
         await log.add(numbered(number))
         assert await log.pop() == {"n": number}
-    assert (await raw(driver)).body is None
+    assert len((await raw(driver)).tail) < 50
     assert numbers(await log.items()) == [0, 1, 2, 3]
+
+
+async def test_an_item_too_large_for_a_page_stays_and_loses_nothing() -> None:
+    driver = MemoryDriver(max_entry_bytes=94, max_record_bytes=100_000)
+    await driver.open()
+    log = log_on(driver)
+    for number in range(140):
+        await log.add(numbered(number))
+    for number in range(140, 190):
+        await log.add(numbered(number))
+        assert await log.pop() == {"n": number}
+    assert (await raw(driver)).body is None
+    assert numbers(await log.items()) == [*range(140)]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.records import confirming, pages
+from stm_backends.records import pages
 from stm_backends.records.body import Body, Transcript
 from stm_backends.records.codec import Codec
 from stm_backends.records.pages import Leaving, Pages
@@ -87,16 +87,15 @@ class Archive:
         the record that did not find it. Pages that a record may refer to stay: what they have is a copy.
         """
         put = self._open
-        if put is None or _refers(snapshot, put):
+        if put is None or _may_refer(snapshot, put.before.epoch):
             return
-        if self._driver.traits.shows_unconfirmed:
-            # A server that others have replaced may not show the record.
-            await confirming.confirm(self._driver, (self._key.scope,))
-            if _refers(await load(), put):
-                return
-        self._open = None
-        await pages.erase(self._driver, self._key, put.before.epoch)
+
+        async def refers() -> bool:
+            return _may_refer(await load(), put.before.epoch)
+
+        if await pages.erase_dead(self._driver, self._key, put.before.epoch, refers):
+            self._open = None
 
 
-def _refers(snapshot: Snapshot, put: _Put) -> bool:
-    return pages.may_refer(snapshot.version, snapshot.body.transcript, put.before.epoch)
+def _may_refer(snapshot: Snapshot, epoch: str) -> bool:
+    return pages.may_refer(snapshot.version, snapshot.body.transcript, epoch)

@@ -10,15 +10,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Final
 
-from stm_backends.drivers.checks import require_count
-from stm_backends.errors import ConfigurationError
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.records.pages import TURNS
+from stm_backends.records.pages import TURNS, numbers_asked_for, require_one_place
 from stm_backends.types import ConversationTurn, StoredTurn
-
-MOST: Final = 1_000
-"""How many turns one call returns at most."""
 
 _AT_ONCE: Final = 8 * TURNS
 """How many turns `read_all` reads at a time, from as many pages as are loaded at once."""
@@ -57,22 +52,12 @@ async def read_page(
     shared: SharedConversation, *, before: int | None, after: int | None, at: int | None, limit: int
 ) -> TranscriptPage:
     """Return up to `limit` turns before a number, after one or around one; by default the newest ones."""
-    require_count("limit", limit, most=MOST)
-    if sum(given is not None for given in (before, after, at)) > 1:
-        raise ConfigurationError("give one of before, after and at")
+    require_one_place(before, after, at, limit)
     snapshot = await shared.load_copy("transcript")
     while True:
         oldest, end = bounds_of(snapshot)
-        if before is not None:
-            stop = max(oldest, min(before, end))
-            start = stop - limit
-        elif after is not None or at is not None:
-            start = after + 1 if after is not None else (at or 0) - limit // 2
-            start = max(start, oldest)
-            stop = start + limit
-        else:
-            start, stop = end - limit, end
-        found = await _read(shared, snapshot, max(start, oldest), min(stop, end))
+        start, stop = numbers_asked_for(oldest, end, before=before, after=after, at=at, limit=limit)
+        found = await _read(shared, snapshot, start, stop)
         if not found.missing:
             return found
         again = await shared.load_copy("transcript")

@@ -1,0 +1,132 @@
+"""Logs of agent frameworks at the command line: what `history` and `show` say of one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeAlias, get_args
+
+import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from stm_backends.backend import Backend
+from stm_backends.cli.figures import iso, when
+from stm_backends.cli.render import plain
+from stm_backends.errors import ConfigurationError, SessionNotFound
+from stm_backends.history.activity import text_of
+from stm_backends.history.items import Item
+from stm_backends.history.log import LogItem, LogPage
+from stm_backends.records import keys
+from stm_backends.records.keys import LogKind
+from stm_backends.types import MemoryKey
+
+SHOWN: Final = 20
+"""How many items `show` shows."""
+
+LogName: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--log",
+        help=f"Show the log of an agent framework: {' or '.join(keys.LOG_KINDS)}. [default: the only one of "
+        "a conversation that has no turns]",
+        metavar="FRAMEWORK",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A page of the log of a framework."""
+
+    kind: LogKind
+    page: LogPage
+
+
+def kind_in(name: str | None) -> LogKind | None:
+    """Return the framework of an option. Raises `ConfigurationError` for any other."""
+    for kind in get_args(LogKind):
+        if kind == name:
+            return kind
+    if name is not None:
+        raise ConfigurationError(f"--log is one of: {', '.join(keys.LOG_KINDS)}")
+    return None
+
+
+async def page_of(
+    opened: Backend, key: MemoryKey, kind: LogKind | None, *, before: int | None = None, limit: int = SHOWN
+) -> Found:
+    """Return the newest items of a log, or those before a number; by default of the only log.
+
+    Raises `SessionNotFound` if there is none, and `ConfigurationError` if there are several.
+    """
+    asked: tuple[LogKind, ...] = (kind,) if kind else keys.LOG_KINDS
+    kinds: list[LogKind] = []
+    for one in asked:
+        if await opened.driver.load(keys.log_key(key, one), last=0) is not None:
+            kinds.append(one)
+    if not kinds:
+        what = f"log of {kind}" if kind else "conversation"
+        raise SessionNotFound(f"there is no {what} under this key")
+    if len(kinds) > 1:
+        raise ConfigurationError(f"the conversation has several logs; give one: {_options(kinds)}")
+    return Found(kinds[0], await opened.item_log(key, kinds[0]).transcript(before=before, limit=limit))
+
+
+def _options(kinds: list[LogKind]) -> str:
+    return ", ".join(f"--log {kind}" for kind in kinds)
+
+
+def as_json(one: LogItem) -> dict[str, Any]:
+    """Return one item as `history --json` prints it."""
+    return {"number": one.number, "retained": one.retained, "at": iso(one.at or None), "item": one.item}
+
+
+def numbered(page: LogPage) -> RenderableType:
+    """Return items with their numbers."""
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(no_wrap=True)
+    rows.add_column(no_wrap=True)
+    rows.add_column(overflow="fold")
+    for one in page.items:
+        who, text = _told(one.item)
+        rows.add_row(Text(f"{one.number:,}", style="bold"), Text(plain(who)), Text(plain(text)))
+    return rows
+
+
+def shown(found: Found, key: str) -> RenderableType:
+    """Return what `show` prints of a log."""
+    facts = Table.grid(padding=(0, 2))
+    for name, value in _facts(found).items():
+        facts.add_row(name, Text(value))
+    return Group(Text(plain(key), style="bold"), facts, numbered(found.page))
+
+
+def document(found: Found, key: str) -> dict[str, Any]:
+    """Return what `show --json` prints of a log."""
+    page = found.page
+    return {
+        "key": key,
+        "log": found.kind,
+        "oldest": page.oldest,
+        "newest": page.newest,
+        "items": [as_json(one) for one in page.items],
+    }
+
+
+def _facts(found: Found) -> dict[str, str]:
+    page = found.page
+    last = max((one.at for one in page.items), default=0.0)
+    count = page.newest - page.oldest + 1
+    return {
+        "log of": found.kind,
+        "items": f"{count:,}" + (f", the newest {len(page.items)} below" if len(page.items) < count else ""),
+        "last activity": when(last) if last else "unknown",
+    }
+
+
+def _told(item: Item) -> tuple[str, str]:
+    """Return whose an item is, and its text; of one without a text, such as a call of a tool, its JSON."""
+    who: object = item.get("role") or item.get("type") or ""
+    return str(who), text_of(item) or json.dumps(item)
