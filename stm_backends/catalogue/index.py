@@ -154,17 +154,19 @@ class Catalogue:
         owner, listed = keys.owner_of(where.scope), False
 
         async def decided(record: Record | None) -> tuple[ledger.Change | None, _Written]:
-            nonlocal listed
+            nonlocal listed, lives
             before = None if record is None else self._open(record)
             after = await changed(before)
             if after is None:
                 return None, _Written(before, None, record.version if record else "")
+            if before is not None and ttl is KEEP:
+                lives = self._life_left(before)
             # Not before: a user whose conversations were erased is not listed again.
             await self._directory.note(*owner, ttl=lives)
             listed = True
             if before is None and key is not None and where.name.startswith(keys.NO_NAME):
                 after["session"] = key.session_id
-            if before is None or ttl is not KEEP:
+            if before is None or ttl is not KEEP or before["slot"] != after["slot"]:
                 after = await self._put(where, None if renew else before, after, lives)
                 put.add(after["slot"])
             change = ledger.Change(self._codec.seal("card", after), ttl=ttl if before else lives)
@@ -190,6 +192,11 @@ class Catalogue:
             # The conversation was erased while this was written, and its user may be listed again.
             await self._directory.forget_if_unused(*owner)
         return _Written(before, after, version)
+
+    def _life_left(self, content: Content) -> float | None:
+        """Return for how many seconds a card lives at most; `None` means for ever."""
+        until = content.get("until")
+        return None if until is None else max(until - self.clock(), self._driver.traits.min_ttl)
 
     async def _put(self, where: Key, before: Content | None, after: Content, ttl: float | None) -> Content:
         """Put the name of a card into the index, unless it is there for long enough; returns the card.

@@ -578,6 +578,30 @@ async def test_a_card_expires_with_its_conversation() -> None:
     assert await left(driver) == 2
 
 
+async def test_a_touch_that_keeps_the_time_to_live_moves_the_name() -> None:
+    for ttl in (None, 3 * HOUR):
+        world = World()
+        catalogue, driver = await world.process()
+        await catalogue.touch(A, Activity(("memory",), 0.0, 1), at=world.clock(), ttl=ttl)
+        await world.clock.pass_time(2 * HOUR)
+        await catalogue.touch(A, Activity(("memory",), 0.0, 1), at=world.clock())
+        assert await world.listed() == ["s:a"]
+        assert len(await world.names()) == 1
+        await world.clock.pass_time(6 * HOUR)
+        assert await left(driver) == (0 if ttl else 2)
+
+
+async def test_a_change_of_a_card_that_expires_lists_its_user_for_no_longer() -> None:
+    world = World()
+    catalogue, driver = await world.process()
+    owner = MemoryKey("t", "u", "s")
+    world.there.add(owner)
+    await catalogue.touch(owner, ttl=600)
+    assert await catalogue.update(owner, {"title": "Trip"})
+    await world.clock.pass_time(24 * HOUR)
+    assert [user async for user in Directory(driver, Codec()).users("t")] == []
+
+
 async def test_a_copy_brings_cards_and_their_places(backend: Backend) -> None:
     from stm_backends.admin.copying import Copy, Owner  # noqa: PLC0415 -- of this test alone
 
