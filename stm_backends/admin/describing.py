@@ -44,11 +44,11 @@ async def describe(driver: Driver, codec: Codec, key: MemoryKey, kind: str = "")
         return None
     last = max(found, key=lambda one: one.at)
     return Activity(
-        tuple(kind for one in found for kind in one.kinds),
+        {kind: count for one in found for kind, count in one.counts.items()},
         last.at,
-        last.turns,
         last.preview,
         next((one.opening for one in found if one.opening), ""),
+        min((one.created for one in found if one.created), default=0.0),
     )
 
 
@@ -58,7 +58,7 @@ async def _read(kind: str, activity: Callable[[], Awaitable[Activity | None]]) -
     except KeyMismatch:
         raise
     except Corrupt:
-        return Activity((kind,), 0.0, None)
+        return Activity({kind: None}, 0.0)
 
 
 async def _of_memory(driver: Driver, codec: Codec, key: MemoryKey) -> Activity | None:

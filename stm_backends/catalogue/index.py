@@ -25,7 +25,7 @@ from stm_backends import races
 from stm_backends.catalogue.card import SLOT_S, Activity, Content, after_activity
 from stm_backends.drivers.contract import ANY, KEEP, Driver, KeepType, Key, Record
 from stm_backends.errors import Corrupt, Unavailable, located
-from stm_backends.records import keys, ledger
+from stm_backends.records import confirming, keys, ledger
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.types import MemoryKey
@@ -96,19 +96,34 @@ class Catalogue:
     ) -> Content | None:
         """Note an activity, and return the card; `None` if there is no such conversation.
 
-        Without `seen`, or without a card, the records are read, that of the `kind` first. `at` is the time of
-        the activity in epoch seconds, if it is later than they say. The card lives `ttl` seconds from now.
+        Without `seen`, the record of the `kind` is read. Without a kind, without a card, and if nothing is in
+        that record, all records are read, and they alone count. `at` is the time of the activity in epoch
+        seconds, if it is later than they say. The card lives `ttl` seconds from now.
         """
         now = self.clock()
 
         async def changed(before: Content | None) -> Content | None:
-            found = seen if before is not None and seen is not None else await self._describe(key, kind)
-            return None if found is None else after_activity(before, found, at=at, now=now)
+            known = seen if before is not None else None
+            found = known or await self._describe(key, kind if before is not None else "")
+            if found is None:
+                return None
+            anew = known is None and kind not in found.counts
+            return after_activity(before, found, at=at, now=now, known=known is not None, anew=anew)
 
         written = await self._write(keys.card_key(key), key, changed, ttl=ttl)
         if written.after is None and written.before is not None:
+            if await self._is_there_after_all(key, written.before):
+                return written.before
             await self._remove(keys.card_key(key), written.before, version=written.version)
         return written.after
+
+    async def _is_there_after_all(self, key: MemoryKey, content: Content) -> bool:
+        """Say whether a server that others have replaced showed nothing of a conversation that exists."""
+        if not self._driver.traits.shows_unconfirmed:
+            return False
+        scopes = {keys.scope(key.tenant_id, key.user_id, kind) for kind in content["counts"]}
+        await confirming.confirm(self._driver, scopes)
+        return await self._describe(key, "") is not None
 
     async def update(self, key: MemoryKey, changes: Content) -> Content | None:
         """Set fields of a card, which keeps its place and its time to live; `None` as in `touch`."""
@@ -185,7 +200,7 @@ class Catalogue:
         for slot in sorted({*put, *([before["slot"]] if before else [])} - {stays["slot"] if stays else ""}):
             await self._delete_name(where, slot)
         created = after if before is None else None
-        if created and key and await self._describe(key, created["kinds"][0]) is None:
+        if created and key and await self._describe(key, next(iter(created["counts"]))) is None:
             await self._remove(where, created, version=version)
             after = None
         if after is None and listed:

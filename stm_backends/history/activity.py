@@ -17,7 +17,7 @@ def activity_of(
         return None
     at = max((when for when in log.added if when > 0), default=0.0)
     at = at or max((when for when, _ in log.folded.forgotten.ages), default=0.0)
-    return Activity((kind,), at, log.count, beginning_in(reversed(newest)), beginning_in(oldest))
+    return Activity({kind: log.count}, at, beginning_in(reversed(newest)), beginning_in(oldest))
 
 
 def beginning_in(items: Iterable[Mapping[str, Any]]) -> str:

@@ -1,7 +1,8 @@
 """When a process writes to the catalogue: at once for a first activity, then at most once a minute.
 
-The calls that add to a conversation only note it. A touch that comes too early waits for a timer, so that the
-last activity of a conversation is never left out. Work that waits is a key and no task.
+So for each kind of record that a conversation has. The calls that add to a conversation only note it. A touch
+that comes too early waits for a timer, so that the last activity of a conversation is never left out. Work
+that waits is a key and no task.
 """
 
 from __future__ import annotations
@@ -41,16 +42,18 @@ FAULTS: Final = 3
 
 @dataclass(slots=True, eq=False)
 class _Noted:
-    """A conversation that this process adds to.
+    """A record of a conversation that this process adds to.
 
     `at` is the time of its last activity in epoch seconds, `due` that of the next touch by the loop's clock.
+    `anew` says that something was erased: what the card says of the conversation counts no more.
     """
 
     key: MemoryKey
     kind: str
-    look: Look
+    look: Look | None
     at: float
     ttl: float | None
+    anew: bool = False
     waits: bool = True
     running: bool = False
     due: float = -math.inf
@@ -72,7 +75,7 @@ class Touches:
         self._catalogue = catalogue
         self._every = every
         self._observer = observer
-        self._noted: Bounded[MemoryKey, _Noted] = Bounded(most, forgotten=self._displaced)
+        self._noted: Bounded[tuple[MemoryKey, str], _Noted] = Bounded(most, forgotten=self._displaced)
         self.start_over()
 
     def start_over(self) -> None:
@@ -84,17 +87,26 @@ class Touches:
         self._closing = False
 
     def note(
-        self, key: MemoryKey, kind: str, look: Look, *, ttl: float | None, at: float | None = None
+        self,
+        key: MemoryKey,
+        kind: str,
+        look: Look | None,
+        *,
+        ttl: float | None,
+        at: float | None = None,
+        anew: bool = False,
     ) -> None:
         """Note an activity `at` epoch seconds, by default now, in the record of a kind; returns at once.
 
-        `look` is called when the touch is made. The conversation lives `ttl` seconds; `None` means for ever.
+        `look` is called when the touch is made; without one, the touch reads the record. The conversation
+        lives `ttl` seconds; `None` means for ever. With `anew`, something of it was erased, and nothing that
+        the card says of it may stay.
         """
         at = self._catalogue.clock() if at is None else at
-        noted = self._noted.use(key)
+        noted = self._noted.use((key, kind))
         if noted is None:
-            noted = self._noted[key] = _Noted(key, kind, look, at, ttl)
-        noted.kind, noted.look, noted.ttl = kind, look, ttl
+            noted = self._noted[key, kind] = _Noted(key, kind, look, at, ttl)
+        noted.look, noted.ttl, noted.anew = look, ttl, noted.anew or anew
         noted.at, noted.waits = max(noted.at, at), True
         self._arm(noted)
 
@@ -117,7 +129,7 @@ class Touches:
             self._workers += 1
             self._background.start(self._work(), name="stm-catalogue")
 
-    def _displaced(self, _: MemoryKey, noted: _Noted) -> None:
+    def _displaced(self, _: tuple[MemoryKey, str], noted: _Noted) -> None:
         if noted.timer is not None:
             self._enter(noted)
 
@@ -131,13 +143,17 @@ class Touches:
             self._workers -= 1
 
     async def _touch(self, noted: _Noted) -> None:
+        anew, noted.anew = noted.anew, False
         noted.running, noted.waits = True, False
         noted.due = asyncio.get_running_loop().time() + self._every
+        seen = None if anew or noted.look is None else noted.look()
+        kind = "" if anew else noted.kind
         try:
-            await self._catalogue.touch(noted.key, noted.look(), kind=noted.kind, at=noted.at, ttl=noted.ttl)
+            await self._catalogue.touch(noted.key, seen, kind=kind, at=noted.at, ttl=noted.ttl)
             noted.faults = 0
         except StorageError as error:
             noted.faults += 1
+            noted.anew = noted.anew or anew
             noted.waits = noted.faults <= FAULTS and not self._closing
             name = keys.log_name(keys.card_key(noted.key))
             logger.warning("could not write to the catalogue: %s (conversation %s)", error, name)

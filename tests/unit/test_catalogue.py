@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from stm_backends import (
     SessionNotFound,
     ShortTermMemoryConfig,
     StaticKeys,
+    Unavailable,
 )
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.admin.erasing import Erasure
@@ -82,7 +84,7 @@ class World:
         self.there: set[MemoryKey] = {A, B, C}
 
     async def describe(self, key: MemoryKey, kind: str = "") -> Activity | None:
-        return Activity((kind or "memory",), 0.0, 1, "last", "first") if key in self.there else None
+        return Activity({kind or "memory": 1}, 0.0, "last", "first") if key in self.there else None
 
     async def process(self) -> tuple[Catalogue, Deadly]:
         driver = Deadly(MemoryDriver(self.store, clock=self.clock))
@@ -94,7 +96,7 @@ class World:
         return catalogue, driver
 
     async def touch(self, catalogue: Catalogue, key: MemoryKey) -> None:
-        seen = Activity(("memory",), 0.0, 2, "newer")
+        seen = Activity({"memory": 2}, 0.0, "newer")
         await catalogue.touch(key, seen, at=self.clock(), ttl=None)
 
     async def listed(self, limit: int = 50) -> list[str]:
@@ -283,7 +285,7 @@ async def shown_a_minute_later(kind: type[Touches]) -> tuple[list[str], int]:
     touches, said = kind(catalogue, observer=SILENT), list[str]()
 
     def look() -> Activity:
-        return Activity(("memory",), 0.0, 2, said[-1])
+        return Activity({"memory": 2}, 0.0, said[-1])
 
     previews: list[str] = []
     for text in ("first", "second", "third"):
@@ -321,6 +323,119 @@ async def test_closing_makes_the_touch_that_waits() -> None:
     async with Backend(MemoryDriver(store)) as backend:
         card = await backend.conversations.get(A)
         assert (card.title, card.preview, card.turns) == ("Hello", "Later.", 2)
+
+
+async def counted(backend: Backend, key: MemoryKey = A) -> tuple[str, str, int]:
+    """Return what the card says a minute later, when all touches were made."""
+    await asyncio.sleep(2 * EVERY_S)
+    card = await backend.conversations.get(key)
+    return card.title, card.preview, card.turns
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+@virtual.virtually
+async def test_items_are_counted_once_whichever_objects_add_them() -> None:
+    store = MemoryStore()
+    async with Backend(MemoryDriver(store)) as one, Backend(MemoryDriver(store)) as other:
+        for number in range(5):
+            for backend in (one, other):
+                # As a program does that opens a log for each request.
+                await backend.item_log(A, "openai-agents").add([said(f"{number}"), said("Yes.")])
+                await asyncio.sleep(0.01)
+        assert await counted(one) == ("0", "Yes.", 20)
+        await other.item_log(A, "openai-agents").pop()
+        assert await counted(one) == ("0", "4", 19)
+
+
+@virtual.virtually
+async def test_two_processes_that_begin_a_log_at_once_count_each_item_once() -> None:
+    store = MemoryStore()
+    async with Backend(MemoryDriver(store)) as one, Backend(MemoryDriver(store)) as other:
+        logs = [backend.item_log(A, "langchain") for backend in (one, other)]
+        await asyncio.gather(*(log.add([{"data": {"content": "Hello"}}]) for log in logs))
+        assert await counted(one) == ("Hello", "Hello", 2)
+
+
+@virtual.virtually
+async def test_pops_that_fail_take_nothing_off_the_count() -> None:
+    driver = Deadly(MemoryDriver())
+    async with Backend(driver) as backend:
+        log = backend.item_log(A, "langchain")
+        await log.add([{"data": {"content": "Hello"}}] * 4)
+
+        async def refused(*_: Any, **__: Any) -> int:
+            raise Unavailable("away")
+
+        driver.append = refused  # pyright: ignore[reportAttributeAccessIssue]
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                await log.pop()
+        del driver.append  # pyright: ignore[reportAttributeAccessIssue]
+        assert await counted(backend) == ("Hello", "Hello", 4)
+
+
+@virtual.virtually
+async def test_the_turns_and_the_items_of_a_conversation_are_counted_together() -> None:
+    async with Backend(MemoryDriver()) as backend:
+        memory, log = backend.memory(A, LAST_TURNS), backend.item_log(A, "openai-agents")
+        for number in range(3):
+            await memory.add_turn(ConversationTurn(f"{number}", "Yes."))
+            await log.add([said("And now?")] * 2)
+            await asyncio.sleep(0.01)
+        assert (await counted(backend))[2] == 9
+        assert (await backend.conversations.get(A)).kinds == ("memory", "openai-agents")
+        await log.clear()
+        assert await counted(backend) == ("0", "Yes.", 3)
+        assert (await backend.conversations.get(A)).kinds == ("memory",)
+
+
+@virtual.virtually
+async def test_nothing_of_a_cleared_log_stays_in_the_card_of_what_follows() -> None:
+    async with Backend(MemoryDriver()) as backend:
+        log = backend.item_log(A, "openai-agents")
+        await log.add([said("My diagnosis"), said("A secret")])
+        await asyncio.sleep(1)
+        await backend.conversations.update(A, pinned=True)
+        await log.clear()
+        await log.add([said("Hello")])
+        assert await counted(backend) == ("Hello", "Hello", 1)
+        assert (await backend.conversations.get(A)).pinned
+
+
+async def test_a_touch_of_what_is_known_takes_no_turns_of_others_away() -> None:
+    world = World()
+    catalogue, _ = await world.process()
+    await catalogue.touch(A, at=world.clock(), ttl=None)
+    await world.clock.pass_time(60)
+    await catalogue.touch(A, Activity({"memory": 9}, 0.0, "the ninth"), at=world.clock(), ttl=None)
+    # A fold of a process that has seen five of them, a minute before.
+    card = await catalogue.touch(A, Activity({"memory": 5}, world.clock() - 60, "the fifth"), ttl=None)
+    assert card is not None
+    assert (card["counts"], card["preview"]) == ({"memory": 9}, "the ninth")
+    # What is read counts: turns may have been erased.
+    card = await catalogue.touch(A, kind="memory", ttl=None)
+    assert card is not None
+    assert (card["counts"], card["preview"]) == ({"memory": 1}, "last")
+
+
+async def test_a_server_that_shows_nothing_of_a_conversation_does_not_remove_its_card(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    catalogue, driver = await world.process()
+    await world.touch(catalogue, A)
+    monkeypatch.setattr(driver.inner, "traits", replace(driver.traits, shows_unconfirmed=True))
+    world.there.discard(A)
+
+    async def confirmed() -> None:
+        world.there.add(A)
+
+    driver.acts[driver.writes + 1, "after"] = confirmed
+    assert await catalogue.touch(A, kind="memory", ttl=None)
+    assert await world.listed() == ["s:a"]
 
 
 # What is listed
@@ -425,7 +540,7 @@ def test_listing_the_latest_of_10_000_conversations_takes_a_page(monkeypatch: py
                 at = 1.9e9 - 60 * number
                 where = keys.card_key(MemoryKey("a", "u", f"{number:05}"))
                 name = keys.recent_key("a", "u", slot_of(at), where.name)
-                card = {"slot": slot_of(at), "at": at, "created": at, "turns": 1, "kinds": ["memory"]}
+                card = {"slot": slot_of(at), "at": at, "created": at, "counts": {"memory": 1}}
                 card |= {"opening": "Hello", "preview": "Hi"}
                 for key, body in ((where, codec.seal("card", card)), (name, codec.seal("recent", {}))):
                     await spy.replace(key, body, version="v", expect=ABSENT, ttl=None)
@@ -509,7 +624,7 @@ async def test_a_touch_that_comes_after_an_erasure_writes_nothing(backend: Backe
     await touched(backend, A)
     await backend.sessions.erase(A)
     late = catalogue_on(backend.driver, backend.codec, Directory(backend.driver, backend.codec))
-    await late.touch(A, Activity(("memory",), 0.0, 2, "secret"), at=2e9, ttl=None)
+    await late.touch(A, Activity({"memory": 2}, 0.0, "secret"), at=2e9, ttl=None)
     assert await left(backend.driver) == 0
     assert [user async for user in backend.sessions.users("a:b")] == []
 
@@ -517,7 +632,7 @@ async def test_a_touch_that_comes_after_an_erasure_writes_nothing(backend: Backe
 async def test_a_touch_during_an_erasure_leaves_no_user_behind(backend: Backend) -> None:
     await backend.memory(A, LAST_TURNS).add_turn(ConversationTurn("Hello", "Hi"))
     await touched(backend, A)
-    answers = [Activity(("memory",), 0.0, 1, "secret"), None]
+    answers = [Activity({"memory": 1}, 0.0, "secret"), None]
 
     async def erased_meanwhile(key: MemoryKey, kind: str) -> Activity | None:
         found = answers.pop(0)
@@ -558,7 +673,7 @@ async def test_a_purge_takes_the_card_of_what_is_old_and_what_was_left_over(back
 async def test_a_card_expires_with_its_conversation() -> None:
     world = World()
     catalogue, driver = await world.process()
-    seen = Activity(("memory",), 0.0, 1)
+    seen = Activity({"memory": 1}, 0.0)
     await catalogue.touch(A, seen, at=world.clock(), ttl=600)
     await catalogue.touch(B, seen, at=world.clock(), ttl=None)
     await catalogue.touch(C, seen, at=world.clock(), ttl=None)
@@ -582,9 +697,9 @@ async def test_a_touch_that_keeps_the_time_to_live_moves_the_name() -> None:
     for ttl in (None, 3 * HOUR):
         world = World()
         catalogue, driver = await world.process()
-        await catalogue.touch(A, Activity(("memory",), 0.0, 1), at=world.clock(), ttl=ttl)
+        await catalogue.touch(A, Activity({"memory": 1}, 0.0), at=world.clock(), ttl=ttl)
         await world.clock.pass_time(2 * HOUR)
-        await catalogue.touch(A, Activity(("memory",), 0.0, 1), at=world.clock())
+        await catalogue.touch(A, Activity({"memory": 1}, 0.0), at=world.clock())
         assert await world.listed() == ["s:a"]
         assert len(await world.names()) == 1
         await world.clock.pass_time(6 * HOUR)

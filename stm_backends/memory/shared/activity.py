@@ -20,9 +20,8 @@ def activity_of(snapshot: Snapshot) -> Activity | None:
     at = times[0] if times else max((when for when, _ in body.forgotten.ages), default=0.0)
     last, first = (turns[-1].turn, turns[0].turn) if turns else (None, None)
     return Activity(
-        ("memory",),
+        {"memory": count},
         at,
-        count,
         preview=beginning_of((last.assistant_response or last.user_message) if last else body.summary),
         opening=beginning_of(first.user_message if first else ""),
     )
