@@ -670,6 +670,27 @@ async def test_a_purge_takes_the_card_of_what_is_old_and_what_was_left_over(back
     assert await left(backend.driver) == 2
 
 
+async def test_a_purge_keeps_the_card_of_a_conversation_that_begins_again() -> None:
+    store = MemoryStore()
+    async with Backend(MemoryDriver(store)) as backend:
+        await backend.memory(A, LAST_TURNS).add_turn(ConversationTurn("Hello", "Hi"))
+        await backend.conversations.update(A, title="Trip", pinned=True)
+        await touched(backend, A)
+    driver = Deadly(MemoryDriver(store))
+    async with Backend(MemoryDriver(store)) as backend, Backend(driver) as other:
+        await backend.driver.delete(keys.memory_key(A))
+
+        async def again() -> None:
+            await backend.memory(A, LAST_TURNS).add_turn(ConversationTurn("Hello again", "Hi"))
+            await backend.close()
+            await backend.open()
+
+        driver.acts[driver.writes + 1, "before"] = again
+        assert (await other.sessions.purge("a:b", "u%")).cards == 0
+        assert driver.writes
+        assert [card.title for card in (await backend.conversations.list("a:b", "u%")).cards] == ["Trip"]
+
+
 async def test_a_card_expires_with_its_conversation() -> None:
     world = World()
     catalogue, driver = await world.process()
