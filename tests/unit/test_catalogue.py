@@ -16,6 +16,7 @@ from stm_backends import (
     ConfigurationError,
     ConversationTurn,
     InvalidState,
+    MemoryBudget,
     MemoryKey,
     Sealing,
     SessionNotFound,
@@ -403,6 +404,25 @@ async def test_nothing_of_a_cleared_log_stays_in_the_card_of_what_follows() -> N
         await log.add([said("Hello")])
         assert await counted(backend) == ("Hello", "Hello", 1)
         assert (await backend.conversations.get(A)).pinned
+
+
+@virtual.virtually
+async def test_turns_that_left_the_record_without_a_summary_are_counted() -> None:
+    async def is_down(_: Any) -> Any:
+        raise ConnectionError
+
+    budget = MemoryBudget(full_zone_turns=3)
+    configs = {
+        A: ShortTermMemoryConfig("truncation", budget, transcript=True),
+        B: ShortTermMemoryConfig("rolling_summary", budget, transcript=True, retry_attempts=0),
+    }
+    async with Backend(MemoryDriver()) as backend:
+        for key, config in configs.items():
+            memory = backend.memory(key, config, summarizer=is_down if key == B else None)
+            for number in range(40):
+                await memory.add_turn(ConversationTurn(f"{number}", "Yes."))
+            await memory.flush()
+            assert await counted(backend, key) == ("0", "Yes.", 40)
 
 
 async def test_a_touch_of_what_is_known_takes_no_turns_of_others_away() -> None:
