@@ -291,8 +291,9 @@ class ItemLog:
             for start, end in ((log.first, first_page), (last_page, log.low))
         ]
         with located(self._driver.name, "catalogue"):
-            oldest, newest = ([items.item_in(copy.turn)[0] for copy in end.values()] for end in ends)
-        return activity_of(log, self._kind, [*oldest, *log.items], [*newest, *log.items])
+            oldest, newest = ([items.item_in(copy.turn) for copy in end.values()] for end in ends)
+        held = [(one.item, one.at) for one in log.held]
+        return activity_of(log, self._kind, [*oldest, *held], [*newest, *held])
 
     def _lost(self, message: str) -> OutcomeUnknown:
         return OutcomeUnknown(message, backend=self._driver.name, operation="pop")

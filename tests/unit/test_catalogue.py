@@ -29,7 +29,7 @@ from stm_backends.admin.erasing import Erasure
 from stm_backends.catalogue.card import SLOT_S, Activity, slot_of
 from stm_backends.catalogue.conversations import Conversations
 from stm_backends.catalogue.index import Catalogue
-from stm_backends.drivers.contract import ABSENT, Driver, Key
+from stm_backends.drivers.contract import ABSENT, MAX_KEY_BYTES, Driver, Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.memory.touches import EVERY_S, Touches
@@ -610,6 +610,33 @@ async def test_rebuilding_gives_a_card_to_what_an_older_version_stored(
     cards = (await backend.conversations.list("a:b", "u%")).cards
     assert [(card.key, card.updated) for card in cards][1] == (A, 1.6e9)
     assert (await anext(backend.conversations.all("a:b", "u%"))).key == B
+
+
+async def test_a_card_that_was_lost_has_the_first_message_and_its_time_again(backend: Backend) -> None:
+    config = ShortTermMemoryConfig("truncation", MemoryBudget(full_zone_turns=3), transcript=True)
+    memory = backend.memory(A, config)
+    for number in range(40):
+        await memory.add_turn(ConversationTurn(f"question {number}", "Yes.", ts=1.6e9 + number))
+    await memory.flush()
+    await touched(backend, A)
+    other = Backend(MemoryDriver())
+    await other.open()
+    importing = other.sessions.importing()
+    async for line in backend.sessions.export_lines(A):
+        await importing.add(line)
+    await backend.driver.delete(keys.card_key(A))
+    for place in (backend, other):
+        card = await place.conversations.get(A)
+        assert (card.title, card.turns, card.created) == ("question 0", 40, 1.6e9)
+    await other.close()
+
+
+async def test_ids_that_leave_no_room_for_the_longest_kind_are_listed(backend: Backend) -> None:
+    tenant = "t" * 400
+    key = MemoryKey(tenant, "u" * (MAX_KEY_BYTES - len(f"{tenant}::memory")), "chat")
+    await backend.memory(key, LAST_TURNS).add_turn(ConversationTurn("Hello", "Hi"))
+    await touched(backend, key)
+    assert (await backend.conversations.get(key)).title == "Hello"
 
 
 # What goes with a conversation
