@@ -12,8 +12,9 @@ import logging
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
+from stm_backends import logs
 from stm_backends.drivers.bounded import Bounded
 from stm_backends.errors import StorageError
 from stm_backends.memory.tasks import Background
@@ -31,13 +32,20 @@ EVERY_S: Final = 60.0
 """How many seconds after a touch of a conversation a process makes the next."""
 
 REMEMBERED: Final = 4_096
-"""Of how many conversations a process remembers when it touched them."""
+"""Of how many conversations a process remembers when it touched them; one of more is touched more often.
+
+So many touches of others wait at most.
+"""
 
 AT_ONCE: Final = 8
 """How many touches are made at once."""
 
 FAULTS: Final = 3
 """How many storage errors in a row a waiting touch survives."""
+
+
+_Place: TypeAlias = tuple[MemoryKey, str]
+"""A conversation and the kind of its record."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,12 +83,15 @@ class Touches:
         self._catalogue = catalogue
         self._every = every
         self._observer = observer
-        self._noted: Bounded[tuple[MemoryKey, str], _Noted] = Bounded(most, forgotten=self._displaced)
+        self._noted: Bounded[_Place, _Noted] = Bounded(most, forgotten=self._displaced)
+        # Those that were displaced before their touch.
+        self._leaving: Bounded[_Place, _Noted] = Bounded(most, forgotten=self._given_up)
         self.start_over()
 
     def start_over(self) -> None:
         """Forget what was noted on an event loop that has ended."""
         self._noted.clear()
+        self._leaving.clear()
         self._queue: OrderedDict[_Noted, None] = OrderedDict()
         self._background = Background(self)
         self._workers = 0
@@ -103,9 +114,11 @@ class Touches:
         the card says of it may stay.
         """
         at = self._catalogue.clock() if at is None else at
-        noted = self._noted.use((key, kind))
+        place = key, kind
+        noted = self._noted.use(place)
         if noted is None:
-            noted = self._noted[key, kind] = _Noted(key, kind, look, at, ttl)
+            noted = self._leaving.pop(place) or _Noted(key, kind, look, at, ttl)
+            self._noted[place] = noted
         noted.look, noted.ttl, noted.anew = look, ttl, noted.anew or anew
         noted.at, noted.waits = max(noted.at, at), True
         self._arm(noted)
@@ -129,9 +142,19 @@ class Touches:
             self._workers += 1
             self._background.start(self._work(), name="stm-catalogue")
 
-    def _displaced(self, _: tuple[MemoryKey, str], noted: _Noted) -> None:
+    def _displaced(self, place: _Place, noted: _Noted) -> None:
+        if noted.waits or noted.running:
+            self._leaving[place] = noted
+
+    def _given_up(self, _: _Place, noted: _Noted) -> None:
         if noted.timer is not None:
-            self._enter(noted)
+            noted.timer.cancel()
+        noted.waits = False
+        self._queue.pop(noted, None)
+        logger.warning(
+            "more conversations are active than the catalogue can follow: those that are left out are in the "
+            "list as they were until their next turn"
+        )
 
     async def _work(self) -> None:
         try:
@@ -139,6 +162,9 @@ class Touches:
                 while self._queue:
                     noted, _ = self._queue.popitem(last=False)
                     await self._touch(noted)
+                    place = noted.key, noted.kind
+                    if not noted.waits and self._leaving.get(place) is noted:
+                        self._leaving.pop(place)
         finally:
             self._workers -= 1
 
@@ -157,6 +183,11 @@ class Touches:
             noted.waits = noted.faults <= FAULTS and not self._closing
             name = keys.log_name(keys.card_key(noted.key))
             logger.warning("could not write to the catalogue: %s (conversation %s)", error, name)
+        except Exception as error:
+            # Of one conversation; others wait for this worker.
+            logger.warning(
+                "could not write to the catalogue: %s", type(error).__name__, exc_info=logs.shown(error)
+            )
         finally:
             noted.running = False
         if noted.waits:
@@ -166,11 +197,12 @@ class Touches:
         """Make the touches that wait, for at most `timeout` seconds."""
         self._closing = True
         try:
-            for noted in [*self._noted.values()]:
+            for noted in [*self._noted.values(), *self._leaving.values()]:
                 if noted.timer is not None:
                     self._enter(noted)
             await self._background.close(timeout=timeout)
         finally:
             self._closing = False
             self._noted.clear()
+            self._leaving.clear()
             self._queue.clear()

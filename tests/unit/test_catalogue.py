@@ -326,6 +326,69 @@ async def test_closing_makes_the_touch_that_waits() -> None:
         assert (card.title, card.preview, card.turns) == ("Hello", "Later.", 2)
 
 
+class Slow(Catalogue):
+    """Takes a while for a touch, and lists the sessions of those that were made."""
+
+    def __init__(self) -> None:
+        self.clock = virtual.now
+        self.made: list[str] = []
+
+    async def touch(self, key: MemoryKey, *_: Any, **__: Any) -> None:
+        await asyncio.sleep(0.02)
+        if key.session_id.startswith("bad"):
+            raise TypeError("a mistake")
+        self.made.append(key.session_id)
+
+
+def note(touches: Touches, *sessions: str) -> None:
+    for session in sessions:
+        touches.note(MemoryKey("a", "u", session), "memory", None, ttl=None)
+
+
+@virtual.virtually
+async def test_touches_of_more_conversations_than_are_remembered_are_bounded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    slow = Slow()
+    touches = Touches(slow, observer=SILENT, most=50)
+    for _ in range(40):
+        note(touches, *(f"{number}" for number in range(100)))
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(2 * EVERY_S)
+    made = len(slow.made)
+    assert made < 300, "not at each of 4,000 activities"
+    assert {*slow.made} == {f"{number}" for number in range(100)}
+    assert not caplog.messages
+    # Of more than twice as many, those that were active first are given up.
+    note(touches, *(f"{number}" for number in range(1_000)))
+    await touches.close(timeout=60)
+    assert {*slow.made[made:]} == {f"{number}" for number in range(900, 1_000)}
+    assert any("more conversations are active" in message for message in caplog.messages)
+
+
+@virtual.virtually
+async def test_the_last_touch_of_what_is_displaced_meanwhile_is_made_on_closing() -> None:
+    slow = Slow()
+    touches = Touches(slow, observer=SILENT, most=2)
+    note(touches, "x")
+    await asyncio.sleep(0.01)
+    note(touches, "x", "y", "z")
+    await asyncio.sleep(1)
+    await touches.close(timeout=1)
+    assert sorted(slow.made) == ["x", "x", "y", "z"]
+
+
+@virtual.virtually
+async def test_a_touch_that_fails_holds_up_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    slow = Slow()
+    touches = Touches(slow, observer=SILENT)
+    note(touches, *(f"bad{number}" for number in range(8)), *(f"good{number}" for number in range(8)))
+    await asyncio.sleep(1)
+    assert len(slow.made) == 8
+    assert "could not write to the catalogue: TypeError" in caplog.messages
+    await touches.close(timeout=1)
+
+
 async def counted(backend: Backend, key: MemoryKey = A) -> tuple[str, str, int]:
     """Return what the card says a minute later, when all touches were made."""
     await asyncio.sleep(2 * EVERY_S)
