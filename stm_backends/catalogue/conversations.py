@@ -38,8 +38,8 @@ class Conversations:
 
         Waits for the datastore twice, however many conversations there are. Give the `after` of a page to get
         the next one. A conversation that becomes active meanwhile moves to the first page. The last activity,
-        the preview and the number of turns may be a minute behind. Raises `ConfigurationError` for
-        an `after` that no page had.
+        the preview and the number of turns may be a minute behind. A conversation whose card is damaged is
+        left out, with a warning. Raises `ConfigurationError` for an `after` that no page had.
         """
         require_count("limit", limit)
         place = None if after is None else _place_of(after)

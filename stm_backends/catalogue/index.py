@@ -17,18 +17,21 @@ erased is in the list. Any other name is deleted under its version, if the card 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from stm_backends import races
-from stm_backends.catalogue.card import SLOT_S, Activity, Content, after_activity
+from stm_backends.catalogue.card import SLOT_S, Activity, Content, after_activity, card_of
 from stm_backends.drivers.contract import ANY, KEEP, Driver, KeepType, Key, Record
-from stm_backends.errors import Corrupt, Unavailable, located
+from stm_backends.errors import Corrupt, KeyMismatch, SealMismatch, Unavailable, located
 from stm_backends.records import confirming, keys, ledger
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.types import MemoryKey
+
+logger = logging.getLogger("stm_backends")
 
 Describe: TypeAlias = Callable[[MemoryKey, str], Awaitable[Activity | None]]
 """Reads the record of a kind, and the others if nothing is in it, or all for `""`; `None` if nothing is in
@@ -79,6 +82,21 @@ class Catalogue:
         """Return the card of a conversation; `None` if it has none yet."""
         record = await self._driver.load(keys.card_key(key))
         return None if record is None else self._open(record)
+
+    async def readable(self, where: Key) -> Content | None:
+        """Return a stored card; `None` if there is none, or if it is damaged, so that others can be read."""
+        try:
+            record = await self._driver.load(where)
+            content = None if record is None else self._open(record)
+            if content is not None:
+                with located(self._driver.name, "catalogue"):
+                    card_of(where, content)
+        except (KeyMismatch, SealMismatch):
+            raise
+        except Corrupt as error:
+            logger.warning("a card cannot be read: %s (conversation %s)", error, keys.log_name(where))
+            return None
+        return content
 
     async def is_at(self, where: Key, slot: str) -> bool:
         """Say whether there is a card, and whether its name is that of this slot."""
@@ -280,14 +298,11 @@ class Catalogue:
     async def _cards_of(self, cards: str, names: Sequence[str]) -> dict[str, Content]:
         """Return the cards that names of the index are of; removes the names that are behind their card."""
         pairs = [keys.slot_and_card(name) for name in names]
-        records = await asyncio.gather(*(self._driver.load(Key(cards, card)) for _, card in pairs))
+        contents = await asyncio.gather(*(self.readable(Key(cards, card)) for _, card in pairs))
         found: dict[str, Content] = {}
-        for (slot, card), record in zip(pairs, records, strict=True):
-            if record is None:
-                continue
-            content = self._open(record)
-            if content["slot"] > slot:
-                continue  # ahead of its card
+        for (slot, card), content in zip(pairs, contents, strict=True):
+            if content is None or content["slot"] > slot:
+                continue  # gone, or ahead of its card
             if content["slot"] < slot:
                 await self._delete_name(Key(cards, card), slot)
             # Also by an old name: the card may have moved since the names were listed.

@@ -15,6 +15,7 @@ from stm_backends import (
     Backend,
     ConfigurationError,
     ConversationTurn,
+    Corrupt,
     InvalidState,
     MemoryBudget,
     MemoryKey,
@@ -29,7 +30,7 @@ from stm_backends.admin.erasing import Erasure
 from stm_backends.catalogue.card import SLOT_S, Activity, slot_of
 from stm_backends.catalogue.conversations import Conversations
 from stm_backends.catalogue.index import Catalogue
-from stm_backends.drivers.contract import ABSENT, MAX_KEY_BYTES, Driver, Key
+from stm_backends.drivers.contract import ABSENT, ANY, MAX_KEY_BYTES, Driver, Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.memory.touches import EVERY_S, Touches
@@ -700,6 +701,23 @@ async def test_ids_that_leave_no_room_for_the_longest_kind_are_listed(backend: B
     await backend.memory(key, LAST_TURNS).add_turn(ConversationTurn("Hello", "Hi"))
     await touched(backend, key)
     assert (await backend.conversations.get(key)).title == "Hello"
+
+
+@pytest.mark.parametrize("body", [b"stm/1 card other\nx", b'stm/1 card\n{"slot":"f0000000","at":1.0}'])
+async def test_a_damaged_card_hides_one_conversation_and_is_not_overwritten(
+    backend: Backend, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    for key in (A, B, C):
+        await backend.memory(key, LAST_TURNS).add_turn(ConversationTurn("Hello", "Hi"))
+        await touched(backend, key)
+    card = keys.card_key(B)
+    await backend.driver.replace(card, body, version="v", expect=ANY, ttl=None)
+    assert {one.key for one in (await backend.conversations.list("a:b", "u%")).cards} == {A, C}
+    assert any("a card cannot be read" in message for message in caplog.messages)
+    assert (await backend.sessions.export(B))["turns"]
+    with pytest.raises(Corrupt):
+        await backend.conversations.get(B)
+    assert (await backend.driver.load(card) or pytest.fail("gone")).body == body
 
 
 # What goes with a conversation
