@@ -61,6 +61,7 @@ class Conversations:
 
         One without a card, such as of an older version of this library, gets it. Raises `SessionNotFound`.
         """
+        keys.require_key(key)
         return self._card(key, await self._catalogue.load(key) or await self._catalogue.touch(key, None))
 
     async def update(
@@ -78,6 +79,7 @@ class Conversations:
         Raises `InvalidState` for a title of more than 500 characters, or for metadata that is no JSON object
         or takes more than 4,096 bytes; `SessionNotFound`.
         """
+        keys.require_key(key)
         changes = checked_changes(title=title, metadata=metadata, pinned=pinned, archived=archived)
         return self._card(key, await self._catalogue.update(key, changes))
 

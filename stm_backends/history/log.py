@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from stm_backends import races
 from stm_backends.catalogue.card import Activity
+from stm_backends.drivers.checks import require_integer
 from stm_backends.drivers.contract import Driver, Record
 from stm_backends.errors import (
     InvalidState,
@@ -154,8 +155,11 @@ class ItemLog:
         a limit, which are read at once, and one for each eight pages otherwise.
 
         If pages have expired, returns what is newer than they are. Raises `Corrupt` if an item that is read
-        cannot be; an outage raises and never returns an empty log.
+        cannot be; an outage raises and never returns an empty log. Raises `ConfigurationError` for a limit
+        that is no integer.
         """
+        if limit is not None:
+            require_integer("limit", limit)
         return await self._items("items", limit)
 
     async def transcript(

@@ -16,6 +16,7 @@ from stm_backends import (
     ConfigurationError,
     ConversationTurn,
     Corrupt,
+    InvalidKey,
     InvalidState,
     MemoryBudget,
     MemoryKey,
@@ -584,6 +585,11 @@ async def test_what_cannot_be_set_is_refused_before_anything_is_written(backend:
     for change in changes:
         with pytest.raises(InvalidState):
             await backend.conversations.update(A, **change)
+    key: Any = A.composite()
+    with pytest.raises(InvalidKey):
+        await backend.conversations.update(key, title="Trip")
+    with pytest.raises(InvalidKey):
+        await backend.conversations.get(key)
     for after in ("", "x", "W10=", "é"):
         with pytest.raises(ConfigurationError):
             await backend.conversations.list("a:b", "u%", after=after)

@@ -186,6 +186,9 @@ async def test_what_cannot_be_asked_for_is_refused(driver: Driver) -> None:
     for asked in ({"before": 1, "after": 1}, {"limit": 0}, {"limit": 1_001}):
         with pytest.raises(ConfigurationError):
             await log_on(driver).transcript(**asked)
+    limit: Any = "x"
+    with pytest.raises(ConfigurationError):
+        await log_on(driver).items(limit)
 
 
 @pytest.mark.parametrize(
