@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 
 from stm_backends.catalogue.card import Activity
 from stm_backends.catalogue.index import Catalogue
 from stm_backends.drivers.contract import Driver
-from stm_backends.errors import Corrupt, KeyMismatch, located
+from stm_backends.errors import Corrupt, InvalidKey, KeyMismatch, located
 from stm_backends.history.log import ItemLog
 from stm_backends.memory.shared.activity import activity_of
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.records import keys
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
-from stm_backends.types import MemoryKey
+from stm_backends.records.pages import Pages
+from stm_backends.types import MemoryKey, StoredTurn
 
 
 def catalogue_on(
@@ -34,9 +36,12 @@ async def describe(driver: Driver, codec: Codec, key: MemoryKey, kind: str = "")
     one of which nothing is known.
     """
     places: dict[str, Callable[[], Awaitable[Activity | None]]] = {
-        "memory": partial(_of_memory, driver, codec, key),
-        **{kind: ItemLog(driver, key, kind, codec=codec).activity for kind in keys.LOG_KINDS},
+        "memory": partial(_of_memory, driver, codec, key)
     }
+    for log_kind in keys.LOG_KINDS:
+        # Ids that just fit beside a short kind name no record of a long one.
+        with suppress(InvalidKey):
+            places[log_kind] = ItemLog(driver, key, log_kind, codec=codec).activity
     if kind and (own := await _read(kind, places.pop(kind))) is not None:
         return own
     found = [one for one in await asyncio.gather(*map(_read, places, places.values())) if one is not None]
@@ -44,11 +49,11 @@ async def describe(driver: Driver, codec: Codec, key: MemoryKey, kind: str = "")
         return None
     last = max(found, key=lambda one: one.at)
     return Activity(
-        tuple(kind for one in found for kind in one.kinds),
+        {kind: count for one in found for kind, count in one.counts.items()},
         last.at,
-        last.turns,
         last.preview,
         next((one.opening for one in found if one.opening), ""),
+        min((one.created for one in found if one.created), default=0.0),
     )
 
 
@@ -58,10 +63,19 @@ async def _read(kind: str, activity: Callable[[], Awaitable[Activity | None]]) -
     except KeyMismatch:
         raise
     except Corrupt:
-        return Activity((kind,), 0.0, None)
+        return Activity({kind: None}, 0.0)
 
 
 async def _of_memory(driver: Driver, codec: Codec, key: MemoryKey) -> Activity | None:
-    record = await driver.load(keys.memory_key(key))
+    where = keys.memory_key(key)
+    record = await driver.load(where)
+    if record is None:
+        return None
     with located(driver.name, "catalogue"):
-        return None if record is None else activity_of(Snapshot.of(record, codec))
+        snapshot = Snapshot.of(record, codec)
+        transcript = snapshot.body.transcript
+        first: StoredTurn | None = None
+        if transcript is not None and transcript.first < transcript.base:
+            found = await Pages(driver, codec).read(where, transcript, transcript.first, transcript.first + 1)
+            first = found.get(transcript.first)
+        return activity_of(snapshot, first)

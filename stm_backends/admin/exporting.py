@@ -93,7 +93,7 @@ class Export:
                 _turn(stored, self._codec.open("turn", record.tail[start]))
                 for stored, start in zip(snapshot.turns, snapshot.starts, strict=True)
             ]
-        card = await self._catalogue.load(self._of) or {}
+        card = await self._catalogue.readable(keys.card_key(self._of)) or {}
         shown = {name: card[name] for name in SET_BY_USER if name in card}
         document = {
             "format": FORMAT,

@@ -25,7 +25,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.catalogue.card import SLOT_S, slot_of
 from stm_backends.drivers.checks import require_seconds
-from stm_backends.drivers.contract import Driver, Key, Record
+from stm_backends.drivers.contract import ANY, AnyType, Driver, Key, Record
 from stm_backends.drivers.purges import purges_of
 from stm_backends.errors import ConfigurationError, Corrupt, located
 from stm_backends.history import items
@@ -408,14 +408,10 @@ class Purge:
         # Listed before the records: a card is newer than its conversation.
         left = {name async for name in operations.names(self._driver, cards)}
         names = [name async for name in operations.names(self._driver, recent)]
-        there: set[str] = set()
-        if left or names:
-            for kind in DATED:
-                async for name in operations.names(self._driver, keys.scope(tenant, user, kind)):
-                    there.add(keys.card_key(MemoryKey(tenant, user, keys.unname(name))).name)
+        there = await self._with_records(tenant, user) if left or names else set[str]()
         # A later name may be of a card that is being written.
         latest = slot_of(self._clock() - 2 * SLOT_S)
-        gone = [Key(cards, name) for name in left - there]
+        gone: list[Key] = []
         several = Counter(keys.slot_and_card(name)[1] for name in names)
         for name in names:
             slot, card = keys.slot_and_card(name)
@@ -429,6 +425,36 @@ class Purge:
                 await self._driver.delete(where)
             self.purged.cards += 1
             self._on_step(self.purged)
+        if left - there:
+            await self._cards_without(tenant, user, left - there)
+
+    async def _cards_without(self, tenant: str, user: str, left: set[str]) -> None:
+        """Remove cards whose conversation is gone, unless it begins again meanwhile."""
+        cards = keys.scope(tenant, user, "card")
+        expected: dict[str, str | AnyType] = {}
+        for name in left:
+            try:
+                record = await self._driver.load(Key(cards, name), last=0)
+            except Corrupt:
+                expected[name] = ANY
+            else:
+                expected |= {} if record is None else {name: record.version}
+        # After the versions: one that begins again later writes its card under another version.
+        there = await self._with_records(tenant, user)
+        for name, expect in expected.items():
+            if name in there:
+                continue
+            if self._dry_run or await self._driver.delete(Key(cards, name), expect=expect):
+                self.purged.cards += 1
+                self._on_step(self.purged)
+
+    async def _with_records(self, tenant: str, user: str) -> set[str]:
+        """Return the names that the cards of all of a user's conversations have."""
+        there: set[str] = set()
+        for kind in DATED:
+            async for name in operations.names(self._driver, keys.scope(tenant, user, kind)):
+                there.add(keys.card_key(MemoryKey(tenant, user, keys.unname(name))).name)
+        return there
 
 
 def _is_imported_after(name: str, until: float) -> bool:

@@ -1,7 +1,7 @@
 """The card of a conversation: what a list of conversations shows of it; pure functions.
 
 ```
-{"slot": "fff86d2b", "at": 1790000000.5, "created": 1789990000.0, "turns": 12, "kinds": ["memory"],
+{"slot": "fff86d2b", "at": 1790000000.5, "created": 1789990000.0, "counts": {"memory": 12, "langchain": 40},
  "opening": "the first message", "preview": "the last message",
  "title": ..., "metadata": {...}, "pinned": true, "archived": true,          as far as they were set
  "put": true,                      its name was put as this was written, and has yet to be looked for
@@ -45,16 +45,16 @@ Content: TypeAlias = dict[str, Any]
 class Activity:
     """What was seen of a conversation at its last activity, at `at` in epoch seconds.
 
-    `turns` is `None` if only the `added` ones are known. `preview` is the beginning of the last message, and
-    `opening` that of the oldest known one.
+    `counts` has how many turns or items there are in the record of each kind; `None` where that is unknown.
+    `preview` is the beginning of the last message, and `opening` that of the oldest known one. `created` is
+    when the first turn or item was added, 0 if that is unknown.
     """
 
-    kinds: tuple[str, ...]
+    counts: Mapping[str, int | None]
     at: float
-    turns: int | None
     preview: str = ""
     opening: str = ""
-    added: int = 0
+    created: float = 0.0
 
 
 Look: TypeAlias = Callable[[], Activity | None]
@@ -94,20 +94,41 @@ def beginning_of(text: str) -> str:
     return line if len(line) <= PREVIEW_CHARACTERS else f"{line[: PREVIEW_CHARACTERS - 1].rstrip()}…"
 
 
-def after_activity(before: Content | None, seen: Activity, *, at: float = 0.0, now: float) -> Content:
-    """Return the card after an activity, which moves it to the front unless a later one was noted."""
+def after_activity(
+    before: Content | None,
+    seen: Activity,
+    *,
+    at: float = 0.0,
+    now: float,
+    known: bool = False,
+    anew: bool = False,
+) -> Content:
+    """Return the card after an activity, which moves it to the front unless a later one was noted.
+
+    What a process has `known` may lack what others have added, so it takes no turns away, and its preview
+    counts only if nothing later was noted. With `anew`, the counts and texts of the card do not count.
+    """
     old = before or {}
-    at = float(max(min(max(seen.at, at), now), old.get("at", 0.0)))
-    turns = old.get("turns", 0) + seen.added if seen.turns is None else seen.turns
+    said: Content = {} if anew else old
+    latest = old.get("at", 0.0)
+    at = float(min(max(seen.at, at), now))
+    had = old.get("counts", {})
+    counts = {
+        kind: had.get(kind, 0) if count is None else max(count, had.get(kind, 0) if known else 0)
+        for kind, count in seen.counts.items()
+    }
+    previews = (seen.preview, said.get("preview", ""))
+    if known and at < latest:
+        previews = previews[::-1]
+    at = max(at, latest)
     return {
         **old,
         "slot": slot_of(at),
         "at": at,
-        "created": old.get("created", at),
-        "turns": max(turns, 0),
-        "kinds": sorted({*old.get("kinds", ()), *seen.kinds}),
-        "opening": old.get("opening") or seen.opening,
-        "preview": seen.preview or old.get("preview", ""),
+        "created": old.get("created") or min(seen.created or at, at),
+        "counts": {**said.get("counts", {}), **counts},
+        "opening": said.get("opening") or seen.opening,
+        "preview": previews[0] or previews[1],
     }
 
 
@@ -140,14 +161,14 @@ def card_of(where: Key, content: Content) -> Card:
             MemoryKey(tenant, user, content.get("session") or keys.unname(where.name)),
             str(content.get("title") or content["opening"]),
             str(content["preview"]),
-            int(content["turns"]),
+            sum(content["counts"].values()),
             float(content["created"]),
             float(content["at"]),
             dict(content.get("metadata", {})),
             bool(content.get("pinned", False)),
             bool(content.get("archived", False)),
-            tuple(content["kinds"]),
+            tuple(sorted(content["counts"])),
         )
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         # The cause may quote the conversation.
         raise Corrupt("a stored card lacks a field, or a field has another type") from None

@@ -38,8 +38,8 @@ class Conversations:
 
         Waits for the datastore twice, however many conversations there are. Give the `after` of a page to get
         the next one. A conversation that becomes active meanwhile moves to the first page. The last activity,
-        the preview and the number of turns may be a minute behind. Raises `ConfigurationError` for
-        an `after` that no page had.
+        the preview and the number of turns may be a minute behind. A conversation whose card is damaged is
+        left out, with a warning. Raises `ConfigurationError` for an `after` that no page had.
         """
         require_count("limit", limit)
         place = None if after is None else _place_of(after)
@@ -61,6 +61,7 @@ class Conversations:
 
         One without a card, such as of an older version of this library, gets it. Raises `SessionNotFound`.
         """
+        keys.require_key(key)
         return self._card(key, await self._catalogue.load(key) or await self._catalogue.touch(key, None))
 
     async def update(
@@ -78,6 +79,7 @@ class Conversations:
         Raises `InvalidState` for a title of more than 500 characters, or for metadata that is no JSON object
         or takes more than 4,096 bytes; `SessionNotFound`.
         """
+        keys.require_key(key)
         changes = checked_changes(title=title, metadata=metadata, pinned=pinned, archived=archived)
         return self._card(key, await self._catalogue.update(key, changes))
 

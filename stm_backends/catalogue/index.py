@@ -17,18 +17,21 @@ erased is in the list. Any other name is deleted under its version, if the card 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from stm_backends import races
-from stm_backends.catalogue.card import SLOT_S, Activity, Content, after_activity
+from stm_backends.catalogue.card import SLOT_S, Activity, Content, after_activity, card_of
 from stm_backends.drivers.contract import ANY, KEEP, Driver, KeepType, Key, Record
-from stm_backends.errors import Corrupt, Unavailable, located
-from stm_backends.records import keys, ledger
+from stm_backends.errors import Corrupt, KeyMismatch, SealMismatch, Unavailable, located
+from stm_backends.records import confirming, keys, ledger
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.types import MemoryKey
+
+logger = logging.getLogger("stm_backends")
 
 Describe: TypeAlias = Callable[[MemoryKey, str], Awaitable[Activity | None]]
 """Reads the record of a kind, and the others if nothing is in it, or all for `""`; `None` if nothing is in
@@ -80,6 +83,21 @@ class Catalogue:
         record = await self._driver.load(keys.card_key(key))
         return None if record is None else self._open(record)
 
+    async def readable(self, where: Key) -> Content | None:
+        """Return a stored card; `None` if there is none, or if it is damaged, so that others can be read."""
+        try:
+            record = await self._driver.load(where)
+            content = None if record is None else self._open(record)
+            if content is not None:
+                with located(self._driver.name, "catalogue"):
+                    card_of(where, content)
+        except (KeyMismatch, SealMismatch):
+            raise
+        except Corrupt as error:
+            logger.warning("a card cannot be read: %s (conversation %s)", error, keys.log_name(where))
+            return None
+        return content
+
     async def is_at(self, where: Key, slot: str) -> bool:
         """Say whether there is a card, and whether its name is that of this slot."""
         record = await self._driver.load(where)
@@ -96,19 +114,34 @@ class Catalogue:
     ) -> Content | None:
         """Note an activity, and return the card; `None` if there is no such conversation.
 
-        Without `seen`, or without a card, the records are read, that of the `kind` first. `at` is the time of
-        the activity in epoch seconds, if it is later than they say. The card lives `ttl` seconds from now.
+        Without `seen`, the record of the `kind` is read. Without a kind, without a card, and if nothing is in
+        that record, all records are read, and they alone count. `at` is the time of the activity in epoch
+        seconds, if it is later than they say. The card lives `ttl` seconds from now.
         """
         now = self.clock()
 
         async def changed(before: Content | None) -> Content | None:
-            found = seen if before is not None and seen is not None else await self._describe(key, kind)
-            return None if found is None else after_activity(before, found, at=at, now=now)
+            known = seen if before is not None else None
+            found = known or await self._describe(key, kind if before is not None else "")
+            if found is None:
+                return None
+            anew = known is None and kind not in found.counts
+            return after_activity(before, found, at=at, now=now, known=known is not None, anew=anew)
 
         written = await self._write(keys.card_key(key), key, changed, ttl=ttl)
         if written.after is None and written.before is not None:
+            if await self._is_there_after_all(key, written.before):
+                return written.before
             await self._remove(keys.card_key(key), written.before, version=written.version)
         return written.after
+
+    async def _is_there_after_all(self, key: MemoryKey, content: Content) -> bool:
+        """Say whether a server that others have replaced showed nothing of a conversation that exists."""
+        if not self._driver.traits.shows_unconfirmed:
+            return False
+        scopes = {keys.scope(key.tenant_id, key.user_id, kind) for kind in content["counts"]}
+        await confirming.confirm(self._driver, scopes)
+        return await self._describe(key, "") is not None
 
     async def update(self, key: MemoryKey, changes: Content) -> Content | None:
         """Set fields of a card, which keeps its place and its time to live; `None` as in `touch`."""
@@ -154,17 +187,19 @@ class Catalogue:
         owner, listed = keys.owner_of(where.scope), False
 
         async def decided(record: Record | None) -> tuple[ledger.Change | None, _Written]:
-            nonlocal listed
+            nonlocal listed, lives
             before = None if record is None else self._open(record)
             after = await changed(before)
             if after is None:
                 return None, _Written(before, None, record.version if record else "")
+            if before is not None and ttl is KEEP:
+                lives = self._life_left(before)
             # Not before: a user whose conversations were erased is not listed again.
             await self._directory.note(*owner, ttl=lives)
             listed = True
             if before is None and key is not None and where.name.startswith(keys.NO_NAME):
                 after["session"] = key.session_id
-            if before is None or ttl is not KEEP:
+            if before is None or ttl is not KEEP or before["slot"] != after["slot"]:
                 is_put = "put" in after
                 after = {name: value for name, value in after.items() if name != "put"}
                 named = await self._put(where, None if renew else before, after, lives)
@@ -190,13 +225,18 @@ class Catalogue:
         for slot in sorted({*put, *([before["slot"]] if before else [])} - {stays["slot"] if stays else ""}):
             await self._delete_name(where, slot)
         created = after if before is None else None
-        if created and key and await self._describe(key, created["kinds"][0]) is None:
+        if created and key and await self._describe(key, next(iter(created["counts"]))) is None:
             await self._remove(where, created, version=version)
             after = None
         if after is None and listed:
             # The conversation was erased while this was written, and its user may be listed again.
             await self._directory.forget_if_unused(*owner)
         return _Written(before, after, version)
+
+    def _life_left(self, content: Content) -> float | None:
+        """Return for how many seconds a card lives at most; `None` means for ever."""
+        until = content.get("until")
+        return None if until is None else max(until - self.clock(), self._driver.traits.min_ttl)
 
     async def _put(self, where: Key, before: Content | None, after: Content, ttl: float | None) -> Content:
         """Put the name of a card into the index; returns the card, which is `after` if it was there.
@@ -265,14 +305,11 @@ class Catalogue:
     async def _cards_of(self, cards: str, names: Sequence[str]) -> dict[str, Content]:
         """Return the cards that names of the index are of; removes the names that are behind their card."""
         pairs = [keys.slot_and_card(name) for name in names]
-        records = await asyncio.gather(*(self._driver.load(Key(cards, card)) for _, card in pairs))
+        contents = await asyncio.gather(*(self.readable(Key(cards, card)) for _, card in pairs))
         found: dict[str, Content] = {}
-        for (slot, card), record in zip(pairs, records, strict=True):
-            if record is None:
-                continue
-            content = self._open(record)
-            if content["slot"] > slot:
-                continue  # ahead of its card
+        for (slot, card), content in zip(pairs, contents, strict=True):
+            if content is None or content["slot"] > slot:
+                continue  # gone, or ahead of its card
             if content["slot"] < slot:
                 await self._delete_name(Key(cards, card), slot)
             # Also by an old name: the card may have moved since the names were listed.

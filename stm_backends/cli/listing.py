@@ -167,7 +167,8 @@ class _Listing:
             return
         self.count += 1
         if not self._as_json:
-            self._print(f"{figures.when(card.updated)}  {card.turns:>6,}  {text}  {plain(card.title)}")
+            title = plain(card.title).replace("\n", "\\n")
+            self._print(f"{figures.when(card.updated)}  {card.turns:>6,}  {text}  {title}")
             return
         ids = {"tenant": card.key.tenant_id, "user": card.key.user_id, "session": card.key.session_id}
         times = {"created": figures.iso(card.created), "updated": figures.iso(card.updated)}

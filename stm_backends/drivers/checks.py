@@ -113,6 +113,13 @@ def require_count(name: str, value: object, *, most: int | None = None) -> None:
         raise ConfigurationError(f"{name} must be {allowed}{_not(value)}")
 
 
+def require_integer(name: str, value: object, *, least: int | None = None) -> None:
+    """Raise `ConfigurationError` unless a value is an integer, and at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+        allowed = "an integer" if least is None else f"an integer of at least {least}"
+        raise ConfigurationError(f"{name} must be {allowed}{_not(value)}")
+
+
 def checked_clock(clock: object) -> Callable[[], float]:
     """Return a clock that raises `Unavailable` where the given one raises, or returns no finite number.
 

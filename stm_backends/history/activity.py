@@ -6,18 +6,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from stm_backends.catalogue.card import Activity, beginning_of
-from stm_backends.history.items import Log
+from stm_backends.history.items import Item, Log
 
 
 def activity_of(
-    log: Log, kind: str, oldest: Sequence[Mapping[str, Any]], newest: Sequence[Mapping[str, Any]]
+    log: Log, kind: str, oldest: Sequence[tuple[Item, float]], newest: Sequence[tuple[Item, float]]
 ) -> Activity | None:
-    """Return the last activity that a log with these oldest and newest items shows; `None` without items."""
+    """Return the last activity that a log with these oldest and newest items shows; `None` without items.
+
+    Each item has the time when it was added, 0 if that is unknown.
+    """
     if not log.count:
         return None
     at = max((when for when in log.added if when > 0), default=0.0)
     at = at or max((when for when, _ in log.folded.forgotten.ages), default=0.0)
-    return Activity((kind,), at, log.count, beginning_in(reversed(newest)), beginning_in(oldest))
+    return Activity(
+        {kind: log.count},
+        at,
+        beginning_in(item for item, _ in reversed(newest)),
+        beginning_in(item for item, _ in oldest),
+        oldest[0][1] if oldest else 0.0,
+    )
 
 
 def beginning_in(items: Iterable[Mapping[str, Any]]) -> str:

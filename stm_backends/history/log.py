@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from stm_backends import races
 from stm_backends.catalogue.card import Activity
+from stm_backends.drivers.checks import require_integer
 from stm_backends.drivers.contract import Driver, Key, Record
 from stm_backends.errors import (
     InvalidState,
@@ -30,7 +31,7 @@ from stm_backends.errors import (
     located,
 )
 from stm_backends.history import items
-from stm_backends.history.activity import activity_of, beginning_in
+from stm_backends.history.activity import activity_of
 from stm_backends.history.items import Add, Entry, Item, Log, Pop, Removal
 from stm_backends.memory.touches import Touches
 from stm_backends.races import Lost, contend
@@ -145,8 +146,6 @@ class ItemLog:
         self._pages = Pages(driver, self._codec)
         # How many bytes this object has added since it last moved items.
         self._unmoved = 0
-        # Since the last touch: how many items came and went, and the beginning of the last one with a text.
-        self._added, self._preview = 0, ""
 
     async def items(self, limit: int | None = None) -> list[Item]:
         """Return the latest `limit` items, oldest first, in one round trip; all of them for `None`.
@@ -156,8 +155,11 @@ class ItemLog:
         a limit, which are read at once, and one for each eight pages otherwise.
 
         If pages have expired, returns what is newer than they are. Raises `Corrupt` if an item that is read
-        cannot be; an outage raises and never returns an empty log.
+        cannot be; an outage raises and never returns an empty log. Raises `ConfigurationError` for a limit
+        that is no integer.
         """
+        if limit is not None:
+            require_integer("limit", limit)
         return await self._items("items", limit)
 
     async def transcript(
@@ -232,7 +234,7 @@ class ItemLog:
                 self._guard.require("turn_characters", partial(characters_in, item))
             if added:
                 await self._append(Add(_new_id(), added, self._clock()))
-                self._touch(len(added), beginning_in(reversed(added)))
+                self._touch()
 
     async def pop(self) -> Item | None:
         """Remove the last item and return it; `None` if the log is empty.
@@ -244,11 +246,13 @@ class ItemLog:
         if not await self._items("pop", 1):
             return None
         pop = Pop(_new_id(), self._clock())
-        self._touch(-1)
         try:
             await self._send(items.seal_entry(pop, self._codec))
         except (TooLarge, LimitReached) as error:
-            return await self._pop_from_full(pop, error)
+            item = await self._pop_from_full(pop, error)
+            self._touch()
+            return item
+        self._touch()
         try:
             found = await self._load("pop")
             removal = found.log.popped.get(pop.id)
@@ -270,8 +274,8 @@ class ItemLog:
         # After the record: a process that puts items into pages meanwhile finds that the record is gone.
         await races.retried(self._erase_pages)
         if self._touches is not None:
-            # The records say whether anything is left of the conversation.
-            self._touches.note(self._key, self._kind, lambda: None, ttl=self._ttl_s, at=0.0)
+            # The records say whether anything is left of the conversation; nothing that was erased is.
+            self._touches.note(self._key, self._kind, None, ttl=self._ttl_s, at=0.0, anew=True)
 
     async def _erase_pages(self) -> None:
         """Remove the pages of a log that was erased; those of a log that has begun since stay."""
@@ -285,16 +289,13 @@ class ItemLog:
                 if not pages.may_refer(record and record.version, paged, keys.page_epoch(name)):
                     await ledger.erase(self._driver, Key(scope, name))
 
-    def _touch(self, added: int, preview: str = "") -> None:
-        """Note in the catalogue that items came or went."""
-        self._added, self._preview = self._added + added, preview or self._preview
-        if self._touches is not None:
-            self._touches.note(self._key, self._kind, self._look, ttl=self._ttl_s)
+    def _touch(self) -> None:
+        """Note in the catalogue that items came or went.
 
-    def _look(self) -> Activity:
-        """Return what was added since the last touch."""
-        added, self._added = self._added, 0
-        return Activity((self._kind,), 0.0, None, self._preview, added=added)
+        A touch reads how many there are: none that was counted here tells what others have added or removed.
+        """
+        if self._touches is not None:
+            self._touches.note(self._key, self._kind, None, ttl=self._ttl_s)
 
     async def fold(self) -> bool:
         """Move the oldest entries into the body or to pages, which changes no item; whether any were moved.
@@ -320,8 +321,9 @@ class ItemLog:
             for start, end in ((log.first, first_page), (last_page, log.low))
         ]
         with located(self._driver.name, "catalogue"):
-            oldest, newest = ([items.item_in(copy.turn)[0] for copy in end.values()] for end in ends)
-        return activity_of(log, self._kind, [*oldest, *log.items], [*newest, *log.items])
+            oldest, newest = ([items.item_in(copy.turn) for copy in end.values()] for end in ends)
+        held = [(one.item, one.at) for one in log.held]
+        return activity_of(log, self._kind, [*oldest, *held], [*newest, *held])
 
     def _lost(self, message: str) -> OutcomeUnknown:
         return OutcomeUnknown(message, backend=self._driver.name, operation="pop")

@@ -1,7 +1,8 @@
 """When a process writes to the catalogue: at once for a first activity, then at most once a minute.
 
-The calls that add to a conversation only note it. A touch that comes too early waits for a timer, so that the
-last activity of a conversation is never left out. Work that waits is a key and no task.
+So for each kind of record that a conversation has. The calls that add to a conversation only note it. A touch
+that comes too early waits for a timer, so that the last activity of a conversation is never left out. Work
+that waits is a key and no task.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import logging
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
+from stm_backends import logs
 from stm_backends.drivers.bounded import Bounded
 from stm_backends.errors import StorageError
 from stm_backends.memory.tasks import Background
@@ -30,7 +32,10 @@ EVERY_S: Final = 60.0
 """How many seconds after a touch of a conversation a process makes the next."""
 
 REMEMBERED: Final = 4_096
-"""Of how many conversations a process remembers when it touched them."""
+"""Of how many conversations a process remembers when it touched them; one of more is touched more often.
+
+So many touches of others wait at most.
+"""
 
 AT_ONCE: Final = 8
 """How many touches are made at once."""
@@ -39,18 +44,24 @@ FAULTS: Final = 3
 """How many storage errors in a row a waiting touch survives."""
 
 
+_Place: TypeAlias = tuple[MemoryKey, str]
+"""A conversation and the kind of its record."""
+
+
 @dataclass(slots=True, eq=False)
 class _Noted:
-    """A conversation that this process adds to.
+    """A record of a conversation that this process adds to.
 
     `at` is the time of its last activity in epoch seconds, `due` that of the next touch by the loop's clock.
+    `anew` says that something was erased: what the card says of the conversation counts no more.
     """
 
     key: MemoryKey
     kind: str
-    look: Look
+    look: Look | None
     at: float
     ttl: float | None
+    anew: bool = False
     waits: bool = True
     running: bool = False
     due: float = -math.inf
@@ -72,29 +83,43 @@ class Touches:
         self._catalogue = catalogue
         self._every = every
         self._observer = observer
-        self._noted: Bounded[MemoryKey, _Noted] = Bounded(most, forgotten=self._displaced)
+        self._noted: Bounded[_Place, _Noted] = Bounded(most, forgotten=self._displaced)
+        # Those that were displaced before their touch.
+        self._leaving: Bounded[_Place, _Noted] = Bounded(most, forgotten=self._given_up)
         self.start_over()
 
     def start_over(self) -> None:
         """Forget what was noted on an event loop that has ended."""
         self._noted.clear()
+        self._leaving.clear()
         self._queue: OrderedDict[_Noted, None] = OrderedDict()
         self._background = Background(self)
         self._workers = 0
         self._closing = False
 
     def note(
-        self, key: MemoryKey, kind: str, look: Look, *, ttl: float | None, at: float | None = None
+        self,
+        key: MemoryKey,
+        kind: str,
+        look: Look | None,
+        *,
+        ttl: float | None,
+        at: float | None = None,
+        anew: bool = False,
     ) -> None:
         """Note an activity `at` epoch seconds, by default now, in the record of a kind; returns at once.
 
-        `look` is called when the touch is made. The conversation lives `ttl` seconds; `None` means for ever.
+        `look` is called when the touch is made; without one, the touch reads the record. The conversation
+        lives `ttl` seconds; `None` means for ever. With `anew`, something of it was erased, and nothing that
+        the card says of it may stay.
         """
         at = self._catalogue.clock() if at is None else at
-        noted = self._noted.use(key)
+        place = key, kind
+        noted = self._noted.use(place)
         if noted is None:
-            noted = self._noted[key] = _Noted(key, kind, look, at, ttl)
-        noted.kind, noted.look, noted.ttl = kind, look, ttl
+            noted = self._leaving.pop(place) or _Noted(key, kind, look, at, ttl)
+            self._noted[place] = noted
+        noted.look, noted.ttl, noted.anew = look, ttl, noted.anew or anew
         noted.at, noted.waits = max(noted.at, at), True
         self._arm(noted)
 
@@ -117,9 +142,19 @@ class Touches:
             self._workers += 1
             self._background.start(self._work(), name="stm-catalogue")
 
-    def _displaced(self, _: MemoryKey, noted: _Noted) -> None:
+    def _displaced(self, place: _Place, noted: _Noted) -> None:
+        if noted.waits or noted.running:
+            self._leaving[place] = noted
+
+    def _given_up(self, _: _Place, noted: _Noted) -> None:
         if noted.timer is not None:
-            self._enter(noted)
+            noted.timer.cancel()
+        noted.waits = False
+        self._queue.pop(noted, None)
+        logger.warning(
+            "more conversations are active than the catalogue can follow: those that are left out are in the "
+            "list as they were until their next turn"
+        )
 
     async def _work(self) -> None:
         try:
@@ -127,16 +162,20 @@ class Touches:
                 while self._queue:
                     noted, _ = self._queue.popitem(last=False)
                     await self._touch(noted)
+                    place = noted.key, noted.kind
+                    if not noted.waits and self._leaving.get(place) is noted:
+                        self._leaving.pop(place)
         finally:
             self._workers -= 1
 
     async def _touch(self, noted: _Noted) -> None:
+        anew, noted.anew = noted.anew, False
         noted.running, noted.waits = True, False
         noted.due = asyncio.get_running_loop().time() + self._every
+        seen = None if anew or noted.look is None else noted.look()
+        kind = "" if anew else noted.kind
         try:
-            card = await self._catalogue.touch(
-                noted.key, noted.look(), kind=noted.kind, at=noted.at, ttl=noted.ttl
-            )
+            card = await self._catalogue.touch(noted.key, seen, kind=kind, at=noted.at, ttl=noted.ttl)
             noted.faults = 0
             if card is not None:
                 self._observer.touches("written", 1)
@@ -146,11 +185,17 @@ class Touches:
             raise
         except StorageError as error:
             noted.faults += 1
+            noted.anew = noted.anew or anew
             noted.waits = noted.faults <= FAULTS and not self._closing
             if not noted.waits:
                 self._observer.touches("lost", 1)
             name = keys.log_name(keys.card_key(noted.key))
             logger.warning("could not write to the catalogue: %s (conversation %s)", error, name)
+        except Exception as error:
+            # Of one conversation; others wait for this worker.
+            logger.warning(
+                "could not write to the catalogue: %s", type(error).__name__, exc_info=logs.shown(error)
+            )
         finally:
             noted.running = False
         if noted.waits:
@@ -160,7 +205,7 @@ class Touches:
         """Make the touches that wait, for at most `timeout` seconds."""
         self._closing = True
         try:
-            for noted in [*self._noted.values()]:
+            for noted in [*self._noted.values(), *self._leaving.values()]:
                 if noted.timer is not None:
                     self._enter(noted)
             await self._background.close(timeout=timeout)
@@ -169,4 +214,5 @@ class Touches:
             if late := sum(noted.waits or noted.running for noted in self._noted.values()):
                 self._observer.touches("lost", late)
             self._noted.clear()
+            self._leaving.clear()
             self._queue.clear()

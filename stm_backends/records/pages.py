@@ -28,7 +28,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
-from stm_backends.drivers.checks import require_count
+from stm_backends.drivers.checks import require_count, require_integer
 from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
 from stm_backends.errors import ConfigurationError, Corrupt, StorageError, TooLarge, located
 from stm_backends.records import confirming, keys, ledger, operations
@@ -376,6 +376,9 @@ def require_one_place(before: int | None, after: int | None, at: int | None, lim
     require_count("limit", limit, most=MOST)
     if sum(given is not None for given in (before, after, at)) > 1:
         raise ConfigurationError("give one of before, after and at")
+    for name, number, least in (("before", before, 0), ("after", after, -1), ("at", at, 0)):
+        if number is not None:
+            require_integer(name, number, least=least)
 
 
 def numbers_asked_for(

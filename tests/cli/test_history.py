@@ -265,6 +265,13 @@ def test_the_latest_conversations_come_first_with_their_titles(url: str) -> None
         ["acme:u1:later", "Hi"],
         ["acme:u1:trip", "Wish 0"],
     ]
+
+    async def name() -> None:
+        async with open_backend(url) as backend:
+            await backend.conversations.update(MemoryKey("acme", "u1", "later"), title="One\nTwo")
+
+    asyncio.run(name())
+    assert cli("ls", "acme:u1", "--recent", "1", "--url", url).stdout.endswith("  One\\nTwo\n")
     (one,) = cli("ls", "acme", "--recent", "1", "--json", "--url", url).stdout.splitlines()
     assert (json.loads(one)["session"], json.loads(one)["turns"]) == ("later", 1)
 

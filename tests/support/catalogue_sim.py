@@ -204,7 +204,7 @@ class Sim:
                 one.titles.append(title)
                 done = await process.catalogue.update(one.key, {"title": title}) is not None
             else:
-                seen = Activity(("memory",), at, 1, f"said {self._steps}", "first")
+                seen = Activity({"memory": 1}, at, f"said {self._steps}", "first")
                 done = (
                     await process.catalogue.touch(one.key, seen, kind="memory", at=at, ttl=None) is not None
                 )

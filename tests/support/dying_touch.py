@@ -56,7 +56,7 @@ async def touch(url: str, user: str, at: int) -> int:
     async with Backend(driver) as backend:
         catalogue = catalogue_of(backend, backend.driver, NOW)
         driver.at, driver.done = at, 0
-        seen = Activity(("memory",), NOW, 2, "later")
+        seen = Activity({"memory": 2}, NOW, "later")
         assert await catalogue.touch(key_of(user, "first"), seen, kind="memory", ttl=None)
         assert await catalogue.update(key_of(user, "second"), {"title": "Lisbon"})
         assert await catalogue.touch(key_of(user, NEW), kind="memory", ttl=None)

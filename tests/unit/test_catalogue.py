@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,19 +15,23 @@ from stm_backends import (
     Backend,
     ConfigurationError,
     ConversationTurn,
+    Corrupt,
+    InvalidKey,
     InvalidState,
+    MemoryBudget,
     MemoryKey,
     Sealing,
     SessionNotFound,
     ShortTermMemoryConfig,
     StaticKeys,
+    Unavailable,
 )
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.admin.erasing import Erasure
 from stm_backends.catalogue.card import SLOT_S, Activity, slot_of
 from stm_backends.catalogue.conversations import Conversations
 from stm_backends.catalogue.index import Catalogue
-from stm_backends.drivers.contract import ABSENT, Driver, Key
+from stm_backends.drivers.contract import ABSENT, ANY, MAX_KEY_BYTES, Driver, Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.memory.touches import EVERY_S, Touches
@@ -82,7 +87,7 @@ class World:
         self.there: set[MemoryKey] = {A, B, C}
 
     async def describe(self, key: MemoryKey, kind: str = "") -> Activity | None:
-        return Activity((kind or "memory",), 0.0, 1, "last", "first") if key in self.there else None
+        return Activity({kind or "memory": 1}, 0.0, "last", "first") if key in self.there else None
 
     async def process(self) -> tuple[Catalogue, Deadly]:
         driver = Deadly(MemoryDriver(self.store, clock=self.clock))
@@ -94,7 +99,7 @@ class World:
         return catalogue, driver
 
     async def touch(self, catalogue: Catalogue, key: MemoryKey) -> None:
-        seen = Activity(("memory",), 0.0, 2, "newer")
+        seen = Activity({"memory": 2}, 0.0, "newer")
         await catalogue.touch(key, seen, at=self.clock(), ttl=None)
 
     async def listed(self, limit: int = 50) -> list[str]:
@@ -283,7 +288,7 @@ async def shown_a_minute_later(kind: type[Touches]) -> tuple[list[str], int]:
     touches, said = kind(catalogue, observer=SILENT), list[str]()
 
     def look() -> Activity:
-        return Activity(("memory",), 0.0, 2, said[-1])
+        return Activity({"memory": 2}, 0.0, said[-1])
 
     previews: list[str] = []
     for text in ("first", "second", "third"):
@@ -321,6 +326,201 @@ async def test_closing_makes_the_touch_that_waits() -> None:
     async with Backend(MemoryDriver(store)) as backend:
         card = await backend.conversations.get(A)
         assert (card.title, card.preview, card.turns) == ("Hello", "Later.", 2)
+
+
+class Slow(Catalogue):
+    """Takes a while for a touch, and lists the sessions of those that were made."""
+
+    def __init__(self) -> None:
+        self.clock = virtual.now
+        self.made: list[str] = []
+
+    async def touch(self, key: MemoryKey, *_: Any, **__: Any) -> None:
+        await asyncio.sleep(0.02)
+        if key.session_id.startswith("bad"):
+            raise TypeError("a mistake")
+        self.made.append(key.session_id)
+
+
+def note(touches: Touches, *sessions: str) -> None:
+    for session in sessions:
+        touches.note(MemoryKey("a", "u", session), "memory", None, ttl=None)
+
+
+@virtual.virtually
+async def test_touches_of_more_conversations_than_are_remembered_are_bounded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    slow = Slow()
+    touches = Touches(slow, observer=SILENT, most=50)
+    for _ in range(40):
+        note(touches, *(f"{number}" for number in range(100)))
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(2 * EVERY_S)
+    made = len(slow.made)
+    assert made < 300, "not at each of 4,000 activities"
+    assert {*slow.made} == {f"{number}" for number in range(100)}
+    assert not caplog.messages
+    # Of more than twice as many, those that were active first are given up.
+    note(touches, *(f"{number}" for number in range(1_000)))
+    await touches.close(timeout=60)
+    assert {*slow.made[made:]} == {f"{number}" for number in range(900, 1_000)}
+    assert any("more conversations are active" in message for message in caplog.messages)
+
+
+@virtual.virtually
+async def test_the_last_touch_of_what_is_displaced_meanwhile_is_made_on_closing() -> None:
+    slow = Slow()
+    touches = Touches(slow, observer=SILENT, most=2)
+    note(touches, "x")
+    await asyncio.sleep(0.01)
+    note(touches, "x", "y", "z")
+    await asyncio.sleep(1)
+    await touches.close(timeout=1)
+    assert sorted(slow.made) == ["x", "x", "y", "z"]
+
+
+@virtual.virtually
+async def test_a_touch_that_fails_holds_up_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    slow = Slow()
+    touches = Touches(slow, observer=SILENT)
+    note(touches, *(f"bad{number}" for number in range(8)), *(f"good{number}" for number in range(8)))
+    await asyncio.sleep(1)
+    assert len(slow.made) == 8
+    assert "could not write to the catalogue: TypeError" in caplog.messages
+    await touches.close(timeout=1)
+
+
+async def counted(backend: Backend, key: MemoryKey = A) -> tuple[str, str, int]:
+    """Return what the card says a minute later, when all touches were made."""
+    await asyncio.sleep(2 * EVERY_S)
+    card = await backend.conversations.get(key)
+    return card.title, card.preview, card.turns
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+@virtual.virtually
+async def test_items_are_counted_once_whichever_objects_add_them() -> None:
+    store = MemoryStore()
+    async with Backend(MemoryDriver(store)) as one, Backend(MemoryDriver(store)) as other:
+        for number in range(5):
+            for backend in (one, other):
+                # As a program does that opens a log for each request.
+                await backend.item_log(A, "openai-agents").add([said(f"{number}"), said("Yes.")])
+                await asyncio.sleep(0.01)
+        assert await counted(one) == ("0", "Yes.", 20)
+        await other.item_log(A, "openai-agents").pop()
+        assert await counted(one) == ("0", "4", 19)
+
+
+@virtual.virtually
+async def test_two_processes_that_begin_a_log_at_once_count_each_item_once() -> None:
+    store = MemoryStore()
+    async with Backend(MemoryDriver(store)) as one, Backend(MemoryDriver(store)) as other:
+        logs = [backend.item_log(A, "langchain") for backend in (one, other)]
+        await asyncio.gather(*(log.add([{"data": {"content": "Hello"}}]) for log in logs))
+        assert await counted(one) == ("Hello", "Hello", 2)
+
+
+@virtual.virtually
+async def test_pops_that_fail_take_nothing_off_the_count() -> None:
+    driver = Deadly(MemoryDriver())
+    async with Backend(driver) as backend:
+        log = backend.item_log(A, "langchain")
+        await log.add([{"data": {"content": "Hello"}}] * 4)
+
+        async def refused(*_: Any, **__: Any) -> int:
+            raise Unavailable("away")
+
+        driver.append = refused  # pyright: ignore[reportAttributeAccessIssue]
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                await log.pop()
+        del driver.append  # pyright: ignore[reportAttributeAccessIssue]
+        assert await counted(backend) == ("Hello", "Hello", 4)
+
+
+@virtual.virtually
+async def test_the_turns_and_the_items_of_a_conversation_are_counted_together() -> None:
+    async with Backend(MemoryDriver()) as backend:
+        memory, log = backend.memory(A, LAST_TURNS), backend.item_log(A, "openai-agents")
+        for number in range(3):
+            await memory.add_turn(ConversationTurn(f"{number}", "Yes."))
+            await log.add([said("And now?")] * 2)
+            await asyncio.sleep(0.01)
+        assert (await counted(backend))[2] == 9
+        assert (await backend.conversations.get(A)).kinds == ("memory", "openai-agents")
+        await log.clear()
+        assert await counted(backend) == ("0", "Yes.", 3)
+        assert (await backend.conversations.get(A)).kinds == ("memory",)
+
+
+@virtual.virtually
+async def test_nothing_of_a_cleared_log_stays_in_the_card_of_what_follows() -> None:
+    async with Backend(MemoryDriver()) as backend:
+        log = backend.item_log(A, "openai-agents")
+        await log.add([said("My diagnosis"), said("A secret")])
+        await asyncio.sleep(1)
+        await backend.conversations.update(A, pinned=True)
+        await log.clear()
+        await log.add([said("Hello")])
+        assert await counted(backend) == ("Hello", "Hello", 1)
+        assert (await backend.conversations.get(A)).pinned
+
+
+@virtual.virtually
+async def test_turns_that_left_the_record_without_a_summary_are_counted() -> None:
+    async def is_down(_: Any) -> Any:
+        raise ConnectionError
+
+    budget = MemoryBudget(full_zone_turns=3)
+    configs = {
+        A: ShortTermMemoryConfig("truncation", budget, transcript=True),
+        B: ShortTermMemoryConfig("rolling_summary", budget, transcript=True, retry_attempts=0),
+    }
+    async with Backend(MemoryDriver()) as backend:
+        for key, config in configs.items():
+            memory = backend.memory(key, config, summarizer=is_down if key == B else None)
+            for number in range(40):
+                await memory.add_turn(ConversationTurn(f"{number}", "Yes."))
+            await memory.flush()
+            assert await counted(backend, key) == ("0", "Yes.", 40)
+
+
+async def test_a_touch_of_what_is_known_takes_no_turns_of_others_away() -> None:
+    world = World()
+    catalogue, _ = await world.process()
+    await catalogue.touch(A, at=world.clock(), ttl=None)
+    await world.clock.pass_time(60)
+    await catalogue.touch(A, Activity({"memory": 9}, 0.0, "the ninth"), at=world.clock(), ttl=None)
+    # A fold of a process that has seen five of them, a minute before.
+    card = await catalogue.touch(A, Activity({"memory": 5}, world.clock() - 60, "the fifth"), ttl=None)
+    assert card is not None
+    assert (card["counts"], card["preview"]) == ({"memory": 9}, "the ninth")
+    # What is read counts: turns may have been erased.
+    card = await catalogue.touch(A, kind="memory", ttl=None)
+    assert card is not None
+    assert (card["counts"], card["preview"]) == ({"memory": 1}, "last")
+
+
+async def test_a_server_that_shows_nothing_of_a_conversation_does_not_remove_its_card(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    catalogue, driver = await world.process()
+    await world.touch(catalogue, A)
+    monkeypatch.setattr(driver.inner, "traits", replace(driver.traits, shows_unconfirmed=True))
+    world.there.discard(A)
+
+    async def confirmed() -> None:
+        world.there.add(A)
+
+    driver.acts[driver.writes + 1, "after"] = confirmed
+    assert await catalogue.touch(A, kind="memory", ttl=None)
+    assert await world.listed() == ["s:a"]
 
 
 # What is listed
@@ -385,6 +585,11 @@ async def test_what_cannot_be_set_is_refused_before_anything_is_written(backend:
     for change in changes:
         with pytest.raises(InvalidState):
             await backend.conversations.update(A, **change)
+    key: Any = A.composite()
+    with pytest.raises(InvalidKey):
+        await backend.conversations.update(key, title="Trip")
+    with pytest.raises(InvalidKey):
+        await backend.conversations.get(key)
     for after in ("", "x", "W10=", "é"):
         with pytest.raises(ConfigurationError):
             await backend.conversations.list("a:b", "u%", after=after)
@@ -425,7 +630,7 @@ def test_listing_the_latest_of_10_000_conversations_takes_a_page(monkeypatch: py
                 at = 1.9e9 - 60 * number
                 where = keys.card_key(MemoryKey("a", "u", f"{number:05}"))
                 name = keys.recent_key("a", "u", slot_of(at), where.name)
-                card = {"slot": slot_of(at), "at": at, "created": at, "turns": 1, "kinds": ["memory"]}
+                card = {"slot": slot_of(at), "at": at, "created": at, "counts": {"memory": 1}}
                 card |= {"opening": "Hello", "preview": "Hi"}
                 for key, body in ((where, codec.seal("card", card)), (name, codec.seal("recent", {}))):
                     await spy.replace(key, body, version="v", expect=ABSENT, ttl=None)
@@ -477,6 +682,50 @@ async def test_rebuilding_gives_a_card_to_what_an_older_version_stored(
     assert (await anext(backend.conversations.all("a:b", "u%"))).key == B
 
 
+async def test_a_card_that_was_lost_has_the_first_message_and_its_time_again(backend: Backend) -> None:
+    config = ShortTermMemoryConfig("truncation", MemoryBudget(full_zone_turns=3), transcript=True)
+    memory = backend.memory(A, config)
+    for number in range(40):
+        await memory.add_turn(ConversationTurn(f"question {number}", "Yes.", ts=1.6e9 + number))
+    await memory.flush()
+    await touched(backend, A)
+    other = Backend(MemoryDriver())
+    await other.open()
+    importing = other.sessions.importing()
+    async for line in backend.sessions.export_lines(A):
+        await importing.add(line)
+    await backend.driver.delete(keys.card_key(A))
+    for place in (backend, other):
+        card = await place.conversations.get(A)
+        assert (card.title, card.turns, card.created) == ("question 0", 40, 1.6e9)
+    await other.close()
+
+
+async def test_ids_that_leave_no_room_for_the_longest_kind_are_listed(backend: Backend) -> None:
+    tenant = "t" * 400
+    key = MemoryKey(tenant, "u" * (MAX_KEY_BYTES - len(f"{tenant}::memory")), "chat")
+    await backend.memory(key, LAST_TURNS).add_turn(ConversationTurn("Hello", "Hi"))
+    await touched(backend, key)
+    assert (await backend.conversations.get(key)).title == "Hello"
+
+
+@pytest.mark.parametrize("body", [b"stm/1 card other\nx", b'stm/1 card\n{"slot":"f0000000","at":1.0}'])
+async def test_a_damaged_card_hides_one_conversation_and_is_not_overwritten(
+    backend: Backend, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    for key in (A, B, C):
+        await backend.memory(key, LAST_TURNS).add_turn(ConversationTurn("Hello", "Hi"))
+        await touched(backend, key)
+    card = keys.card_key(B)
+    await backend.driver.replace(card, body, version="v", expect=ANY, ttl=None)
+    assert {one.key for one in (await backend.conversations.list("a:b", "u%")).cards} == {A, C}
+    assert any("a card cannot be read" in message for message in caplog.messages)
+    assert (await backend.sessions.export(B))["turns"]
+    with pytest.raises(Corrupt):
+        await backend.conversations.get(B)
+    assert (await backend.driver.load(card) or pytest.fail("gone")).body == body
+
+
 # What goes with a conversation
 
 
@@ -509,7 +758,7 @@ async def test_a_touch_that_comes_after_an_erasure_writes_nothing(backend: Backe
     await touched(backend, A)
     await backend.sessions.erase(A)
     late = catalogue_on(backend.driver, backend.codec, Directory(backend.driver, backend.codec))
-    await late.touch(A, Activity(("memory",), 0.0, 2, "secret"), at=2e9, ttl=None)
+    await late.touch(A, Activity({"memory": 2}, 0.0, "secret"), at=2e9, ttl=None)
     assert await left(backend.driver) == 0
     assert [user async for user in backend.sessions.users("a:b")] == []
 
@@ -517,7 +766,7 @@ async def test_a_touch_that_comes_after_an_erasure_writes_nothing(backend: Backe
 async def test_a_touch_during_an_erasure_leaves_no_user_behind(backend: Backend) -> None:
     await backend.memory(A, LAST_TURNS).add_turn(ConversationTurn("Hello", "Hi"))
     await touched(backend, A)
-    answers = [Activity(("memory",), 0.0, 1, "secret"), None]
+    answers = [Activity({"memory": 1}, 0.0, "secret"), None]
 
     async def erased_meanwhile(key: MemoryKey, kind: str) -> Activity | None:
         found = answers.pop(0)
@@ -555,10 +804,31 @@ async def test_a_purge_takes_the_card_of_what_is_old_and_what_was_left_over(back
     assert await left(backend.driver) == 2
 
 
+async def test_a_purge_keeps_the_card_of_a_conversation_that_begins_again() -> None:
+    store = MemoryStore()
+    async with Backend(MemoryDriver(store)) as backend:
+        await backend.memory(A, LAST_TURNS).add_turn(ConversationTurn("Hello", "Hi"))
+        await backend.conversations.update(A, title="Trip", pinned=True)
+        await touched(backend, A)
+    driver = Deadly(MemoryDriver(store))
+    async with Backend(MemoryDriver(store)) as backend, Backend(driver) as other:
+        await backend.driver.delete(keys.memory_key(A))
+
+        async def again() -> None:
+            await backend.memory(A, LAST_TURNS).add_turn(ConversationTurn("Hello again", "Hi"))
+            await backend.close()
+            await backend.open()
+
+        driver.acts[driver.writes + 1, "before"] = again
+        assert (await other.sessions.purge("a:b", "u%")).cards == 0
+        assert driver.writes
+        assert [card.title for card in (await backend.conversations.list("a:b", "u%")).cards] == ["Trip"]
+
+
 async def test_a_card_expires_with_its_conversation() -> None:
     world = World()
     catalogue, driver = await world.process()
-    seen = Activity(("memory",), 0.0, 1)
+    seen = Activity({"memory": 1}, 0.0)
     await catalogue.touch(A, seen, at=world.clock(), ttl=600)
     await catalogue.touch(B, seen, at=world.clock(), ttl=None)
     await catalogue.touch(C, seen, at=world.clock(), ttl=None)
@@ -576,6 +846,30 @@ async def test_a_card_expires_with_its_conversation() -> None:
     assert await world.listed() == ["s:b"]
     await world.clock.pass_time(HOUR)
     assert await left(driver) == 2
+
+
+async def test_a_touch_that_keeps_the_time_to_live_moves_the_name() -> None:
+    for ttl in (None, 3 * HOUR):
+        world = World()
+        catalogue, driver = await world.process()
+        await catalogue.touch(A, Activity({"memory": 1}, 0.0), at=world.clock(), ttl=ttl)
+        await world.clock.pass_time(2 * HOUR)
+        await catalogue.touch(A, Activity({"memory": 1}, 0.0), at=world.clock())
+        assert await world.listed() == ["s:a"]
+        assert len(await world.names()) == 1
+        await world.clock.pass_time(6 * HOUR)
+        assert await left(driver) == (0 if ttl else 2)
+
+
+async def test_a_change_of_a_card_that_expires_lists_its_user_for_no_longer() -> None:
+    world = World()
+    catalogue, driver = await world.process()
+    owner = MemoryKey("t", "u", "s")
+    world.there.add(owner)
+    await catalogue.touch(owner, ttl=600)
+    assert await catalogue.update(owner, {"title": "Trip"})
+    await world.clock.pass_time(24 * HOUR)
+    assert [user async for user in Directory(driver, Codec()).users("t")] == []
 
 
 async def test_a_copy_brings_cards_and_their_places(backend: Backend) -> None:

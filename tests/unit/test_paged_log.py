@@ -175,7 +175,7 @@ def test_a_log_in_pages_is_a_list_too(actions: list[Action], limit: int) -> None
             ]
         assert [one.item["n"] async for one in log_on(driver).each_item()] == state
         activity = await log_on(driver).activity()
-        assert (0 if activity is None else activity.turns) == len(state)
+        assert ({} if activity is None else activity.counts) == ({"langchain": len(state)} if state else {})
 
     with pytest.MonkeyPatch.context() as patch:
         shrink(patch)
@@ -186,6 +186,9 @@ async def test_what_cannot_be_asked_for_is_refused(driver: Driver) -> None:
     for asked in ({"before": 1, "after": 1}, {"limit": 0}, {"limit": 1_001}):
         with pytest.raises(ConfigurationError):
             await log_on(driver).transcript(**asked)
+    limit: Any = "x"
+    with pytest.raises(ConfigurationError):
+        await log_on(driver).items(limit)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +225,7 @@ async def test_a_card_has_the_count_beginning_and_end_of_a_long_log(small: None)
         pass
     found = await describe(driver, CODEC, KEY)
     assert found is not None
-    assert (found.turns, found.opening, found.preview) == (20, "message 0", "message 19")
+    assert (found.counts, found.opening, found.preview) == ({"langchain": 20}, "message 0", "message 19")
 
 
 # What is stored, and by whom

@@ -147,7 +147,16 @@ async def test_a_conversation_without_pages_has_what_is_retained(backend: Backen
 
 
 async def test_what_cannot_be_asked_for_is_refused(backend: Backend) -> None:
-    for asked in ({"before": 1, "after": 1}, {"limit": 0}, {"limit": 1_001}):
+    refused: tuple[dict[str, Any], ...] = (
+        {"before": 1, "after": 1},
+        {"limit": 0},
+        {"limit": 1_001},
+        {"before": "x"},
+        {"before": -1},
+        {"after": 1.5},
+        {"at": True},
+    )
+    for asked in refused:
         with pytest.raises(ConfigurationError):
             await memory_of(backend).transcript(**asked)
 

@@ -7,25 +7,49 @@ import math
 from stm_backends.catalogue.card import Activity, beginning_of
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.types import StoredTurn
 
 
-def activity_of(snapshot: Snapshot) -> Activity | None:
-    """Return the last activity that a snapshot shows; `None` if nothing is in it."""
-    body, turns = snapshot.body, snapshot.turns
-    count = body.folded + body.dropped + len(turns)
+def activity_of(snapshot: Snapshot, first: StoredTurn | None = None) -> Activity | None:
+    """Return the last activity that a snapshot shows; `None` if nothing is in it.
+
+    `first` is the first turn, if it is known and has left the record.
+    """
+    turns, count = snapshot.turns, count_of(snapshot)
     if not count:
         return None
     # The times of what has left the record are rounded up.
-    times = [stored.turn.ts for stored in turns[-1:] if 0 < stored.turn.ts < math.inf]
-    at = times[0] if times else max((when for when, _ in body.forgotten.ages), default=0.0)
-    last, first = (turns[-1].turn, turns[0].turn) if turns else (None, None)
+    ages = snapshot.body.forgotten.ages
+    at = _time_of(turns[-1] if turns else None) or max((when for when, _ in ages), default=0.0)
+    last = turns[-1].turn if turns else None
+    first = first or (turns[0] if turns else None)
     return Activity(
-        ("memory",),
+        {"memory": count},
         at,
-        count,
-        preview=beginning_of((last.assistant_response or last.user_message) if last else body.summary),
-        opening=beginning_of(first.user_message if first else ""),
+        preview=beginning_of(
+            (last.assistant_response or last.user_message) if last else snapshot.body.summary
+        ),
+        opening=beginning_of(first.turn.user_message if first else ""),
+        created=_time_of(first),
     )
+
+
+def count_of(snapshot: Snapshot) -> int:
+    """Return how many turns a conversation has, in its record or not.
+
+    Of those that have left it, a transcript also counts what no summary covers, and not what left before it
+    began.
+    """
+    body, transcript = snapshot.body, snapshot.body.transcript
+    left = body.folded + body.dropped
+    if transcript is not None:
+        left = max(transcript.base, left + transcript.base - transcript.summarized)
+    return left + len(snapshot.turns)
+
+
+def _time_of(stored: StoredTurn | None) -> float:
+    """Return when a turn was added, 0 if that is unknown."""
+    return stored.turn.ts if stored is not None and 0 < stored.turn.ts < math.inf else 0.0
 
 
 def look_at(shared: SharedConversation) -> Activity | None:
