@@ -105,20 +105,21 @@ def after_activity(
 ) -> Content:
     """Return the card after an activity, which moves it to the front unless a later one was noted.
 
-    What a process has `known` may lack what others have added, so it takes no turns away, and its preview
-    counts only if nothing later was noted. With `anew`, the counts and texts of the card do not count.
+    What a process has `known` may lack what others have added. If something later was noted, it takes no
+    turns away, and its preview does not count. With `anew`, the counts and texts of the card do not count.
     """
     old = before or {}
     said: Content = {} if anew else old
-    latest = old.get("at", 0.0)
     at = float(min(max(seen.at, at), now))
+    latest = old.get("at", 0.0)
+    behind = known and at < latest
     had = old.get("counts", {})
     counts = {
-        kind: had.get(kind, 0) if count is None else max(count, had.get(kind, 0) if known else 0)
+        kind: had.get(kind, 0) if count is None else max(count, had.get(kind, 0) if behind else 0)
         for kind, count in seen.counts.items()
     }
     previews = (seen.preview, said.get("preview", ""))
-    if known and at < latest:
+    if behind:
         previews = previews[::-1]
     at = max(at, latest)
     return {

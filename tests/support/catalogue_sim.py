@@ -19,7 +19,7 @@ from stm_backends.admin.sessions import Sessions
 from stm_backends.catalogue.card import SLOT_S, Activity, Card
 from stm_backends.catalogue.conversations import Conversations
 from stm_backends.catalogue.index import Catalogue
-from stm_backends.drivers.contract import Driver, Key
+from stm_backends.drivers.contract import KEEP, Driver, Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
@@ -205,9 +205,8 @@ class Sim:
                 done = await process.catalogue.update(one.key, {"title": title}) is not None
             else:
                 seen = Activity({"memory": 1}, at, f"said {self._steps}", "first")
-                done = (
-                    await process.catalogue.touch(one.key, seen, kind="memory", at=at, ttl=None) is not None
-                )
+                ttl = self.chance.choice([None, KEEP])
+                done = await process.catalogue.touch(one.key, seen, kind="memory", at=at, ttl=ttl) is not None
             self.counts["titles" if names else "touches"] += done
             if done and not began and erased == one.erased and not one.erasing:
                 one.listed = True
