@@ -21,6 +21,12 @@ def require_client(client: object) -> None:
         raise ConfigurationError(f"client must be a pymongo.AsyncMongoClient, not {type(client).__name__}")
 
 
+def retries_writes(client: Any) -> bool:
+    """Return whether a client sends a write again by itself; PyMongo does unless it is told otherwise."""
+    options = getattr(client, "options", None)
+    return bool(getattr(options, "retry_writes", True))
+
+
 def make_client(settings: MongoSettings) -> AsyncMongoClient[dict[str, Any]]:
     """Return a client that has not connected yet. It belongs to the event loop that first uses it.
 

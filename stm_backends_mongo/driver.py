@@ -49,8 +49,15 @@ from stm_backends.drivers.layouts import Layout, is_outdated, require_usable
 from stm_backends.errors import ConfigurationError, Corrupt, TooLarge, Unavailable, located
 from stm_backends_mongo import statements
 from stm_backends_mongo.calls import Calls
-from stm_backends_mongo.client import make_client, require_client
-from stm_backends_mongo.errors import BEYOND_A_DOCUMENT, NOT_SET_UP, OF_ANOTHER_KIND, before_sending, meaning
+from stm_backends_mongo.client import make_client, require_client, retries_writes
+from stm_backends_mongo.errors import (
+    BEYOND_A_DOCUMENT,
+    NOT_SET_UP,
+    OF_ANOTHER_KIND,
+    before_sending,
+    meaning,
+    meaning_of_last,
+)
 from stm_backends_mongo.settings import MongoSettings
 from stm_backends_mongo.statements import Document, values
 from stm_backends_mongo.turns import Turns
@@ -102,9 +109,11 @@ class MongoDriver:
         self._create = create
         self._given = client
         if client is None:
-            make_client(settings)  # does not connect; raises for settings that cannot work
+            # Does not connect; raises for settings that cannot work.
+            repeats = retries_writes(make_client(settings))
         else:
             require_client(client)
+            repeats = retries_writes(client)
         # PyMongo gives up before the edge does, and so can say whether anything was sent. While it selects a
         # server, it checks its clock only every half second.
         self._patience_s = max(settings.deadline_s - 0.6, settings.deadline_s / 2)
@@ -128,7 +137,7 @@ class MongoDriver:
         self._edge = Edge(
             backend=self.name,
             traits=self.traits,
-            meaning=meaning,
+            meaning=meaning_of_last if repeats else meaning,
             before_sending=before_sending,
             home=self._home,
         )

@@ -79,6 +79,8 @@ _CODES: Final[dict[int, Meaning]] = {
     51276: (Corrupt, _ALTERED),
 }
 
+_REFUSED_BEFORE_WRITING: Final = frozenset({10107, 13435, 13436})
+
 _KINDS: Final[dict[type[Exception], Meaning]] = {
     WriteConcernError: (
         OutcomeUnknown,
@@ -115,6 +117,18 @@ def meaning(error: Exception) -> Meaning | None:
         if kind in _KINDS:
             return _KINDS[kind]
     return None
+
+
+def meaning_of_last(error: Exception) -> Meaning | None:
+    """Return what the error of the last attempt means where the client sends a write again by itself.
+
+    The attempt before it may have been done. The server marks an error before which nothing was written.
+    """
+    found = meaning(error)
+    refused = isinstance(error, WaitQueueTimeoutError) or _code_of(error) in _REFUSED_BEFORE_WRITING
+    if refused and isinstance(error, PyMongoError) and not error.has_error_label("NoWritesPerformed"):
+        return OutcomeUnknown, "the client may have sent it before, and the outcome of that is unknown"
+    return found
 
 
 def before_sending(error: BaseException) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pymongo import AsyncMongoClient
 from pymongo.errors import (
     AutoReconnect,
     ConfigurationError,
@@ -21,7 +22,9 @@ from pymongo.errors import (
 
 from stm_backends.drivers.contract import ANY, Key
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, Unavailable
-from stm_backends_mongo.errors import meaning
+from stm_backends_mongo.client import make_client, retries_writes
+from stm_backends_mongo.errors import meaning, meaning_of_last
+from stm_backends_mongo.settings import MongoSettings
 from tests.support.contract import opened
 
 
@@ -61,6 +64,29 @@ def test_every_error_has_a_meaning(error, kind):
     found = meaning(error)
     assert found is not None
     assert found[0] is kind
+
+
+@pytest.mark.parametrize(
+    "error", [WaitQueueTimeoutError("x"), NotPrimaryError("x", {"code": 10107})], ids=repr
+)
+def test_what_refuses_the_last_of_several_attempts_says_nothing_of_those_before(error):
+    found = meaning_of_last(error)
+    assert found is not None
+    assert found[0] is OutcomeUnknown
+
+
+def test_the_server_says_that_no_attempt_has_written_anything():
+    error = NotPrimaryError("x", {"code": 10107, "errorLabels": ["NoWritesPerformed"]})
+    error._add_error_label("NoWritesPerformed")  # noqa: SLF001 -- as PyMongo does with what the server sends
+    found = meaning_of_last(error)
+    assert found is not None
+    assert found[0] is Unavailable
+
+
+def test_a_client_retries_writes_unless_it_is_told_not_to():
+    assert retries_writes(AsyncMongoClient("mongodb://localhost", connect=False))
+    assert not retries_writes(AsyncMongoClient("mongodb://localhost/?retryWrites=false", connect=False))
+    assert not retries_writes(make_client(MongoSettings.from_url("mongodb://localhost/stm")))
 
 
 def test_addresses_of_members_that_cannot_be_reached_are_told():
