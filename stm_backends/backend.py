@@ -357,7 +357,7 @@ def _checked(sealing: Sealing | None) -> Sealing | None:
         return None
     if not isinstance(sealing, Sealing):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
         raise ConfigurationError(f"sealing is a Sealing, not {type(sealing).__name__}")
-    ours = isinstance(sealing.keys, (StaticKeys, EnvelopeKeys))
+    ours = type(sealing.keys) in (StaticKeys, EnvelopeKeys)  # not what a user derives from them
     return sealing if ours else replace(sealing, keys=guarded_source(sealing.keys))
 
 

@@ -74,4 +74,4 @@ def _seconds(answer: object) -> float:
 def _date(answer: object) -> datetime:
     if not isinstance(answer, datetime):
         raise WrongType("the clock", answer, "a datetime")
-    return answer
+    return answer.replace(tzinfo=UTC) if answer.tzinfo is None else answer  # as `datetime.utcnow` returns it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, ValuesView
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -77,6 +77,10 @@ class Bounded(Generic[K, V]):
     def values(self) -> ValuesView[V]:
         """Return the values, the one used last at the end."""
         return self._entries.values()
+
+    def items(self) -> ItemsView[K, V]:
+        """Return the keys and values, the one used last at the end."""
+        return self._entries.items()
 
     def _one(self, value: V) -> int:
         return 1 if self._size_of is None else self._size_of(value)

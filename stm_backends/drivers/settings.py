@@ -169,7 +169,10 @@ BAD_PORT: Final = (
 def require_no_placeholder(login: str) -> None:
     """Raise `ConfigurationError` for a user and a password that were copied with a placeholder in them."""
     if re.search(r"<[^<>:@]+>", login):
-        raise ConfigurationError("the URL has <...> where the user or the password belongs; replace it")
+        raise ConfigurationError(
+            "the URL has <...> where the user or the password belongs: replace it, or write %3C for a < that "
+            "is part of it"
+        )
 
 
 @functools.cache

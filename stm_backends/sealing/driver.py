@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -21,7 +22,7 @@ from stm_backends.drivers.contract import (
     new_version,
 )
 from stm_backends.drivers.wrapper import WrapperDriver
-from stm_backends.errors import OutcomeUnknown, SealMismatch, located
+from stm_backends.errors import OutcomeUnknown, SealMismatch, StorageError, located
 from stm_backends.records import ledger
 from stm_backends.records.keys import owner_of
 from stm_backends.sealing.cipher import (
@@ -101,7 +102,8 @@ class SealedDriver(WrapperDriver):
                 await keys.open()
             await self.inner.open()
         except BaseException:
-            await keys.close()
+            with suppress(StorageError):  # what failed to open says more
+                await keys.close()
             raise
 
     async def close(self) -> None:

@@ -31,7 +31,7 @@ _SOURCE: Final[dict[str, tuple[_Check, str]]] = {
     "erase": (lambda found: isinstance(found, int), "a number"),
 }
 _BESIDE: Final[dict[str, tuple[_Check, str]]] = dict.fromkeys(
-    ("open", "reread"), (lambda _: True, "anything")
+    ("open", "close", "reread"), (lambda _: True, "anything")
 )
 """What a source may have beside; see `OpensStore` and `OwnersKeys`."""
 
@@ -53,7 +53,9 @@ def guarded_source(keys: KeySource) -> KeySource:
 
 def guarded_wrapping(wrapping: Wrapping) -> Wrapping:
     """Return a wrapping whose methods raise errors of this library alone; see `guarded_source`."""
-    return _guarded(wrapping, _WRAPPING)
+    guarded = _guarded(wrapping, _WRAPPING)
+    guarded.is_current = partial(_is_current, wrapping)
+    return guarded
 
 
 def _guarded(given: Any, checks: dict[str, tuple[_Check, str]]) -> Any:
@@ -66,6 +68,18 @@ def _guarded(given: Any, checks: dict[str, tuple[_Check, str]]) -> Any:
     return guarded
 
 
+def _is_current(wrapping: Any, wrapped: bytes) -> bool:
+    try:
+        found = handed_in.call_now(wrapping.is_current, wrapped)
+        if not isinstance(found, bool):
+            raise handed_in.WrongType("it", found, "True or False")
+    except StmError:
+        raise
+    except Exception as error:
+        raise _failed("is_current", error) from error
+    return found
+
+
 async def _call(
     method: Callable[..., Awaitable[object]], name: str, is_right: _Check, expected: str, *args: object
 ) -> object:
@@ -76,5 +90,9 @@ async def _call(
     except StmError:
         raise
     except Exception as error:
-        raise Unavailable(f"`{name}` of the keys failed ({handed_in.described(error)})") from error
+        raise _failed(name, error) from error
     return found
+
+
+def _failed(name: str, error: Exception) -> Unavailable:
+    return Unavailable(f"`{name}` of the keys failed ({handed_in.described(error)})")

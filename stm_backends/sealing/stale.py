@@ -26,6 +26,9 @@ _REMEMBERED: Final = 4_096
 _IN_DOUBT: Final = 256
 """For how many records a process remembers values that were perhaps stored."""
 
+_IN_DOUBT_OF_ONE: Final = 16
+"""How many such values of one record it remembers: the newest, since a caller may retry without end."""
+
 Seal = Callable[[Key, bytes, bytes, str], Awaitable[bytes]]
 """Seals a value of a record for a slot; the last argument is the operation."""
 
@@ -49,7 +52,7 @@ class StaleKeys:
         self._seal = seal
         self._open_body = open_body
         self._lengths: Bounded[Key, int] = Bounded(_REMEMBERED)
-        self._in_doubt: Bounded[Key, dict[bytes, bytes]] = Bounded(_IN_DOUBT)
+        self._in_doubt: Bounded[Key, Bounded[bytes, bytes]] = Bounded(_IN_DOUBT)
 
     def known(self, key: Key) -> int | None:
         """Return how many entries a record had, as far as this process knows; `None` if it does not."""
@@ -67,11 +70,11 @@ class StaleKeys:
         """Remember a value that was perhaps stored, until the next write to the record settles it."""
         if self._owners is None:
             return
-        self._in_doubt[key] = {**self._of(key), sealed: value}
-
-    def _of(self, key: Key) -> Values:
-        """Return the values of a record that were perhaps stored."""
-        return self._in_doubt.get(key) or {}
+        values = self._in_doubt.get(key)
+        if values is None:
+            values = Bounded[bytes, bytes](_IN_DOUBT_OF_ONE)
+        values[sealed] = value
+        self._in_doubt[key] = values
 
     async def appended(
         self, key: Key, sealed: bytes, value: bytes, *, length: int, known: int | None
@@ -90,7 +93,8 @@ class StaleKeys:
         if self._owners is None:
             return
         self.doubt(key, sealed, value)
-        written = self._of(key)
+        doubted = self._in_doubt.get(key)
+        written = {} if doubted is None else dict(doubted.items())
         try:
             with located(self._inner.name, operation):
                 owner = Owner(*owner_of(key.scope))
@@ -104,9 +108,11 @@ class StaleKeys:
                 backend=self._inner.name,
                 operation=operation,
             ) from error
-        left = (self._in_doubt.pop(key) or {}).items() - written.items()
-        if left:
-            self._in_doubt[key] = dict(left)
+        if (doubted := self._in_doubt.get(key)) is not None:
+            for settled in written:
+                doubted.pop(settled)
+            if not doubted:
+                self._in_doubt.pop(key)
 
     async def _erased(self, owner: Owner, written: Values) -> Values:
         """Return those of the values whose data key is erased by now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from typing import Any
 
@@ -178,6 +179,27 @@ async def test_a_store_that_fails_is_in_the_log_and_the_next_persist_saves_it(
     store.fails = False
     await one.persist(store, KEY)
     assert covered(store.state(KEY)["summary"]) == ["u1"]
+
+
+async def test_a_store_that_panics_is_in_the_log_without_its_text(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class PanicException(BaseException):
+        """As an extension in Rust raises it."""
+
+    class Panicking(ConditionalStore):
+        async def save_if(self, key: str, state: dict[str, Any], *, expect: str | None) -> bool:
+            if expect is not None:
+                raise PanicException("secret: u1")
+            return await super().save_if(key, state, expect=expect)
+
+    one, summarizer = await persisted(Panicking(), 1, 2, 3)
+    summarizer.release()
+    await one.flush()
+    gc.collect()  # asyncio reports an error of a task that nobody asked for when the task goes
+    (record,) = (record for record in caplog.records if record.levelno >= logging.WARNING)
+    assert "PanicException" in record.message
+    assert "secret" not in caplog.text
 
 
 async def test_closing_lets_a_write_that_is_under_way_end() -> None:

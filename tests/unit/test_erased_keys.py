@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -129,6 +130,25 @@ async def test_a_write_whose_answer_was_lost_after_an_erasure_is_readable(operat
         await stale.replace(CHAT, b"state", version="v2", expect=ANY, ttl=None)
     assert await stale.replace(CHAT, b"state", version="v2", expect=ANY, ttl=None)
     assert await world.read() == (b"state", ())
+
+
+async def test_values_in_doubt_of_one_record_take_bounded_memory() -> None:
+    class Silent(MemoryDriver):
+        async def append(self, key: Key, entry: bytes, **options: Any) -> int:
+            raise OutcomeUnknown("lost", operation="append")
+
+    driver, _ = await World().process(Silent(MemoryStore()))
+    size, kept = 100_000, list[int]()
+    tracemalloc.start()
+    try:
+        for _ in range(2):
+            for number in range(40):
+                with pytest.raises(OutcomeUnknown):
+                    await add(driver, number.to_bytes(2) * (size // 2))
+            kept.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert kept[1] - kept[0] < 10 * size
 
 
 async def test_an_append_whose_key_cannot_be_confirmed_is_in_doubt() -> None:

@@ -12,6 +12,7 @@ from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import StorageError
 from stm_backends.sealing.guarded import guarded_source, guarded_wrapping
 from stm_backends.sealing.keys import DataKey, OpensStore, Owner, OwnersKeys, StaticKeys
+from stm_backends.sealing.wrapping import LocalWrapping
 from stm_backends.types import MemoryKey, ShortTermMemoryConfig
 from tests.support import clock
 
@@ -100,6 +101,50 @@ async def test_a_wrapping_that_fails_is_an_outage(method: Any, named: str) -> No
     assert QUOTED not in str(caught.value)
 
 
+def fails(error: type[BaseException]) -> Any:
+    def method(wrapped: bytes) -> Any:
+        raise error(QUOTED)
+
+    return method
+
+
+def is_quoted(wrapped: bytes) -> Any:
+    return QUOTED
+
+
+@pytest.mark.parametrize(
+    ("method", "named"),
+    [
+        (fails(LookupError), "LookupError"),
+        (fails(PanicException), "raised PanicException"),
+        (is_quoted, "it returned str"),
+    ],
+    ids=["raises", "panics", "text"],
+)
+async def test_a_wrapping_that_cannot_say_whether_a_key_is_current_is_an_outage(
+    method: Any, named: str
+) -> None:
+    store = MemoryDriver(MemoryStore())
+    await store.open()
+    wrapping = LocalWrapping({"w": bytes(32)}, primary="w")
+    wrapping.is_current = method
+    keys = EnvelopeKeys(store, wrapping)
+    await keys.primary(Owner("acme", "ada"))
+    with pytest.raises(Unavailable, match=f"`is_current` of the keys failed .*{named}") as caught:
+        await keys.rewrap(Owner("acme", "ada"))
+    assert QUOTED not in str(caught.value)
+
+
+@clock.virtually
+async def test_a_backend_closes_beside_keys_that_never_do() -> None:
+    given = Source(returns(DataKey("k", bytes(32))))
+    given.close = hangs
+    backend = open_backend("memory://", sealing=Sealing(given))
+    await backend.open()
+    with pytest.raises(Unavailable, match="`close` of the keys failed"):
+        await backend.close()
+
+
 async def test_errors_of_the_library_pass_and_so_does_what_else_a_source_has() -> None:
     given = Source(raises(Corrupt))
     guarded = guarded_source(given)
@@ -112,7 +157,7 @@ async def test_errors_of_the_library_pass_and_so_does_what_else_a_source_has() -
     assert guarded_wrapping(Wrapping(hangs)).is_current(b"")
 
 
-@pytest.mark.parametrize("name", ["reread", "open"])
+@pytest.mark.parametrize("name", ["reread", "open", "close"])
 async def test_what_a_source_has_beside_fails_as_an_outage(name: str) -> None:
     given = Source(returns(DataKey("k", bytes(32))))
     setattr(given, name, raises(LookupError))

@@ -64,6 +64,7 @@ def read(url: str) -> Any:
             "redis://default:pw@redis-1.c1.eu.ec2.redis-cloud.com:12345",
             {"hosts": (("redis-1.c1.eu.ec2.redis-cloud.com", 12345),)},
         ),
+        ("rediss://:a%3Cb>c@host", {"password": "a<b>c"}),
         ("rediss://:pw%3D@me.redis.cache.windows.net:6380/0", {"password": "pw=", "username": ""}),
         (
             f"{DOCDB}&retryWrites=false",
@@ -104,6 +105,7 @@ def test_a_url_as_a_host_prints_it_works(url: str, found: dict[str, Any]) -> Non
         (NEON.replace(":npg_pw@", ":<password>@"), "the password belongs"),
         ("redis://default:<password>@host:6379/0", "the password belongs"),
         ("rediss://<user>:pw@host", "the user or the password belongs"),
+        ("rediss://:a<b>c@host", "write %3C for a < that is part of it"),
         (
             "rediss://:pw@ec2-1.compute.amazonaws.com:6380?ssl_cert_reqs=none",
             "ssl_cert_reqs .*: .*tls_ca_file",

@@ -15,7 +15,7 @@ from typing import Any, Final
 from stm_backends import logs
 from stm_backends.errors import ConfigurationError, InvalidKey, Unavailable
 from stm_backends.guarded import guarded_clock
-from stm_backends.handed_in import WrongType
+from stm_backends.handed_in import PASSED, WrongType
 from stm_backends.memory import log, policy
 from stm_backends.memory.estimating import checked_config
 from stm_backends.memory.local.conversation import Conversation, Sides
@@ -362,8 +362,10 @@ class DefaultShortTermMemory:
             if self._conversation is conversation and conversation.summarized_sides() is not None:
                 with self.observer.background():
                     await self._save(slot, summary_only_of=conversation)
-        except Exception as error:
-            # Any error of a store; its message may quote the conversation.
+        except (asyncio.CancelledError, *PASSED):
+            raise
+        except BaseException as error:
+            # Its message may quote the conversation.
             logger.warning(
                 "could not save a summary (%s); the next persist saves it (conversation %s)",
                 type(error).__name__,

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -55,6 +56,13 @@ def observer() -> Counting:
 async def backend(driver: Troubled, observer: Counting) -> AsyncIterator[Backend]:
     async with Backend(driver, observer=observer) as backend:
         yield backend
+
+
+async def test_accesses_are_counted_by_a_clock_without_a_zone() -> None:
+    manager = MemoryManager(clock=lambda: datetime.now(UTC).replace(tzinfo=None))
+    await manager.long_term.remember(MemoryEntry(key="k", content="c", tier=LONG))
+    counts = [(await manager.long_term.recall("c"))[0].access_count for _ in range(3)]
+    assert counts == [1, 2, 3]
 
 
 def managed(backend: Backend, **settings: Any) -> MemoryManager:
