@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from stm_backends.admin import log_lines
+from stm_backends.admin.dead_pages import IMPORTED
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.admin.exporting import FORMAT, FORMAT_VERSION, PAGE_FORMAT
-from stm_backends.admin.purging import IMPORTED
 from stm_backends.catalogue.card import SET_BY_USER, Content, checked_changes
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, KeepType, Key, Record
 from stm_backends.errors import (
@@ -156,6 +156,7 @@ class Import:
         )
         # That of the pages that were stored of the conversation that comes next; "" if they are left out.
         self._epoch: str | None = None
+        self._stored = set[int]()
 
     async def add(self, document: Mapping[str, Any]) -> MemoryKey | None:
         """Store a line; returns the key of a conversation that is complete with it, and `None` for a page.
@@ -202,7 +203,7 @@ class Import:
         for turn in page.turns.values():
             self._guard.require("turn_characters", partial(_characters, turn))
         if self._epoch is None:
-            self._epoch = await self._begin(where, page.key)
+            self._epoch, self._stored = await self._begin(where, page.key), set[int]()
         if not self._epoch:
             return
         transcript = Transcript(self._epoch, base=page.first, last=page.prev)
@@ -210,6 +211,7 @@ class Import:
             transcript = replace(transcript, gap=page.upto)
         leaving = [Leaving(turn_id, encode_json(turn)) for turn_id, turn in page.turns.items()]
         await self._pages.put_new(where, transcript, leaving, summary=page.summary or "", ttl=self._ttl)
+        self._stored.add(page.first // pages.TURNS)
 
     async def _begin(self, where: Key, key: MemoryKey) -> str:
         """Return the epoch of the pages that come; `""` if a merge keeps the conversation that exists."""
@@ -276,6 +278,8 @@ class Import:
             with suppress(Corrupt):
                 old = Snapshot.of(await self._driver.load(where), self._codec).body.transcript
         created = ledger.Change(body, ttl=ttl)
+        if session.body.transcript is not None and not left_out:
+            await pages.require(self._driver, where, session.body.transcript.epoch, self._stored)
         if not left_out and await ledger.replace(self._driver, where, created, expect=condition):
             if old is not None:
                 await pages.erase(self._driver, where, old.epoch)

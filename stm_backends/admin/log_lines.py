@@ -149,6 +149,7 @@ class LogImport:
         self._guard = guard
         self._transcript: Transcript | None = None
         self._at = 0.0
+        self._stored = set[int]()
 
     async def add(self, line: Items | End, epoch: str) -> bool:
         """Store a line; `epoch` is that of a log that begins with it. Returns whether a log was stored."""
@@ -160,6 +161,7 @@ class LogImport:
             async with self._directory.listed(owner, self._ttl) as listing:
                 listing.created = True
             self._transcript, self._at = Transcript(epoch, base=line.first, first=line.first), 0.0
+            self._stored = set[int]()
         if isinstance(line, Items):
             self._transcript = await self._store(where, line, self._transcript)
             return False
@@ -167,6 +169,7 @@ class LogImport:
         # As old as the original.
         forgotten = Forgotten().adding([epoch], now=self._at or 0.0, keep_for=1.0)
         body = items.seal_folded(items.Folded(forgotten=forgotten, transcript=transcript), self._codec)
+        await pages.require(self._driver, where, transcript.epoch, self._stored)
         expect = ANY if self._on_conflict == "replace" else ABSENT
         old = await self._driver.load(where, last=0) if expect is ANY else None
         async with self._directory.listed(owner, self._ttl) as listing:
@@ -191,6 +194,7 @@ class LogImport:
             leaving.append(Leaving(item_id, encode_json(content)))
             self._at = max(self._at, at)
         await self._pages.put_new(where, transcript, leaving, summary=None, ttl=self._ttl)
+        self._stored.add(line.first // pages.TURNS)
         return transcript.moved([one.id for one in leaving], summarized=True)
 
 
