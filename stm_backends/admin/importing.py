@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from stm_backends.admin import log_lines
-from stm_backends.admin.dead_pages import IMPORTED
+from stm_backends.admin import dead_pages, log_lines
+from stm_backends.admin.dead_pages import IMPORTED, DeadPages
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.admin.exporting import FORMAT, FORMAT_VERSION, PAGE_FORMAT
 from stm_backends.catalogue.card import SET_BY_USER, Content, checked_changes
@@ -145,6 +145,7 @@ class Import:
         self._directory = directory
         self._catalogue = catalogue_on(driver, codec, directory)
         self._pages = Pages(driver, codec)
+        self._dead_pages = DeadPages(driver, codec)
         self._on_conflict: OnConflict = on_conflict
         self._ttl = ttl
         self._guard = guard
@@ -194,9 +195,13 @@ class Import:
         return line.key
 
     async def _remove(self, key: MemoryKey, epoch: str | None) -> None:
-        """Remove the pages that were stored of a conversation and that its record does not refer to."""
+        """Remove the pages that were stored of a conversation, unless its record refers to them.
+
+        It may have been stored by a write whose answer was lost, and changed by another process since.
+        """
         if epoch:
-            await pages.erase(self._driver, keys.memory_key(key), epoch)
+            dead = await self._dead_pages.of_record(keys.memory_key(key), epoch=epoch)
+            await dead_pages.erase(self._driver, dead)
 
     async def _store_page(self, page: Page) -> None:
         where = keys.memory_key(page.key)

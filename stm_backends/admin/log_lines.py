@@ -21,6 +21,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, cast
 
+from stm_backends.admin import dead_pages
+from stm_backends.admin.dead_pages import DeadPages
 from stm_backends.drivers.contract import ABSENT, ANY, Driver, Key
 from stm_backends.errors import InvalidState, SessionExists, SessionNotFound
 from stm_backends.history import items
@@ -144,6 +146,7 @@ class LogImport:
         self._codec = codec
         self._directory = directory
         self._pages = Pages(driver, codec)
+        self._dead_pages = DeadPages(driver, codec)
         self._on_conflict = on_conflict
         self._ttl = ttl
         self._guard = guard
@@ -176,7 +179,9 @@ class LogImport:
             change = ledger.Change(body, ttl=self._ttl)
             listing.created = stored = await ledger.replace(self._driver, where, change, expect=expect)
         if not stored:
-            await pages.erase(self._driver, where, transcript.epoch)
+            # The record may have been stored by a write whose answer was lost, and changed since.
+            dead = await self._dead_pages.of_record(where, epoch=transcript.epoch)
+            await dead_pages.erase(self._driver, dead)
             if self._on_conflict == "refuse":
                 raise SessionExists("there is already a log under this key; merge or replace it")
         elif old is not None and (before := items.open_folded(old.body, self._codec).transcript):

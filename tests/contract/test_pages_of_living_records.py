@@ -15,7 +15,7 @@ from stm_backends.admin.purging import Purge, Purged
 from stm_backends.drivers.contract import ANY, Driver, Key, Page
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.drivers.wrapper import WrapperDriver
-from stm_backends.errors import Unavailable
+from stm_backends.errors import OutcomeUnknown, SessionExists, Unavailable
 from stm_backends.records import keys, pages
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
@@ -181,3 +181,29 @@ async def test_a_dry_run_counts_the_pages_that_a_purge_removes(driver: MemoryDri
     dry = await purged(backend, dry_run=True)
     assert await told(backend, KEY) == numbered(range(20))
     assert (await purged(backend)).pages == dry.pages > 0
+
+
+async def test_an_import_whose_lost_answer_another_process_follows_keeps_its_pages(
+    driver: MemoryDriver,
+) -> None:
+    class LosesTheAnswer(WrapperDriver):
+        """Has another process change the record before the answer is lost."""
+
+        armed = True
+
+        async def replace(self, key: Key, body: bytes, **options: Any) -> bool:
+            done = await self.inner.replace(key, body, **options)
+            if key == WHERE and self.armed:
+                self.armed = False
+                await converse(Backend(self.inner), KEY, range(100, 110))
+                raise OutcomeUnknown("the answer was lost", backend=self.name, operation="replace")
+            return done
+
+    one = Backend(LosesTheAnswer(driver)).sessions.importing()
+    *before, last = await lines_of_one()
+    for line in before:
+        await one.add(line)
+    with pytest.raises(SessionExists):
+        await one.add(last)
+    turns, missing = await whole(driver)
+    assert (len(turns), missing) == (30 - 2, 0)
