@@ -7,12 +7,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 
+from stm_backends.admin.dead_pages import PAGED, DeadPages, erase
 from stm_backends.admin.receipt import RECORDS, Counted, Receipt
 from stm_backends.catalogue.index import names_of
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.erasing import expired_names, finish_erasure
 from stm_backends.errors import Corrupt, Denied, InvalidKey
-from stm_backends.records import confirming, keys, ledger, operations, pages
+from stm_backends.records import confirming, keys, ledger, operations
+from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 from stm_backends.types import MemoryKey
@@ -25,9 +27,16 @@ class Erasure:
     """Erases, counts what it erases, and reads again what it erased. Use each object once."""
 
     def __init__(
-        self, driver: Driver, directory: Directory, erase_keys: EraseKeys, observer: Observer = SILENT
+        self,
+        driver: Driver,
+        codec: Codec,
+        directory: Directory,
+        erase_keys: EraseKeys,
+        observer: Observer = SILENT,
     ) -> None:
         self._driver = driver
+        self._codec = codec
+        self._dead_pages = DeadPages(driver, codec)
         self._directory = directory
         self._erase_keys = erase_keys
         self._observer = observer
@@ -80,7 +89,7 @@ class Erasure:
         # After the records: a process that puts turns into pages meanwhile finds that its record is gone.
         transcripts = [place for place, kind in places.items() if kind in ("conversations", "logs")]
         for place in transcripts:
-            await self._pages(place)
+            await self._pages(place, places[place])
         # Last: whoever writes a card looks for the conversation afterwards.
         card = keys.card_key(key)
         await self._card(card)
@@ -121,14 +130,38 @@ class Erasure:
                 break
             await self._expired(Key(parts.scope, name))
 
-    async def _pages(self, place: Key) -> None:
-        """Erase the pages of a record, expired or not."""
-        self._erased["pages"] += await pages.erase(self._driver, place)
+    async def _pages(self, place: Key, kind: Counted) -> None:
+        """Erase the pages of a record, expired or not, but for those of one that was begun meanwhile.
+
+        One that an import has stored meanwhile is erased, too: some of its pages are gone.
+        """
+        dead = await self._dead_pages.of_record(place)
+        self._erased["pages"] += await erase(self._driver, dead)
         of = keys.pages_of(place)
         async for name in expired_names(self._driver, of.scope, after=of.name):
             if not name.startswith(of.name):
                 break
             await self._expired(Key(of.scope, name))
+        if await self._dead_pages.is_referred_to(place, dead):
+            await self._record(place, kind)
+            await self._pages(place, kind)
+
+    async def _pages_of_user(self, tenant: str, user: str) -> bool:
+        """Erase the pages of a user whose records are erased; returns whether there were any.
+
+        Those of conversations that were begun meanwhile stay. One that an import has stored is erased.
+        """
+        dead, again = await self._dead_pages.of_user(tenant, user), False
+        self._erased["pages"] += await erase(self._driver, dead)
+        for kind in PAGED if dead else ():
+            scope = keys.scope(tenant, user, kind)
+            async for name in operations.names(self._driver, scope):
+                if await self._dead_pages.is_referred_to(Key(scope, name), dead):
+                    self._erased[_counted(kind)] += await ledger.erase(self._driver, Key(scope, name))
+                    again = True
+        if again:
+            await self._pages_of_user(tenant, user)
+        return bool(dead)
 
     async def _card(self, card: Key) -> None:
         """Erase a card and all of its names in the index, expired or not.
@@ -166,10 +199,14 @@ class Erasure:
         unconfirmed = {keys.scope(tenant, user, kind) for kind in keys.KINDS}
         for kind in keys.KINDS:
             scope, counted = keys.scope(tenant, user, kind), _counted(kind)
-            async for name in operations.names(self._driver, scope):
-                unconfirmed.discard(scope)
-                run = kind == "planner" and await ledger.erase(self._driver, Key(keys.PAUSED_RUNS, name))
-                self._erased[counted] += await self._driver.delete(Key(scope, name)) or run
+            if kind == "page":
+                if await self._pages_of_user(tenant, user):
+                    unconfirmed.discard(scope)
+            else:
+                async for name in operations.names(self._driver, scope):
+                    unconfirmed.discard(scope)
+                    run = kind == "planner" and await ledger.erase(self._driver, Key(keys.PAUSED_RUNS, name))
+                    self._erased[counted] += await self._driver.delete(Key(scope, name)) or run
             async for name in expired_names(self._driver, scope):
                 if kind == "planner":
                     await self._driver.delete(Key(keys.PAUSED_RUNS, name))

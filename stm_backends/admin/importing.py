@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from stm_backends.admin import log_lines
+from stm_backends.admin import dead_pages, log_lines
+from stm_backends.admin.dead_pages import IMPORTED, DeadPages
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.admin.exporting import FORMAT, FORMAT_VERSION, PAGE_FORMAT
-from stm_backends.admin.purging import IMPORTED
 from stm_backends.catalogue.card import SET_BY_USER, Content, checked_changes
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, KeepType, Key, Record
 from stm_backends.errors import (
@@ -145,6 +145,7 @@ class Import:
         self._directory = directory
         self._catalogue = catalogue_on(driver, codec, directory)
         self._pages = Pages(driver, codec)
+        self._dead_pages = DeadPages(driver, codec)
         self._on_conflict: OnConflict = on_conflict
         self._ttl = ttl
         self._guard = guard
@@ -156,6 +157,7 @@ class Import:
         )
         # That of the pages that were stored of the conversation that comes next; "" if they are left out.
         self._epoch: str | None = None
+        self._stored = set[int]()
 
     async def add(self, document: Mapping[str, Any]) -> MemoryKey | None:
         """Store a line; returns the key of a conversation that is complete with it, and `None` for a page.
@@ -193,16 +195,20 @@ class Import:
         return line.key
 
     async def _remove(self, key: MemoryKey, epoch: str | None) -> None:
-        """Remove the pages that were stored of a conversation and that its record does not refer to."""
+        """Remove the pages that were stored of a conversation, unless its record refers to them.
+
+        It may have been stored by a write whose answer was lost, and changed by another process since.
+        """
         if epoch:
-            await pages.erase(self._driver, keys.memory_key(key), epoch)
+            dead = await self._dead_pages.of_record(keys.memory_key(key), epoch=epoch)
+            await dead_pages.erase(self._driver, dead)
 
     async def _store_page(self, page: Page) -> None:
         where = keys.memory_key(page.key)
         for turn in page.turns.values():
             self._guard.require("turn_characters", partial(_characters, turn))
         if self._epoch is None:
-            self._epoch = await self._begin(where, page.key)
+            self._epoch, self._stored = await self._begin(where, page.key), set[int]()
         if not self._epoch:
             return
         transcript = Transcript(self._epoch, base=page.first, last=page.prev)
@@ -210,6 +216,7 @@ class Import:
             transcript = replace(transcript, gap=page.upto)
         leaving = [Leaving(turn_id, encode_json(turn)) for turn_id, turn in page.turns.items()]
         await self._pages.put_new(where, transcript, leaving, summary=page.summary or "", ttl=self._ttl)
+        self._stored.add(page.first // pages.TURNS)
 
     async def _begin(self, where: Key, key: MemoryKey) -> str:
         """Return the epoch of the pages that come; `""` if a merge keeps the conversation that exists."""
@@ -276,6 +283,8 @@ class Import:
             with suppress(Corrupt):
                 old = Snapshot.of(await self._driver.load(where), self._codec).body.transcript
         created = ledger.Change(body, ttl=ttl)
+        if session.body.transcript is not None and not left_out:
+            await pages.require(self._driver, where, session.body.transcript.epoch, self._stored)
         if not left_out and await ledger.replace(self._driver, where, created, expect=condition):
             if old is not None:
                 await pages.erase(self._driver, where, old.epoch)

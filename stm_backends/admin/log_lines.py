@@ -21,6 +21,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, cast
 
+from stm_backends.admin import dead_pages
+from stm_backends.admin.dead_pages import DeadPages
 from stm_backends.drivers.contract import ABSENT, ANY, Driver, Key
 from stm_backends.errors import InvalidState, SessionExists, SessionNotFound
 from stm_backends.history import items
@@ -144,11 +146,13 @@ class LogImport:
         self._codec = codec
         self._directory = directory
         self._pages = Pages(driver, codec)
+        self._dead_pages = DeadPages(driver, codec)
         self._on_conflict = on_conflict
         self._ttl = ttl
         self._guard = guard
         self._transcript: Transcript | None = None
         self._at = 0.0
+        self._stored = set[int]()
 
     async def add(self, line: Items | End, epoch: str) -> bool:
         """Store a line; `epoch` is that of a log that begins with it. Returns whether a log was stored."""
@@ -160,6 +164,7 @@ class LogImport:
             async with self._directory.listed(owner, self._ttl) as listing:
                 listing.created = True
             self._transcript, self._at = Transcript(epoch, base=line.first, first=line.first), 0.0
+            self._stored = set[int]()
         if isinstance(line, Items):
             self._transcript = await self._store(where, line, self._transcript)
             return False
@@ -167,13 +172,16 @@ class LogImport:
         # As old as the original.
         forgotten = Forgotten().adding([epoch], now=self._at or 0.0, keep_for=1.0)
         body = items.seal_folded(items.Folded(forgotten=forgotten, transcript=transcript), self._codec)
+        await pages.require(self._driver, where, transcript.epoch, self._stored)
         expect = ANY if self._on_conflict == "replace" else ABSENT
         old = await self._driver.load(where, last=0) if expect is ANY else None
         async with self._directory.listed(owner, self._ttl) as listing:
             change = ledger.Change(body, ttl=self._ttl)
             listing.created = stored = await ledger.replace(self._driver, where, change, expect=expect)
         if not stored:
-            await pages.erase(self._driver, where, transcript.epoch)
+            # The record may have been stored by a write whose answer was lost, and changed since.
+            dead = await self._dead_pages.of_record(where, epoch=transcript.epoch)
+            await dead_pages.erase(self._driver, dead)
             if self._on_conflict == "refuse":
                 raise SessionExists("there is already a log under this key; merge or replace it")
         elif old is not None and (before := items.open_folded(old.body, self._codec).transcript):
@@ -191,6 +199,7 @@ class LogImport:
             leaving.append(Leaving(item_id, encode_json(content)))
             self._at = max(self._at, at)
         await self._pages.put_new(where, transcript, leaving, summary=None, ttl=self._ttl)
+        self._stored.add(line.first // pages.TURNS)
         return transcript.moved([one.id for one in leaving], summarized=True)
 
 

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from stm_backends.admin.dead_pages import DeadPages, imported_after, transcript_of
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.catalogue.card import SLOT_S, slot_of
 from stm_backends.drivers.checks import require_seconds
@@ -30,7 +32,7 @@ from stm_backends.drivers.purges import purges_of
 from stm_backends.errors import ConfigurationError, Corrupt, located
 from stm_backends.history import items
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.records import confirming, keys, ledger, operations, pages
+from stm_backends.records import keys, ledger, operations
 from stm_backends.records.body import Body, Forgotten, Transcript
 from stm_backends.records.codec import Codec, stored_turn
 from stm_backends.records.directory import Directory
@@ -48,9 +50,6 @@ EARLIEST: Final = 946_684_800.0
 
 EMPTIED: Final = "purged_at"
 """The field of a body that says when a purge emptied its record, in epoch seconds."""
-
-IMPORTED: Final = "import-"
-"""What the epoch of a transcript begins with that was imported; an id with the time follows."""
 
 IMPORTING_S: Final = 86_400.0
 """For how many seconds the pages of an import are kept that has not stored its record."""
@@ -156,6 +155,7 @@ class Purge:
         self._catalogue = catalogue_on(driver, codec, directory, clock=clock)
         self._older_than = older_than
         self._transcripts_older_than = transcripts_older_than
+        self._dead_pages = DeadPages(driver, codec, spared=self._is_import)
         self._shortening = Shortening(driver, codec, dry_run=dry_run)
         self._dry_run = dry_run
         self._clock = clock
@@ -203,7 +203,7 @@ class Purge:
                 await operations.each(operations.names(self._driver, scope), judge)
         if self._transcripts_older_than is not None:
             await self._transcripts(tenant, user, self._transcripts_older_than)
-        await self._left_over_pages(tenant, user)
+        await self._remove_pages(await self._dead_pages.of_user(tenant, user))
         await self._left_over(tenant, user)
         await self._left_over_cards(tenant, user)
         if not self._dry_run:
@@ -225,12 +225,26 @@ class Purge:
                 return "kept"
             if not self._dry_run and not await self._empty(kind, key, record, older_than, now):
                 return "changed"
-            await self._remove_pages(keys.pages_of(key))
+            await self._remove_pages(await self._pages_gone_with(key))
         except Corrupt as error:
             # The record itself, or the entry of its user, which is sealed.
             self._on_unreadable(_found(kind, key), error)
             return "unreadable"
         return "conversations" if kind == "memory" else "logs"
+
+    async def _pages_gone_with(self, key: Key) -> list[Key]:
+        """Return the pages that are dead once a record is emptied."""
+        dead = await self._dead_pages.of_record(key)
+        if not self._dry_run:
+            return dead
+        # The record still has them. Those that are dead before are counted as left over.
+        scope, prefix = keys.pages_of(key)
+        listed = [Key(scope, name) async for name in operations.names_of(self._driver, scope, prefix)]
+        return [where for where in listed if where not in dead and not self._is_import(where.name)]
+
+    def _is_import(self, name: str) -> bool:
+        """Say whether a page may be of an import that has yet to store its record."""
+        return imported_after(self._clock() - IMPORTING_S)(name)
 
     def _look(self, kind: Kind, record: Record, now: float) -> tuple[float | None, bool]:
         """Return when something was last added to a record, and whether a purge has emptied it."""
@@ -308,73 +322,17 @@ class Purge:
     def _bodies(self, kind: Kind) -> Bodies:
         codec = self._codec
 
-        def transcript_of(body: bytes | None) -> Transcript | None:
-            opened = codec.open_body(body) if kind == "memory" else items.open_folded(body, codec)
-            return opened.transcript
-
         def with_transcript(body: bytes | None, transcript: Transcript) -> bytes:
             if kind == "memory":
                 return codec.seal_body(replace(codec.open_body(body), transcript=transcript))
             return items.seal_folded(replace(items.open_folded(body, codec), transcript=transcript), codec)
 
-        return Bodies(transcript_of, with_transcript)
+        return Bodies(partial(transcript_of, kind, codec), with_transcript)
 
-    async def _left_over_pages(self, tenant: str, user: str) -> None:
-        """Remove pages that no record can refer to any more.
-
-        Their record is gone, as after an expiry or an interrupted erasure or import, or it is that of a later
-        life of the conversation. An import stores pages before the record, so they may be in use for a day.
-        """
-        scope, until = keys.scope(tenant, user, "page"), self._clock() - IMPORTING_S
-        # Listed before the records: a page comes after its record.
-        epochs: dict[str, set[str]] = {}
-        async for name in operations.names(self._driver, scope):
-            if not _is_imported_after(name, until):
-                epochs.setdefault(f"{name.partition(':')[0]}:", set()).add(keys.page_epoch(name))
-        if not epochs:
-            return
-        for kind in DATED:
-            await self._compare_epochs(tenant, user, kind, epochs)
-        for prefix in sorted(epochs):
-            await self._remove_pages(Key(scope, prefix))
-
-    async def _compare_epochs(self, tenant: str, user: str, kind: Kind, epochs: dict[str, set[str]]) -> None:
-        """Remove pages of earlier lives of the records of a kind, and take those of such records out."""
-        scope, bodies = keys.scope(tenant, user, kind), self._bodies(kind)
-
-        async def compare(name: str) -> None:
-            key = Key(scope, name)
-            for epoch in await self._dead(key, bodies, epochs.pop(keys.pages_of(key).name, set())):
-                await self._remove_pages(keys.pages_of_epoch(key, epoch))
-
-        await operations.each(operations.names(self._driver, scope), compare)
-
-    async def _dead(self, key: Key, bodies: Bodies, epochs: set[str]) -> list[str]:
-        """Return those of the epochs of stored pages whose pages the record never comes to have."""
-        if not epochs:
-            return []
-        dead = await self._not_referred_to(key, bodies, epochs)
-        if dead and self._driver.traits.shows_unconfirmed:
-            # A server that others have replaced shows an earlier record, to which later pages are unknown.
-            await confirming.confirm(self._driver, (key.scope,))
-            dead = await self._not_referred_to(key, bodies, dead)
-        return sorted(dead)
-
-    async def _not_referred_to(self, key: Key, bodies: Bodies, epochs: set[str]) -> set[str]:
-        try:
-            record = await self._driver.load(key, last=0)
-            with located(self._driver.name, "purge"):
-                transcript = bodies.transcript_of(None if record is None else record.body)
-        except Corrupt:
-            return set()
-        version = None if record is None else record.version
-        return {epoch for epoch in epochs if not pages.may_refer(version, transcript, epoch)}
-
-    async def _remove_pages(self, of: Key) -> None:
-        """Remove the pages with a prefix in a scope."""
-        async for name in operations.names_of(self._driver, *of):
+    async def _remove_pages(self, dead: Iterable[Key]) -> None:
+        for where in dead:
             if not self._dry_run:
-                await ledger.erase(self._driver, Key(of.scope, name))
+                await ledger.erase(self._driver, where)
             self.purged.pages += 1
             self._on_step(self.purged)
 
@@ -455,15 +413,6 @@ class Purge:
             async for name in operations.names(self._driver, keys.scope(tenant, user, kind)):
                 there.add(keys.card_key(MemoryKey(tenant, user, keys.unname(name))).name)
         return there
-
-
-def _is_imported_after(name: str, until: float) -> bool:
-    """Say whether a name is that of a page that an import has stored since a time, in epoch seconds."""
-    epoch = keys.page_epoch(name)
-    try:
-        return epoch.startswith(IMPORTED) and time_of(epoch.removeprefix(IMPORTED)) >= until
-    except ValueError:
-        return False
 
 
 def _is_part_before(name: str, until: float) -> bool:

@@ -217,7 +217,7 @@ class Sessions:
         keys that this backend lacks. A backend without `sealing` erases the records alone; see
         `Receipt.keys_left`.
         """
-        erasure = Erasure(self._driver, self._directory, self._erase_keys, self._observer)
+        erasure = Erasure(self._driver, self._codec, self._directory, self._erase_keys, self._observer)
         return await erasure.erase(tenant, user, session)
 
     async def reseal(self, tenant: str, user: str | None = None) -> ResealReport:

@@ -25,12 +25,12 @@ pages after the record; the epoch ensures that the next record under the same ke
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 from stm_backends.drivers.checks import require_count, require_integer
 from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
-from stm_backends.errors import ConfigurationError, Corrupt, StorageError, TooLarge, located
+from stm_backends.errors import ConfigurationError, Corrupt, StorageError, TooLarge, Unavailable, located
 from stm_backends.records import confirming, keys, ledger, operations
 from stm_backends.records.body import Transcript, digest
 from stm_backends.records.codec import Codec, encode_json, stored_turn
@@ -346,6 +346,21 @@ async def erase(driver: Driver, key: Key, epoch: str = "") -> int:
 
     await operations.each(operations.names_of(driver, scope, prefix), remove)
     return erased
+
+
+async def require(driver: Driver, key: Key, epoch: str, numbers: Collection[int]) -> None:
+    """Raise `Unavailable` if a page of an epoch that was stored is gone, as after an erasure."""
+    if not numbers:
+        return
+    scope, prefix = keys.pages_of_epoch(key, epoch)
+    await confirming.confirm(driver, (scope,))
+    there = {keys.page_number(name) async for name in operations.names_of(driver, scope, prefix)}
+    if not there.issuperset(numbers):
+        raise Unavailable(
+            "pages that were stored before were erased meanwhile; import it again",
+            backend=driver.name,
+            operation="import",
+        )
 
 
 def may_refer(version: str | None, transcript: Transcript | None, epoch: str) -> bool:

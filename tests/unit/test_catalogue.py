@@ -205,7 +205,7 @@ async def a_conversation_that_begins_again_while_it_is_erased_is_listed(kind: ty
 
         async def erased(driver: Driver = other) -> None:
             """Do what an erasure does, of a conversation that others go on with."""
-            erasure = Erasure(driver, Directory(driver, Codec()), no_keys)
+            erasure = Erasure(driver, Codec(), Directory(driver, Codec()), no_keys)
             assert (await erasure.erase("a:b", "u%", "s:a")).backend
 
         driver.acts[number, moment] = erased

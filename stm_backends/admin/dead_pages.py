@@ -1,0 +1,133 @@
+"""The pages that no record has or comes to have, as earlier lives of conversations and imports leave them.
+
+What removes the pages of a conversation or a user removes these alone, so that a life that begins meanwhile
+keeps its own. Their names are listed first: a page comes after its record, so the pages of a life that begins
+after the listing are not in it. An import is the exception: its pages come first. See `Import`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from itertools import chain
+from typing import Final
+
+from stm_backends.drivers.contract import Driver, Key
+from stm_backends.errors import Corrupt, located
+from stm_backends.history import items
+from stm_backends.records import confirming, keys, ledger, operations, pages
+from stm_backends.records.body import Transcript
+from stm_backends.records.codec import Codec
+from stm_backends.records.large.pointers import time_of
+
+IMPORTED: Final = "import-"
+"""What the epoch of a transcript begins with that was imported; an id with the time follows."""
+
+PAGED: Final[tuple[keys.Kind, ...]] = ("memory", *keys.LOG_KINDS)
+"""The kinds of records that have pages."""
+
+
+def imported_after(until: float) -> Callable[[str], bool]:
+    """Return what says of a page's name whether an import has stored it since a time, in epoch seconds."""
+
+    def is_imported(name: str) -> bool:
+        epoch = keys.page_epoch(name)
+        try:
+            return epoch.startswith(IMPORTED) and time_of(epoch.removeprefix(IMPORTED)) >= until
+        except ValueError:
+            return False
+
+    return is_imported
+
+
+def transcript_of(kind: str, codec: Codec, body: bytes | None) -> Transcript | None:
+    """Return what the body of a conversation, or of an item log, says of its transcript."""
+    return (codec.open_body(body) if kind == "memory" else items.open_folded(body, codec)).transcript
+
+
+class DeadPages:
+    """Finds dead pages, which no record of theirs has or comes to have; removes nothing.
+
+    `spared` says of the name of a page that it is none, whatever the record says.
+    """
+
+    def __init__(
+        self, driver: Driver, codec: Codec, *, spared: Callable[[str], bool] = lambda name: False
+    ) -> None:
+        self._driver = driver
+        self._codec = codec
+        self._spared = spared
+
+    async def of_record(self, key: Key, *, epoch: str = "") -> list[Key]:
+        """Return the dead pages of a conversation or an item log, of one epoch or of all, in order."""
+        scope, prefix = keys.pages_of_epoch(key, epoch) if epoch else keys.pages_of(key)
+        listed = [name async for name in operations.names_of(self._driver, scope, prefix)]
+        dead = await self._dead(key, [name for name in listed if not self._spared(name)])
+        return [Key(scope, name) for name in dead]
+
+    async def of_user(self, tenant: str, user: str) -> list[Key]:
+        """Return the dead pages of all conversations and item logs of a user, in order."""
+        scope = keys.scope(tenant, user, "page")
+        listed: dict[str, list[str]] = {}
+        async for name in operations.names(self._driver, scope):
+            if not self._spared(name):
+                listed.setdefault(f"{name.partition(':')[0]}:", []).append(name)
+        if not listed:
+            return []
+        owners = [keys.scope(tenant, user, kind) for kind in PAGED]
+        # A server that others have replaced may not show the record of a page.
+        await confirming.confirm(self._driver, owners)
+        dead: list[str] = []
+        for owner in owners:
+
+            async def compare(name: str, owner: str = owner) -> None:
+                key = Key(owner, name)
+                dead.extend(await self._dead(key, listed.pop(keys.pages_of(key).name, [])))
+
+            await operations.each(operations.names(self._driver, owner), compare)
+        return [Key(scope, name) for name in sorted(chain(dead, *listed.values()))]
+
+    async def is_referred_to(self, key: Key, dead: Iterable[Key]) -> bool:
+        """Say whether a record has pages that were found to be dead, as after an import."""
+        prefix = keys.pages_of(key).name
+        names = [where.name for where in dead if where.name.startswith(prefix)]
+        return len(await self._without_record(key, names)) < len(names)
+
+    async def _dead(self, key: Key, names: Sequence[str]) -> list[str]:
+        """Return the dead ones of pages of a record that were listed before."""
+        dead = await self._without_record(key, names)
+        if dead and self._driver.traits.shows_unconfirmed:
+            # A server that others have replaced shows an earlier record, to which later pages are unknown.
+            await confirming.confirm(self._driver, (key.scope,))
+            dead = await self._without_record(key, dead)
+        return dead
+
+    async def _without_record(self, key: Key, names: Sequence[str]) -> list[str]:
+        """Return the pages of a record that it does not have; none of them if it cannot be read."""
+        if not names:
+            return []
+        try:
+            record = await self._driver.load(key, last=0)
+            with located(self._driver.name, "pages"):
+                kind, body = key.scope.rpartition(":")[2], None if record is None else record.body
+                transcript = transcript_of(kind, self._codec, body)
+        except Corrupt:
+            return []
+        version = None if record is None else record.version
+        return [name for name in names if not pages.may_refer(version, transcript, keys.page_epoch(name))]
+
+
+async def erase(driver: Driver, dead: Iterable[Key]) -> int:
+    """Remove dead pages; returns how many."""
+    erased = 0
+
+    async def each() -> AsyncIterator[Key]:
+        for where in dead:
+            yield where
+
+    async def remove(where: Key) -> None:
+        nonlocal erased
+        done = await ledger.erase(driver, where)
+        erased += done
+
+    await operations.each(each(), remove)
+    return erased

@@ -1,0 +1,209 @@
+"""What removes pages leaves those that a record has, or comes to have, while it is removing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stm_backends import Backend, MemoryKey
+from stm_backends.admin import importing
+from stm_backends.admin.purging import Purge, Purged
+from stm_backends.drivers.contract import ANY, Driver, Key, Page
+from stm_backends.drivers.in_memory import MemoryDriver
+from stm_backends.drivers.wrapper import WrapperDriver
+from stm_backends.errors import OutcomeUnknown, SessionExists, Unavailable
+from stm_backends.records import keys, pages
+from stm_backends.records.codec import Codec
+from stm_backends.records.directory import Directory
+from tests.support.transcripts import converse, numbered, pages_of, reading, told
+
+DAY = 86_400.0
+LATER = time.time() + 100 * DAY
+KEY = MemoryKey("acme", "u", "s")
+WHERE = keys.memory_key(KEY)
+PAGES = keys.pages_of(WHERE).scope
+
+Meanwhile = Callable[[], Awaitable[object]]
+Removal = Callable[[Backend], Awaitable[object]]
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of few turns, so that many are completed."""
+    monkeypatch.setattr(pages, "TURNS", 4)
+
+
+@pytest.fixture
+async def driver() -> AsyncIterator[MemoryDriver]:
+    driver = MemoryDriver()
+    await driver.open()
+    yield driver
+    await driver.close()
+
+
+class Meets(WrapperDriver):
+    """Lets something else happen before it first lists pages, or removes one."""
+
+    def __init__(self, inner: Driver, operation: str, meanwhile: Meanwhile) -> None:
+        super().__init__(inner)
+        self._operation = operation
+        self._meanwhile: Meanwhile | None = meanwhile
+
+    async def _reach(self, operation: str, scope: str) -> None:
+        if self._meanwhile is not None and operation == self._operation and scope == PAGES:
+            meanwhile, self._meanwhile = self._meanwhile, None
+            await meanwhile()
+
+    async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
+        await self._reach("scan", scope)
+        return await self.inner.scan(scope, after=after, limit=limit)
+
+    async def delete(self, key: Key, *, expect: Any = ANY) -> bool:
+        await self._reach("delete", key.scope)
+        return await self.inner.delete(key, expect=expect)
+
+
+async def erase(backend: Backend) -> None:
+    await backend.sessions.erase(KEY)
+
+
+async def erase_user(backend: Backend) -> None:
+    await backend.sessions.erase_user("acme", "u")
+
+
+async def purged(backend: Backend, *, dry_run: bool = False) -> Purged:
+    """Purge 100 days from now, when all is old."""
+    codec, driver = Codec(), backend.driver
+    one = Purge(
+        driver, codec, Directory(driver, codec), older_than=90 * DAY, dry_run=dry_run, clock=lambda: LATER
+    )
+    await one.user("acme", "u")
+    return one.purged
+
+
+async def purge(backend: Backend) -> None:
+    await purged(backend)
+
+
+async def purge_left_over(backend: Backend) -> None:
+    await backend.driver.delete(WHERE)
+    await backend.sessions.purge("acme", "u")
+
+
+async def conversation(driver: Driver, count: int = 20) -> None:
+    await converse(Backend(driver), KEY, range(count))
+
+
+async def lines_of_one(count: int = 20) -> list[dict[str, Any]]:
+    async with Backend(MemoryDriver()) as source:
+        await converse(source, KEY, range(count))
+        return [line async for line in source.sessions.export_lines(KEY)]
+
+
+async def whole(driver: Driver) -> tuple[list[tuple[int, str]], int]:
+    page = await reading(Backend(driver), KEY).transcript(after=-1, limit=1000)
+    return [(turn.number, turn.id) for turn in page.turns], len(page.missing)
+
+
+@pytest.mark.parametrize("operation", ["scan", "delete"])
+@pytest.mark.parametrize("removal", [erase, erase_user, purge, purge_left_over])
+async def test_a_life_that_begins_during_a_removal_keeps_its_pages(
+    driver: MemoryDriver, removal: Removal, operation: str
+) -> None:
+    await conversation(driver)
+
+    async def begin() -> None:
+        await converse(Backend(driver), KEY, range(100, 110))
+
+    await removal(Backend(Meets(driver, operation, begin)))
+    turns, missing = await whole(driver)
+    assert not missing
+    assert [turn_id for _, turn_id in turns] == [f"t{number}" for number in range(100, 110)]
+
+
+@pytest.mark.parametrize("removal", [purge, purge_left_over])
+async def test_a_purge_leaves_the_pages_of_an_import_under_way(
+    driver: MemoryDriver, removal: Removal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await conversation(driver)
+    backend, lines = Backend(driver), await lines_of_one()
+    if removal is purge:
+        monkeypatch.setattr(importing, "time", SimpleNamespace(time=lambda: LATER))
+    one = backend.sessions.importing(on_conflict="replace")
+    for line in lines[:-1]:
+        await one.add(line)
+    await removal(backend)
+    await one.add(lines[-1])
+    assert await whole(driver) == (numbered(range(20)), 0)
+
+
+@pytest.mark.parametrize("removal", [erase, erase_user])
+async def test_an_import_whose_pages_are_erased_meanwhile_stores_no_record_without_them(
+    driver: MemoryDriver, removal: Removal
+) -> None:
+    backend, lines = Backend(driver), await lines_of_one()
+    one = backend.sessions.importing()
+    for line in lines[:-1]:
+        await one.add(line)
+    await removal(backend)
+    with pytest.raises(Unavailable, match="import it again"):
+        await one.add(lines[-1])
+    assert await driver.load(WHERE) is None
+    for line in lines:
+        await one.add(line)
+    assert await whole(driver) == (numbered(range(20)), 0)
+
+
+@pytest.mark.parametrize("removal", [erase, erase_user])
+async def test_an_erasure_takes_along_an_import_that_stores_its_record_meanwhile(
+    driver: MemoryDriver, removal: Removal
+) -> None:
+    backend, lines = Backend(driver), await lines_of_one()
+    one = backend.sessions.importing()
+    for line in lines[:-1]:
+        await one.add(line)
+
+    async def store() -> None:
+        await one.add(lines[-1])
+
+    await removal(Backend(Meets(driver, "delete", store)))
+    assert await whole(driver) == ([], 0)
+    assert not await pages_of(driver, KEY)
+
+
+async def test_a_dry_run_counts_the_pages_that_a_purge_removes(driver: MemoryDriver) -> None:
+    await conversation(driver)
+    backend = Backend(driver)
+    dry = await purged(backend, dry_run=True)
+    assert await told(backend, KEY) == numbered(range(20))
+    assert (await purged(backend)).pages == dry.pages > 0
+
+
+async def test_an_import_whose_lost_answer_another_process_follows_keeps_its_pages(
+    driver: MemoryDriver,
+) -> None:
+    class LosesTheAnswer(WrapperDriver):
+        """Has another process change the record before the answer is lost."""
+
+        armed = True
+
+        async def replace(self, key: Key, body: bytes, **options: Any) -> bool:
+            done = await self.inner.replace(key, body, **options)
+            if key == WHERE and self.armed:
+                self.armed = False
+                await converse(Backend(self.inner), KEY, range(100, 110))
+                raise OutcomeUnknown("the answer was lost", backend=self.name, operation="replace")
+            return done
+
+    one = Backend(LosesTheAnswer(driver)).sessions.importing()
+    *before, last = await lines_of_one()
+    for line in before:
+        await one.add(line)
+    with pytest.raises(SessionExists):
+        await one.add(last)
+    turns, missing = await whole(driver)
+    assert (len(turns), missing) == (30 - 2, 0)
