@@ -23,7 +23,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from enum import Enum
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
-from stm_backends import races
 from stm_backends.catalogue.card import SLOT_S
 from stm_backends.drivers.checks import require_fits, require_seconds
 from stm_backends.drivers.contract import ABSENT, ANY, Driver, Key, Record
@@ -324,7 +323,11 @@ class Copy:
                 if not self._replace:
                     return "left"
                 outcome, version = "replaced", target.version
-                if not await races.retried(lambda: self._target.delete(key, expect=version)):
+                try:
+                    if not await ledger.delete(self._target, key, expect=version):
+                        return lost
+                except OutcomeUnknown as error:
+                    unknown = error
                     return lost
                 await ledger.erase_parts(self._target, key)
                 await pages.erase(self._target, key)
@@ -375,7 +378,7 @@ class Copy:
         except TooLarge:
             # The target's limit is lower than its traits say. An incomplete conversation must not stay.
             if target is None:
-                await races.retried(lambda: self._target.delete(key, expect=version))
+                await ledger.delete(self._target, key, expect=version)
                 await ledger.erase_parts(self._target, key)
             raise
         return True

@@ -7,6 +7,7 @@ after the listing are not in it. An import is the exception: its pages come firs
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from itertools import chain
 from typing import Final
@@ -21,6 +22,9 @@ from stm_backends.records.large.pointers import time_of
 
 IMPORTED: Final = "import-"
 """What the epoch of a transcript begins with that was imported; an id with the time follows."""
+
+IMPORTING_S: Final = 86_400.0
+"""For how many seconds the pages of an import are kept that has not stored its record."""
 
 PAGED: Final[tuple[keys.Kind, ...]] = ("memory", *keys.LOG_KINDS)
 """The kinds of records that have pages."""
@@ -131,3 +135,17 @@ async def erase(driver: Driver, dead: Iterable[Key]) -> int:
 
     await operations.each(each(), remove)
     return erased
+
+
+async def erase_replaced(driver: Driver, codec: Codec, key: Key, before: Transcript | None) -> None:
+    """Remove the pages of a record that was replaced without a condition.
+
+    `before` is the transcript of one that was loaded before. Another process may have changed that since. The
+    pages of another import may be in use.
+    """
+    is_import = imported_after(time.time() - IMPORTING_S)
+
+    def spared(name: str) -> bool:
+        return is_import(name) and (before is None or keys.page_epoch(name) != before.epoch)
+
+    await erase(driver, await DeadPages(driver, codec, spared=spared).of_record(key))

@@ -286,8 +286,8 @@ class Import:
         if session.body.transcript is not None and not left_out:
             await pages.require(self._driver, where, session.body.transcript.epoch, self._stored)
         if not left_out and await ledger.replace(self._driver, where, created, expect=condition):
-            if old is not None:
-                await pages.erase(self._driver, where, old.epoch)
+            if condition is ANY:
+                await dead_pages.erase_replaced(self._driver, self._codec, where, old)
             return Snapshot(created.version, session.body)
         if on_conflict == "refuse":
             raise _exists()

@@ -184,8 +184,9 @@ class LogImport:
             await dead_pages.erase(self._driver, dead)
             if self._on_conflict == "refuse":
                 raise SessionExists("there is already a log under this key; merge or replace it")
-        elif old is not None and (before := items.open_folded(old.body, self._codec).transcript):
-            await pages.erase(self._driver, where, before.epoch)
+        elif expect is ANY:
+            before = None if old is None else items.open_folded(old.body, self._codec).transcript
+            await dead_pages.erase_replaced(self._driver, self._codec, where, before)
         return stored
 
     async def _store(self, where: Key, line: Items, transcript: Transcript) -> Transcript:

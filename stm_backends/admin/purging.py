@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from stm_backends.admin.dead_pages import DeadPages, imported_after, transcript_of
+from stm_backends.admin.dead_pages import IMPORTING_S, DeadPages, imported_after, transcript_of
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.catalogue.card import SLOT_S, slot_of
 from stm_backends.drivers.checks import require_seconds
@@ -50,9 +50,6 @@ EARLIEST: Final = 946_684_800.0
 
 EMPTIED: Final = "purged_at"
 """The field of a body that says when a purge emptied its record, in epoch seconds."""
-
-IMPORTING_S: Final = 86_400.0
-"""For how many seconds the pages of an import are kept that has not stored its record."""
 
 Kind: TypeAlias = Literal["memory"] | keys.LogKind
 """What is purged by its age: conversations and item logs."""

@@ -32,6 +32,9 @@ COUNTED: Final[tuple[Counted, ...]] = get_args(Counted)
 RECORDS: Final[tuple[Counted, ...]] = ("conversations", "logs", "states", "paused_runs", "graph_records")
 """The kinds that are records of their own."""
 
+LEFT_OVER: Final[tuple[Counted, ...]] = ("pages", "parts")
+"""The kinds that a conversation has, and that may be left when its record is gone."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:

@@ -16,7 +16,7 @@ from stm_backends.admin.expiring import Expire, Expiring
 from stm_backends.admin.exporting import FORMAT, Export, dump_key
 from stm_backends.admin.importing import Import, OnConflict
 from stm_backends.admin.purging import Found, Purge, Purged
-from stm_backends.admin.receipt import Receipt
+from stm_backends.admin.receipt import LEFT_OVER, Receipt
 from stm_backends.admin.resealing import OnProblem, Reseal, ResealReport
 from stm_backends.drivers.contract import Driver
 from stm_backends.errors import ConfigurationError, Corrupt, Denied, InvalidState
@@ -195,7 +195,7 @@ class Sessions:
         user. The user leaves the tenant's directory with the last record.
         """
         receipt = await self.erase_with_receipt(key.tenant_id, key.user_id, key.session_id)
-        return bool(receipt.records or receipt.erased.get("parts"))
+        return bool(receipt.records or any(receipt.erased.get(kind) for kind in LEFT_OVER))
 
     async def erase_user(self, tenant: str, user: str) -> int:
         """Erase all records of a user, of every kind, and the user's data keys; returns how many records."""

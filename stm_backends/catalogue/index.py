@@ -269,8 +269,9 @@ class Catalogue:
 
     async def _remove(self, where: Key, content: Content, *, version: str) -> None:
         """Remove a card that was read or written here, and its name."""
-        if await races.retried(lambda: self._driver.delete(where, expect=version)):
-            await self._delete_name(where, content["slot"])
+        await races.retried(lambda: self._driver.delete(where, expect=version))
+        # Also after a lost race, which a lost answer looks like: the name of a card that is there stays.
+        await self._delete_name(where, content["slot"])
 
     async def _delete_name(self, where: Key, slot: str) -> None:
         """Delete the name of a card in a slot, unless it is the card's own meanwhile."""

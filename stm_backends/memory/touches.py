@@ -151,6 +151,7 @@ class Touches:
             noted.timer.cancel()
         noted.waits = False
         self._queue.pop(noted, None)
+        self._observer.touches("lost", 1)
         logger.warning(
             "more conversations are active than the catalogue can follow: those that are left out are in the "
             "list as they were until their next turn"
@@ -172,9 +173,9 @@ class Touches:
         anew, noted.anew = noted.anew, False
         noted.running, noted.waits = True, False
         noted.due = asyncio.get_running_loop().time() + self._every
-        seen = None if anew or noted.look is None else noted.look()
         kind = "" if anew else noted.kind
         try:
+            seen = None if anew or noted.look is None else noted.look()
             card = await self._catalogue.touch(noted.key, seen, kind=kind, at=noted.at, ttl=noted.ttl)
             noted.faults = 0
             if card is not None:
@@ -193,6 +194,7 @@ class Touches:
             logger.warning("could not write to the catalogue: %s (conversation %s)", error, name)
         except Exception as error:
             # Of one conversation; others wait for this worker.
+            self._observer.touches("lost", 1)
             logger.warning(
                 "could not write to the catalogue: %s", type(error).__name__, exc_info=logs.shown(error)
             )
@@ -211,7 +213,8 @@ class Touches:
             await self._background.close(timeout=timeout)
         finally:
             self._closing = False
-            if late := sum(noted.waits or noted.running for noted in self._noted.values()):
+            remembered = {*self._noted.values(), *self._leaving.values()}
+            if late := sum(noted.waits or noted.running for noted in remembered):
                 self._observer.touches("lost", late)
             self._noted.clear()
             self._leaving.clear()

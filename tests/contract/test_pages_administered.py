@@ -21,7 +21,7 @@ from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.sqlite.driver import SqliteDriver
 from stm_backends.drivers.sqlite.settings import SqliteSettings
 from stm_backends.drivers.wrapper import WrapperDriver
-from stm_backends.errors import InvalidState, SessionExists, SessionNotFound
+from stm_backends.errors import InvalidState, OutcomeUnknown, SessionExists, SessionNotFound
 from stm_backends.history import log as item_log
 from stm_backends.history.log import ItemLog
 from stm_backends.memory.shared.snapshot import Snapshot
@@ -143,6 +143,28 @@ async def test_a_record_that_is_replaced_takes_its_pages_along(driver: Driver, t
     assert not problems
     assert copy.tally["extra"] == 0
     assert await told(Backend(target), KEY) == numbered(range(20))
+
+
+async def test_a_record_whose_removal_is_answered_too_late_takes_its_pages_along(target: Driver) -> None:
+    source = MemoryDriver()
+    await source.open()
+    await converse(Backend(source), KEY, range(3), config=replace(KEPT, transcript=False))
+    await converse(Backend(target), KEY, range(100, 109))
+
+    class LosesTheAnswer(WrapperDriver):
+        armed = True
+
+        async def delete(self, key: Key, *, expect: Any = ANY) -> bool:
+            done = await self.inner.delete(key, expect=expect)
+            if self.armed and key == WHERE:
+                self.armed = False
+                raise OutcomeUnknown("the answer was lost", backend=self.name, operation="delete")
+            return done
+
+    copy, problems = await copied(source, LosesTheAnswer(target), replace=True)
+    assert copy.ok
+    assert not problems
+    assert not await pages_of(target, KEY)
 
 
 async def test_an_interrupted_copy_is_completed_with_its_pages(driver: Driver, target: Driver) -> None:

@@ -207,3 +207,36 @@ async def test_an_import_whose_lost_answer_another_process_follows_keeps_its_pag
         await one.add(last)
     turns, missing = await whole(driver)
     assert (len(turns), missing) == (30 - 2, 0)
+
+
+async def test_an_import_that_replaces_removes_the_pages_of_a_life_that_it_has_not_seen(
+    driver: MemoryDriver,
+) -> None:
+    await conversation(driver)
+
+    class Begins(WrapperDriver):
+        """Has another life begin before the record is replaced."""
+
+        armed = True
+
+        async def replace(self, key: Key, body: bytes, **options: Any) -> bool:
+            if key == WHERE and self.armed:
+                self.armed = False
+                await self.inner.delete(WHERE)
+                await converse(Backend(self.inner), KEY, range(100, 120))
+            return await self.inner.replace(key, body, **options)
+
+    lines = await lines_of_one()
+    one = Backend(Begins(driver)).sessions.importing(on_conflict="replace")
+    for line in lines:
+        await one.add(line)
+    assert await whole(driver) == (numbered(range(20)), 0)
+    assert len({keys.page_epoch(name) for name in await pages_of(driver, KEY)}) == 1
+
+
+async def test_erasing_left_over_pages_says_that_there_was_something(driver: MemoryDriver) -> None:
+    await conversation(driver)
+    await driver.delete(WHERE)
+    backend = Backend(driver)
+    assert await backend.sessions.erase(KEY)
+    assert not await backend.sessions.erase(KEY)

@@ -34,6 +34,7 @@ from stm_backends.catalogue.index import Catalogue
 from stm_backends.drivers.contract import ABSENT, ANY, MAX_KEY_BYTES, Driver, Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
+from stm_backends.errors import OutcomeUnknown
 from stm_backends.memory.touches import EVERY_S, Touches
 from stm_backends.records import keys, operations
 from stm_backends.records.codec import Codec
@@ -41,6 +42,7 @@ from stm_backends.records.directory import Directory
 from stm_backends.telemetry.observer import SILENT
 from stm_backends.testing import FakeClock
 from stm_backends.testing.workbench.spy import SpyDriver
+from stm_backends.types import StoredTurn
 from tests.mutants.catalogue import CATALOGUES, LosesTheLastTouch
 from tests.support import clock as virtual
 from tests.support.catalogue import touched
@@ -909,3 +911,28 @@ async def test_cards_of_a_sealed_tenant_are_sealed_and_names_have_no_content(dri
                 assert "secret" not in name
         assert len(found) == 2
         assert all(body.startswith(b"stm/2 sealed ") and b"secret" not in body for body in found)
+
+
+async def test_a_card_whose_removal_is_answered_too_late_leaves_no_name() -> None:
+    class LosesTheAnswer(WrapperDriver):
+        armed = True
+
+        async def delete(self, key: Key, *, expect: Any = ANY) -> bool:
+            done = await self.inner.delete(key, expect=expect)
+            if self.armed and key.scope.endswith(":card"):
+                self.armed = False
+                raise OutcomeUnknown("the answer was lost", backend=self.name, operation="delete")
+            return done
+
+    driver = LosesTheAnswer(MemoryDriver())
+    await driver.open()
+    catalogue, stored = (
+        catalogue_on(driver, Codec(), Directory(driver, Codec())),
+        StoredTurn("t", ConversationTurn("q", "a")),
+    )
+    await driver.append(keys.memory_key(A), Codec().seal_turn(stored), initial_version="v", ttl=None)
+    await catalogue.touch(A, Activity(("memory",), 1e9, 1, "hello"), kind="memory", at=1e9, ttl=None)
+    assert await catalogue.forget(A)
+    card, owner = keys.card_key(A), keys.owner_of(keys.card_key(A).scope)
+    assert await driver.load(card) is None
+    assert not [name async for name in operations.names(driver, keys.scope(*owner, "recent"))]
