@@ -117,7 +117,7 @@ class Expire:
             if operations.is_sealed(record):
                 # Without the keys: a sealed body cannot be opened under another version.
                 return None, "failed"
-            body = self._body(kind) if record.body is None else record.body
+            body = record.body or self._body(kind)
             return ledger.Change(body, ttl=self._ttl), _FIELDS.get(kind, "logs")
 
         # The user stays listed for as long as the record.

@@ -267,7 +267,7 @@ def seal_folded(folded: Folded, codec: Codec) -> bytes:
 
 def open_folded(body: bytes | None, codec: Codec) -> Folded:
     """Return the body of a log. Raises `Corrupt` if it cannot be read."""
-    if body is None:
+    if not body:
         return Folded()
     return _load_folded(codec.open("paged-log" if codec.is_of("paged-log", body) else "log", body))
 

@@ -497,14 +497,19 @@ class ItemLog:
         if record is None:
             return False
 
-        async def store(version: str) -> bool:
-            unchanged = ledger.Change(items.seal_folded(log.folded, self._codec), version=version)
+        async def put(body: bytes, version: str) -> bool:
+            unchanged = ledger.Change(body, version=version)
             return await ledger.replace(
                 self._driver, self._where, unchanged, expect=record.version, attempts=1
             )
 
         expect = await confirming.confirmed(
-            self._driver, self._where, record, drop, store=store, load=lambda: self._driver.load(self._where)
+            self._driver,
+            record,
+            drop,
+            store=partial(put, items.seal_folded(log.folded, self._codec)),
+            store_least=None if record.body else partial(put, b""),
+            load=lambda: self._driver.load(self._where),
         )
         if expect is None:
             return False

@@ -205,7 +205,7 @@ class Codec:
 
     def open_body(self, data: bytes | None) -> Body:
         """Return a conversation's body; fields that an older version did not write have defaults."""
-        if data is None:
+        if not data:
             return Body()
         try:
             return load_body(self.open("body", data))

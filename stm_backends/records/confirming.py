@@ -27,18 +27,21 @@ class Loaded(Protocol):
 
 async def confirmed(
     driver: Driver,
-    key: Key,
     seen: Loaded,
     going: int,
     *,
     store: Callable[[str], Awaitable[bool]],
     load: Callable[[], Awaitable[Loaded | None]],
+    store_least: Callable[[str], Awaitable[bool]] | None = None,
 ) -> str | None:
     """Return the record's version once its oldest `going` entries are confirmed; `None` after a lost race.
 
     `store` stores the body unchanged under a version, in one attempt, and `load` loads the record. Makes no
     request where a load shows only what is confirmed. Elsewhere, a server that takes over may have other
     entries under the version that was read, which must not be dropped.
+
+    A full record may have no room for its first body. `store_least` then stores what always fits, such as an
+    empty body, which reads as none. Without it, raises `TooLarge`.
     """
     if not driver.traits.shows_unconfirmed:
         return seen.version
@@ -49,9 +52,11 @@ async def confirmed(
         if not await store(version):
             return None
     except TooLarge:
-        # A full record may have no room for its first body.
-        await confirm(driver, (key.scope,))
-        version = seen.version
+        # No write without a new version will do: a former master shows the old one with its own entries.
+        if store_least is None:
+            raise
+        if not await store_least(version):
+            return None
     return version if await still_there(driver, seen, going, version, load=load) else None
 
 

@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from stm_backends.drivers.contract import (
@@ -275,14 +276,21 @@ async def fold(
     record's own; a record that has only entries has none.
     """
 
-    async def store(version: str) -> bool:
-        body = await unchanged(record, version)
+    async def put(body: bytes, version: str) -> bool:
         return await replace(driver, key, Change(body, version=version), expect=record.version, attempts=1)
+
+    async def store(version: str) -> bool:
+        return await put(await unchanged(record, version), version)
 
     version: str | None = record.version
     if change.going:
         version = await confirming.confirmed(
-            driver, key, record, change.going, store=store, load=lambda: driver.load(key)
+            driver,
+            record,
+            change.going,
+            store=store,
+            store_least=None if record.body else partial(put, b""),
+            load=lambda: driver.load(key),
         )
     return version is not None and await replace(driver, key, change, expect=version, repeatable=repeatable)
 

@@ -326,7 +326,7 @@ class Pages:
         """Return what the entries of a page hold, its body first; `damaged` is that of `read`."""
         found: list[Mapping[str, Any]] = []
         with located(self._driver.name, "transcript"):
-            for value in [*([] if record.body is None else [record.body]), *record.tail]:
+            for value in [*([record.body] if record.body else []), *record.tail]:
                 try:
                     found.append(_checked(self._codec.open("page", value)))
                 except Corrupt as error:

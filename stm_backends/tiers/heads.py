@@ -114,7 +114,7 @@ class Heads:
 
     def _bodied(self, record: Record | None) -> Known:
         known: Known = {}
-        if record is not None and record.body is not None:
+        if record is not None and record.body:
             self._apply(known, self._codec.open("heads", record.body))
         return known
 

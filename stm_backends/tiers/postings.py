@@ -119,7 +119,7 @@ def read(record: Record | None, codec: Codec) -> Bucket:
     """Return the bucket in a record. Raises `Corrupt` if any part of it cannot be read."""
     if record is None:
         return Bucket()
-    content = {} if record.body is None else codec.open("postings", record.body)
+    content = codec.open("postings", record.body) if record.body else {}
     try:
         terms: dict[str, dict[str, str]] = content.get("terms", {})
         if not all(map(_is_object, terms.values())):

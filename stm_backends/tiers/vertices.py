@@ -55,7 +55,7 @@ def read(record: Record | None, codec: Codec) -> Stored:
     """Return what is stored of a vertex. Raises `Corrupt` if any part of it cannot be read."""
     if record is None:
         return Stored()
-    stored = _load(record, {} if record.body is None else codec.open("vertex", record.body))
+    stored = _load(record, codec.open("vertex", record.body) if record.body else {})
     for entry in record.tail:
         _add(stored, codec.open("edge", entry))
     return stored

@@ -7,14 +7,16 @@ came from the old server, the write reaches the new one.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 
 from stm_backends import races
 from stm_backends.admin.purging import Purge
 from stm_backends.backend import Backend
-from stm_backends.drivers.contract import Driver, Key
-from stm_backends.errors import OutcomeUnknown
+from stm_backends.drivers.contract import Driver, Key, Record
+from stm_backends.drivers.wrapper import WrapperDriver
+from stm_backends.errors import OutcomeUnknown, TooLarge
 from stm_backends.history import items
 from stm_backends.history.items import Add
 from stm_backends.records import confirming, keys, ledger
@@ -26,7 +28,7 @@ from stm_backends.tiers import postings, vertices
 from stm_backends.tiers.backend_graph import BackendGraph
 from stm_backends.tiers.index import Index
 from stm_backends.types import ConversationTurn, MemoryKey, StoredTurn
-from tests.mutants.ledger import CONFIRMATIONS, counts_what_is_dropped
+from tests.mutants.ledger import CONFIRMATIONS, counts_what_is_dropped, stores_nothing_without_room
 from tests.support.replicated import FailsOver, StillAnswersLoads
 
 OWNER = ("acme", "ada")
@@ -146,6 +148,47 @@ async def test_a_purge_drops_no_entry_that_only_the_new_server_has(
     record = await driver.load(where)
     assert record is not None
     assert new in record.tail
+
+
+class Full(WrapperDriver):
+    """Has the room for a body only that it had before."""
+
+    async def replace(self, key: Key, body: bytes, **options: Any) -> bool:
+        if body and not options.get("drop"):
+            raise TooLarge("record", size=2, limit=1)
+        return await self.inner.replace(key, body, **options)
+
+
+async def test_a_full_record_without_a_body_drops_no_entry_that_only_the_new_server_has() -> None:
+    where, servers = Key("acme:ada:memory", "trip"), FailsOver()
+    await servers.open()
+    driver = Full(servers)
+    for server, last in (servers.inner, b"lost"), (servers.new, b"kept"):
+        for entry in (b"both", last):
+            await server.append(where, entry, initial_version="v", ttl=None)
+    record = await driver.load(where)
+    assert record is not None
+
+    def body_of(found: Record) -> bytes:
+        return b"%d folded" % len(found.tail)
+
+    change = ledger.Change(b"2 folded", drop=2)
+    assert not await ledger.fold(driver, where, record, change, unchanged=ledger.unchanged_by(body_of))
+    record = await driver.load(where)
+    assert record is not None
+    assert (record.body or None, record.tail) == (None, (b"both", b"kept"))
+    assert await ledger.fold(driver, where, record, change, unchanged=ledger.unchanged_by(body_of))
+    record = await driver.load(where)
+    assert record is not None
+    assert (record.body, record.tail) == (b"2 folded", ())
+
+
+async def test_a_ledger_that_stores_no_version_without_room_is_rejected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(confirming, "confirmed", stores_nothing_without_room)
+    with pytest.raises(AssertionError):
+        await test_a_full_record_without_a_body_drops_no_entry_that_only_the_new_server_has()
 
 
 @pytest.mark.parametrize("mutant", CONFIRMATIONS)

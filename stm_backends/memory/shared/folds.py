@@ -16,6 +16,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from stm_backends import races
+from stm_backends.drivers.contract import ABSENT
 from stm_backends.errors import StorageError, TooLarge
 from stm_backends.handed_in import WrongType
 from stm_backends.memory import log, policy
@@ -28,7 +29,7 @@ from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.room import Room
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import cut_summary
-from stm_backends.records import confirming
+from stm_backends.records import confirming, ledger
 from stm_backends.records.body import Body, Lease, Overdue
 from stm_backends.telemetry.observer import Observer
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig
@@ -241,10 +242,26 @@ class Writes(PlannedWork):
         async def store(version: str) -> bool:
             return await shared.replace(snapshot, snapshot.body, drop=0, version=version, attempts=1)
 
+        # A transcript that begins with this write is not stored yet.
+        stored, is_smaller = snapshot.untranscribed(), False
+
+        async def store_least(version: str) -> bool:
+            nonlocal is_smaller
+            is_smaller = True
+            body = b"" if stored.body == Body() else shared.codec.seal_body(stored.body)
+            change = ledger.Change(body, version=version)
+            return await ledger.replace(
+                shared.driver, shared.key, change, expect=snapshot.version or ABSENT, attempts=1
+            )
+
         version = await confirming.confirmed(
-            shared.driver, shared.key, snapshot, drop, store=store, load=self._load
+            shared.driver, snapshot, drop, store=store, store_least=store_least, load=self._load
         )
-        return None if version is None else replace(snapshot, version=version)
+        if version is None:
+            return None
+        if is_smaller and stored is not snapshot:
+            return replace(stored, version=version).transcribed()
+        return replace(snapshot, version=version)
 
     async def _load(self) -> Snapshot:
         snapshot = await self.shared.load("background")

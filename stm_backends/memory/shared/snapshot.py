@@ -116,6 +116,13 @@ class Snapshot:
             return self
         return replace(self, body=replace(body, transcript=Transcript.begun(self.version, body.forgotten)))
 
+    def untranscribed(self) -> Snapshot:
+        """Return the snapshot without a transcript that `transcribed` has begun, as the record has it."""
+        transcript = self.body.transcript
+        if transcript is None or transcript.epoch != self.version:
+            return self
+        return replace(self, body=replace(self.body, transcript=None))
+
     def split(self, config: ShortTermMemoryConfig) -> Split:
         """Return the pending and the recent turns."""
         return policy.split(self.turns, config)

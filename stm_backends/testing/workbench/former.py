@@ -55,8 +55,9 @@ class FormerServer(WrapperDriver):
         ttl: float | None | KeepType,
     ) -> bool:
         """Store a body and its version on the server that took over, which answers loads from now on."""
-        if key == self._key:
-            self._record = None
-        return await super().replace(
+        done = await super().replace(
             key, body, version=version, expect=expect, drop=drop, rewrite=rewrite, ttl=ttl
         )
+        if done and key == self._key:
+            self._record = None
+        return done
