@@ -114,7 +114,7 @@ class Snapshot:
         body = self.body
         if self.version is None or body.transcript is not None:
             return self
-        return replace(self, body=replace(body, transcript=Transcript.begun(self.version, body.forgotten)))
+        return replace(self, body=replace(body, transcript=Transcript.begun(self.version, body)))
 
     def split(self, config: ShortTermMemoryConfig) -> Split:
         """Return the pending and the recent turns."""
