@@ -32,6 +32,9 @@ class Forgotten:
     digests: str = ","
     ages: tuple[tuple[float, int], ...] = ()
 
+    def __len__(self) -> int:
+        return sum(count for _, count in self.ages)
+
     def __contains__(self, turn_id: str) -> bool:
         if len(self.digests) > _MANY:
             return digest(turn_id) in _each_of(self.digests)
@@ -145,9 +148,13 @@ class Transcript:
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @staticmethod
-    def begun(version: str, forgotten: Forgotten) -> Transcript:
-        """Return the transcript of a record with this version that has none yet."""
-        return Transcript(version, last=forgotten.newest)
+    def begun(version: str, body: Body) -> Transcript:
+        """Return the transcript of a record that has none yet, from its version and its body.
+
+        Turns that have left it are in no page, and keep their numbers.
+        """
+        left = body.left
+        return Transcript(version, base=left, last=body.forgotten.newest, first=left)
 
     @property
     def summarized(self) -> int:
@@ -216,6 +223,14 @@ class Body:
     overdue: Overdue | None = None
     transcript: Transcript | None = None
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def left(self) -> int:
+        """How many turns have left a record without a transcript, as far as it says.
+
+        Of turns that were to be dropped, as under the strategy `truncation`, only the newest are remembered.
+        """
+        return max(self.folded + self.dropped, len(self.forgotten))
 
     def unleased(self) -> Body:
         """Return the body without a lease."""

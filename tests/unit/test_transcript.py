@@ -16,7 +16,14 @@ from stm_backends.backend import Backend
 from stm_backends.drivers.contract import ANY, KEEP, Driver, Key, Traits
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
-from stm_backends.errors import ConfigurationError, Corrupt, KeyMismatch, OutcomeUnknown, Unavailable
+from stm_backends.errors import (
+    ConfigurationError,
+    Corrupt,
+    KeyMismatch,
+    OutcomeUnknown,
+    TooLarge,
+    Unavailable,
+)
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.snapshot import Snapshot
@@ -290,6 +297,71 @@ async def test_what_an_older_version_dropped_is_counted_and_reported(backend: Ba
     assert page.missing == (3, 4)
     assert page.newest == 8
     assert [one.id for one in await all_of(memory)] == [one.id for one in page.turns]
+
+
+@pytest.mark.parametrize("strategy", ["rolling_summary", "truncation"])
+async def test_what_was_cut_before_keeps_its_numbers(strategy: str) -> None:
+    store = MemoryStore()
+    cut = config(strategy=strategy)
+    async with Backend(MemoryDriver(store)) as one:
+        await talked(memory := memory_of(one, cut), range(12))
+        await at_most(memory, 4)
+        page = await memory.transcript()
+        first = page.oldest
+        assert (said(page.turns)[0], page.newest) == (f"u{first}", 11)
+    async with Backend(MemoryDriver(store)) as two:
+        await talked(memory := memory_of(two), range(12, 150))
+        found = await all_of(memory)
+        assert [one.number for one in found] == [*range(first, 150)]
+        assert said(found) == [f"u{number}" for number in range(first, 150)]
+        assert ((await mark(two)).first, (await memory.transcript()).oldest) == (first, first)
+
+
+@pytest.mark.parametrize("strategy", ["rolling_summary", "truncation"])
+async def test_a_process_that_never_folds_has_others_keep_the_transcript(strategy: str) -> None:
+    store = MemoryStore()
+    async with Backend(MemoryDriver(store)) as one, Backend(MemoryDriver(store)) as two:
+        await talked(cutting := memory_of(one, config(strategy=strategy)), range(6))
+        await at_most(cutting, 4)
+        assert (await stored(one)).transcript is None
+        await (keeping := memory_of(two)).get_llm_context()
+        await keeping.flush()
+        begun = await mark(two)
+        assert begun.first == begun.base > 0
+        await talked(cutting, range(6, 20))
+        await at_most(cutting, 4)
+        assert said(await all_of(keeping)) == [f"u{number}" for number in range(begun.first, 20)]
+
+
+async def test_a_conversation_that_all_processes_keep_takes_no_write_for_its_mark() -> None:
+    async with Backend(spy := SpyDriver(MemoryDriver())) as backend:
+        memory = memory_of(backend)
+        await memory.add_turn(turn(0))
+        await memory.get_llm_context()
+        await memory.flush()
+        assert spy.count("replace") == 0
+
+
+async def test_a_record_without_room_for_its_mark_is_left_as_it_is() -> None:
+    class Full(MemoryDriver):
+        is_full = False
+
+        async def replace(self, key: Key, body: bytes, **options: Any) -> bool:
+            if self.is_full and key == RECORD:
+                raise TooLarge("record", limit=1, size=2)
+            return await super().replace(key, body, **options)
+
+    store = MemoryStore()
+    async with Backend(MemoryDriver(store)) as one:
+        await talked(memory_of(one, config()), range(6))
+    full = Full(store)
+    async with Backend(spy := SpyDriver(full)) as two:
+        full.is_full = True
+        memory = memory_of(two)
+        for _ in range(3):
+            await memory.get_llm_context()
+            await memory.flush()
+        assert spy.count("replace") == 1
 
 
 async def test_once_kept_a_transcript_is_kept_whatever_the_settings(backend: Backend) -> None:

@@ -47,7 +47,12 @@ class Held:
     overdue: bool = False
 
 
-Due: TypeAlias = Step | Compact | Move | Held
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Write that the record keeps a transcript, so that processes without the setting keep it, too."""
+
+
+Due: TypeAlias = Step | Compact | Move | Held | Mark
 
 
 def next_step(
@@ -111,6 +116,18 @@ def next_move(config: ShortTermMemoryConfig, snapshot: Snapshot, *, traits: Trai
     if room and config.budget.summary_max_tokens:
         count = max(count, min(snapshot.turns_of(room, room=traits.room), len(pending)))
     return Move(_portion(snapshot, count, traits)) if count else None
+
+
+def or_mark(step: Due, snapshot: Snapshot) -> Due:
+    """Return the step; or, if nothing is due here and others drop turns without a transcript, its mark.
+
+    Without others, the first write that takes turns out of the record makes the mark. With them, a process
+    may never be the one that writes.
+    """
+    transcript = snapshot.body.transcript
+    is_new = transcript is not None and transcript.epoch == snapshot.version
+    idle = step is None or isinstance(step, Wait) or (isinstance(step, Held) and not step.overdue)
+    return Mark() if idle and is_new and snapshot.body.left else step
 
 
 def unless_held(step: Due, move: Move | None, lease_left: float, *, overdue: bool = False) -> Due:

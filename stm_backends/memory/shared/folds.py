@@ -84,6 +84,7 @@ class Writes(PlannedWork):
         self._keep_ids_for = 10 * shared.driver.traits.deadline
         self._unstored: tuple[Attempt, Exception] | None = None
         self._unnoted: Lease | None = None
+        self._unmarked: str | None = None
         self.noting: Callable[..., None] | None = None
         self._given = 0
 
@@ -165,6 +166,14 @@ class Writes(PlannedWork):
             except TooLarge:
                 # A full record stays full until the lease has ended, so the note is not sent again.
                 self._unnoted = lease
+
+    async def mark(self, snapshot: Snapshot) -> Plan:
+        """Store the transcript that this process would begin; a full record is marked once it has room."""
+        try:
+            return AGAIN if await self.shared.replace(snapshot, snapshot.body, drop=0) else LOST
+        except TooLarge:
+            self._unmarked = snapshot.version
+            return AGAIN
 
     async def recover(self, snapshot: Snapshot) -> Plan | None:
         """Become healthy without a summarizer call."""

@@ -17,7 +17,7 @@ from stm_backends.memory import log, policy
 from stm_backends.memory.policy import CatchUp, Fold, Recover, Trim, Wait
 from stm_backends.memory.schedule import TICK_S, Plan, Schedule, now
 from stm_backends.memory.shared import due
-from stm_backends.memory.shared.due import Compact, Due, Held, Move
+from stm_backends.memory.shared.due import Compact, Due, Held, Mark, Move
 from stm_backends.memory.shared.folds import AGAIN, LOST, Writes, attempt_of
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.room import RoomRequest
@@ -95,7 +95,12 @@ class Maintenance(Writes):
 
     def next_step(self, snapshot: Snapshot) -> Due:
         """Say what is due, in portions that this datastore takes."""
-        snapshot, shared, time = self.ready(snapshot), self.shared, self.shared.clock()
+        snapshot = self.ready(snapshot)
+        step = self._next_step(snapshot)
+        return step if snapshot.version == self._unmarked else due.or_mark(step, snapshot)
+
+    def _next_step(self, snapshot: Snapshot) -> Due:
+        shared, time = self.shared, self.shared.clock()
         body = snapshot.body
         step = due.next_step(
             self.config,
@@ -239,6 +244,8 @@ class Maintenance(Writes):
                 return step, await self.trim(snapshot, Trim(count, lost=True))
             case Compact():
                 return step, await self.compact(snapshot.unleased(), step)
+            case Mark():
+                return step, await self.mark(snapshot)
             case Recover():
                 return step, await self.recover(snapshot.unleased())
             case None | Wait():

@@ -53,14 +53,14 @@ async def read_page(
 ) -> TranscriptPage:
     """Return up to `limit` turns before a number, after one or around one; by default the newest ones."""
     require_one_place(before, after, at, limit)
-    snapshot = await shared.load_copy("transcript")
+    snapshot = await _load(shared)
     while True:
         oldest, end = bounds_of(snapshot)
         start, stop = numbers_asked_for(oldest, end, before=before, after=after, at=at, limit=limit)
         found = await _read(shared, snapshot, start, stop)
         if not found.missing:
             return found
-        again = await shared.load_copy("transcript")
+        again = await _load(shared)
         if _place_of(again) == _place_of(snapshot):
             return found
         # Erased, or shortened, while it was read.
@@ -76,6 +76,11 @@ async def read_all(shared: SharedConversation, *, after: int) -> AsyncGenerator[
         after = max([after, page.oldest - 1, *page.missing[-1:], *(turn.number for turn in page.turns[-1:])])
         if after >= page.newest:
             return
+
+
+async def _load(shared: SharedConversation) -> Snapshot:
+    """Return the conversation, whose turns have the numbers that a transcript would give them."""
+    return (await shared.load_copy("transcript")).transcribed()
 
 
 def bounds_of(snapshot: Snapshot) -> tuple[int, int]:

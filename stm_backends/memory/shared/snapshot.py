@@ -114,7 +114,7 @@ class Snapshot:
         body = self.body
         if self.version is None or body.transcript is not None:
             return self
-        return replace(self, body=replace(body, transcript=Transcript.begun(self.version, body.forgotten)))
+        return replace(self, body=replace(body, transcript=Transcript.begun(self.version, body)))
 
     def untranscribed(self) -> Snapshot:
         """Return the snapshot without a transcript that `transcribed` has begun, as the record has it."""
