@@ -84,6 +84,11 @@ class Lines:
         self._start = self._end = self._count = 0
         self._last = ""
 
+    @property
+    def begun(self) -> bool:
+        """Whether pages came whose conversation is still to come."""
+        return self._key is not None
+
     def read(self, document: Mapping[str, Any]) -> Session | Page:
         """Return what a line holds. Raises `InvalidState` and `InvalidKey`."""
         if isinstance(document, Mapping) and is_page(document):  # pyright: ignore[reportUnnecessaryIsInstance] -- it comes from a file
@@ -166,13 +171,18 @@ class Import:
         """
         if isinstance(document, Mapping) and log_lines.is_log(document):  # pyright: ignore[reportUnnecessaryIsInstance] -- it comes from a file
             return await self._add_log(self._log_lines.read(document))
-        line = self._lines.read(document)
+        epoch = self._epoch
+        try:
+            line = self._lines.read(document)
+        finally:
+            if not self._lines.begun:
+                # Also if the line is refused: the pages of the next conversation have another epoch.
+                self._epoch = None
         whose = Whose(line.key.tenant_id, line.key.user_id, line.key.session_id)
         with self._guard.reporting(whose, "import"):
             if isinstance(line, Page):
                 await self._store_page(line)
                 return None
-            epoch, self._epoch = self._epoch, None
             try:
                 refers = await self._store(line, epoch)
             except SessionExists:

@@ -15,7 +15,7 @@ from stm_backends.admin.purging import Purge, Purged
 from stm_backends.drivers.contract import ANY, Driver, Key, Page
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.drivers.wrapper import WrapperDriver
-from stm_backends.errors import OutcomeUnknown, SessionExists, Unavailable
+from stm_backends.errors import InvalidState, OutcomeUnknown, SessionExists, Unavailable
 from stm_backends.records import keys, pages
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
@@ -240,3 +240,19 @@ async def test_erasing_left_over_pages_says_that_there_was_something(driver: Mem
     backend = Backend(driver)
     assert await backend.sessions.erase(KEY)
     assert not await backend.sessions.erase(KEY)
+
+
+async def test_a_refused_conversation_does_not_keep_the_next_one_from_being_imported(
+    driver: MemoryDriver,
+) -> None:
+    backend, lines = Backend(driver), await lines_of_one()
+    await conversation(driver, 12)
+    one = backend.sessions.importing(on_conflict="merge")
+    for line in lines[:-1]:
+        await one.add(line)
+    with pytest.raises(InvalidState):
+        await one.add({**lines[-1], "transcript": {**lines[-1]["transcript"], "missing": 1}})
+    other = MemoryKey("acme", "u", "other")
+    for line in lines:
+        await one.add({**line, "key": {**line["key"], "session_id": "other"}})
+    assert await told(backend, other) == numbered(range(20))
