@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -61,25 +63,38 @@ def history(
 
     with reported():
         page = run(work())
+    again = _command(key, {"--backend": backend, "--url": url, "--sealing": sealing}) + f" -n {limit}"
     if isinstance(page, item_logs.Found):
-        _show_items(page, key, as_json=as_json)
+        _show_items(page, again, as_json=as_json)
         return
     if as_json:
         for one in page.turns:
             typer.echo(json.dumps(_as_json(one)))
     elif page.turns:
         render.console.print(render.numbered((one.number, one.turn) for one in page.turns))
-    _say_more(key, "turns", [one.number for one in page.turns], page)
+    _say_more(again, "turns", [one.number for one in page.turns], page)
 
 
-def _show_items(found: item_logs.Found, key: str, *, as_json: bool) -> None:
+def _command(key: str, given: Mapping[str, str | None]) -> str:
+    """Return the command that shows more, as a shell takes it, without what the environment gives.
+
+    A URL that may have a password is not shown.
+    """
+    known, words = {*os.environ.values()}, ["stm-backends", "history", key]
+    for option, value in given.items():
+        if value is not None and value not in known:
+            words += [option, "URL" if option == "--url" and "@" in value else value]
+    return shlex.join(words)
+
+
+def _show_items(found: item_logs.Found, again: str, *, as_json: bool) -> None:
     page = found.page
     if as_json:
         for one in page.items:
             typer.echo(json.dumps(item_logs.as_json(one)))
     elif page.items:
         render.console.print(item_logs.numbered(page))
-    _say_more(key, "items", [one.number for one in page.items], page, f"--log {found.kind} ")
+    _say_more(f"{again} --log {found.kind}", "items", [one.number for one in page.items], page)
 
 
 def _as_json(one: TranscriptTurn) -> dict[str, Any]:
@@ -87,13 +102,11 @@ def _as_json(one: TranscriptTurn) -> dict[str, Any]:
     return where | dump_turn(StoredTurn(one.id, one.turn))
 
 
-def _say_more(
-    key: str, what: str, numbers: Sequence[int], page: TranscriptPage | LogPage, option: str = ""
-) -> None:
-    """Say on standard error what is not shown."""
+def _say_more(again: str, what: str, numbers: Sequence[int], page: TranscriptPage | LogPage) -> None:
+    """Say on standard error what is not shown; `again` is the command that shows more."""
     first = numbers[0] if numbers else page.oldest
     if first > page.oldest:
-        typer.echo(f"Earlier {what}: stm-backends history {key} {option}--before {first}", err=True)
+        typer.echo(f"Earlier {what}: {again} --before {first}", err=True)
     elif page.oldest:
         typer.echo(f"The {what} before number {page.oldest} are no longer stored.", err=True)
     if page.missing:

@@ -57,7 +57,8 @@ def url(tmp_path: Path) -> str:
 def test_history_shows_the_newest_turns_and_how_to_go_on(url: str) -> None:
     done = cli("history", "acme:u1:trip", "--url", url, "-n", "3")
     assert re.findall(r"Wish (\d+)", done.stdout) == ["67", "68", "69"]
-    assert done.stderr == "Earlier turns: stm-backends history acme:u1:trip --before 67\n"
+    assert done.stderr == f"Earlier turns: stm-backends history acme:u1:trip --url {url} -n 3 --before 67\n"
+    assert re.findall(r"Wish (\d+)", cli(*done.stderr.split()[3:]).stdout) == ["64", "65", "66"]
 
 
 def test_history_gives_every_turn_once_page_by_page(url: str) -> None:
@@ -213,9 +214,8 @@ def test_history_and_show_give_the_items_of_a_framework(kept: str) -> None:
     done = cli("history", "acme:u1:trip", "--url", kept, "-n", "3")
     assert re.findall(r"(\d+) +user +Wish (\d+)", done.stdout) == [("197", "197"), ("198", "198")]
     assert '"book"' in done.stdout
-    assert (
-        done.stderr == "Earlier items: stm-backends history acme:u1:trip --log openai-agents --before 197\n"
-    )
+    again = f"stm-backends history acme:u1:trip --url {kept} -n 3 --log openai-agents --before 197"
+    assert done.stderr == f"Earlier items: {again}\n"
     lines = cli(*done.stderr.split()[3:], "-n", "100", "--json", "--url", kept)
     found = [json.loads(line) for line in lines.stdout.splitlines()]
     assert [one["item"]["content"] for one in found] == [f"Wish {number}" for number in range(97, 197)]
