@@ -663,7 +663,6 @@ async def test_the_background_survives_a_short_outage(pods: Pods, monkeypatch: p
 @pytest.mark.parametrize(
     "damage",
     [
-        b"",
         b"\xff\xfe",
         b"stm/1 body\n{",
         b"stm/1 body\n[]",
