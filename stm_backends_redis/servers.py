@@ -237,7 +237,7 @@ class _Sending:
     async def _send(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands on a connection of their own."""
         async with self._limit or contextlib.nullcontext():
-            connection: Any = await self._pool.get_connection()
+            connection: Any = await self._connection()
             try:
                 await connection.check_health()  # which may repeat its PING
                 await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
@@ -248,6 +248,17 @@ class _Sending:
                 raise
             finally:
                 await self._pool.release(connection)
+
+    async def _connection(self) -> AbstractConnection:
+        try:
+            return await self._pool.get_connection()
+        except (OSError, RedisError):
+            raise
+        except BaseException:
+            # The client keeps a connection that did not log in because its source of credentials failed.
+            with contextlib.suppress(OSError, RedisError):
+                await self._pool.disconnect(inuse_connections=False)
+            raise
 
     async def _renew(self) -> None:
         """Use no connection again that is idle, because they lead to a replica."""
