@@ -7,6 +7,7 @@ imported late, because most tests need none.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
     from tests.support.dynamodb import Place as Table
     from tests.support.mongod import ReplicaSet
     from tests.support.places import Place
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage look again at what was imported, and at thousands of tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

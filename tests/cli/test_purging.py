@@ -21,7 +21,6 @@ from stm_backends.admin.purging import Purged
 from stm_backends.admin.resealing import ResealReport
 from stm_backends.cli.app import app
 from stm_backends.drivers.contract import Key
-from stm_backends.drivers.sqlite import purging
 from stm_backends.records.keys import memory_key
 from tests.support.transcripts import converse, numbered, told
 
@@ -87,9 +86,8 @@ def test_purge_removes_expired_records_and_says_how_many(url: str) -> None:
     assert (again.exit_code, again.stdout) == (0, "Removed: nothing\n")
 
 
-def test_one_record_is_counted_in_the_singular(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Or a write would remove it, by chance.
-    monkeypatch.setattr(purging, "steps_after", lambda *_, **__: 0)
+@pytest.mark.usefixtures("writes_purge_nothing")
+def test_one_record_is_counted_in_the_singular(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/one.db"
 
     async def fill() -> None:
