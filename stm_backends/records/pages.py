@@ -15,8 +15,9 @@ acme:u1:page / DIGEST:EPOCH:000000001f      body: the whole page, once it is com
 The appends have no condition and are never undone: while the body of a record says `base`, the number of a
 turn of its tail is the same for every process. So what a process has added that lost a race, or ended, is a
 copy of what the next one adds. A reader takes one of the copies: of the highest `rev` that the body knows,
-and of those the one that the turn after it names in `prev`. Those of one `rev` differ only if a datastore
-lost turns that it had acknowledged.
+and of those the one that the turn after it names in `prev`. Those of one `rev` differ if a datastore lost
+turns that it had acknowledged, or if a process took its own turn for the one after those that it had seen:
+its write of the record is refused, but not that of the page.
 
 A page is never deleted while it may grow, because an append does not change its version. An erasure deletes
 pages after the record; the epoch ensures that the next record under the same key has others.
@@ -301,13 +302,19 @@ class Pages:
             found = resolved(contents, known, rev=transcript.rev)
             # Turns that were changed later may be in a later record.
             if wanted <= found.keys() and not transcript.rev:
-                return found
+                break
         if not wanted <= found.keys():
             # Records that a page spills to may live longer than those before them.
             scope, name = keys.page_key(key, transcript.epoch, page)
             async for later in operations.names_of(self._driver, scope, f"{name}."):
                 contents += await self._held(Key(scope, later), damaged) or ()
             found = resolved(contents, known, rev=transcript.rev)
+        last = (page + 1) * TURNS - 1
+        if last < transcript.base - 1 and len(_ids(contents, last)) > 1:
+            # Only the next page says which of them counts.
+            after = (await self.copies(key, transcript, page + 1, damaged=damaged)).get(last + 1)
+            if after is not None:
+                return resolved(contents, {last: after.prev}, rev=transcript.rev)
         return found
 
     async def _held(self, where: Key, damaged: Damaged) -> Sequence[Mapping[str, Any]] | None:
@@ -438,6 +445,12 @@ def resolved(
             (one for one in last_first if digest(one.turn["turn_id"]) == name), last_first[0]
         )
     return found
+
+
+def _ids(contents: Sequence[Mapping[str, Any]], number: int) -> set[str]:
+    """Return the ids that the copies of one turn have."""
+    places = ((content["turns"], number - content["first"]) for content in contents)
+    return {turns[place]["turn_id"] for turns, place in places if 0 <= place < len(turns)}
 
 
 def _copies(content: Mapping[str, Any]) -> list[tuple[int, Copy]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -308,14 +308,11 @@ async def test_items_older_than_expired_pages_are_gone_and_reported(driver: Driv
 async def test_a_page_that_holds_no_item_is_corrupt(driver: Driver, small: None) -> None:
     log = log_on(driver)
     await filled(log, 20)
-    name = (await pages_of(driver))[0]
-    page = await driver.load(Key(keys.pages_of(WHERE).scope, name))
-    assert page is not None
-    assert page.body is not None
-    entry = (
-        Codec().after(pages.Preset()).seal("page", {"first": 0, "rev": 0, "turns": [{"turn_id": "x"}] * 4})
-    )
-    await driver.append(Key(keys.pages_of(WHERE).scope, name), entry, initial_version="v", ttl=None)
+    where = Key(keys.pages_of(WHERE).scope, (await pages_of(driver))[0])
+    content = {"first": 0, "rev": 0, "turns": [{"turn_id": "x"}] * 4}
+    await driver.delete(where)
+    entry = Codec().after(pages.Preset()).seal("page", content)
+    await driver.append(where, entry, initial_version="v", ttl=None)
     with pytest.raises(Corrupt, match=driver.name):
         await log.items()
 
@@ -505,15 +502,16 @@ async def test_a_late_copy_of_removed_items_is_not_shown(small: None) -> None:
     assert await beginning_after_a_late_copy() == [50, 51, 52]
 
 
-async def test_without_revisions_a_late_copy_would_be_shown(
-    small: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("named", "shown"), [(True, [50, 51, 52]), (False, [0, 1, 2])])
+async def test_without_revisions_only_the_names_of_those_before_hide_a_late_copy(
+    *, named: bool, shown: list[int], small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unrevised(rev: int, *others: Any) -> Copy:
+    def unrevised(rev: int, turn: Mapping[str, Any], prev: str, notes: Mapping[str, Any]) -> Copy:
         del rev
-        return Copy(0, *others)
+        return Copy(0, turn, prev if named else "", notes)
 
     monkeypatch.setattr(pages, "Copy", unrevised)
-    assert await beginning_after_a_late_copy() == [0, 1, 2]
+    assert await beginning_after_a_late_copy() == shown
 
 
 async def test_a_removal_is_answered_after_the_page_was_filled_again(small: None) -> None:

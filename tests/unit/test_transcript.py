@@ -477,6 +477,25 @@ async def test_of_copies_that_differ_those_of_the_record_count() -> None:
     assert [one.id for one in found.values()] == ["a", "b", "c"]
 
 
+async def test_of_the_last_turn_of_a_page_that_copy_counts_which_the_next_page_names(
+    small_pages: None,
+) -> None:
+    driver = MemoryDriver()
+    await driver.open()
+    store = Pages(driver, Codec())
+    turns = leaving(*"abcdefghijkl")
+    await store.put(RECORD, Transcript("e"), turns, summary="", ttl=None)
+    # Another process took turns of its own for those that follow "c" and "g"; its write was refused.
+    for base, last, other in (3, "c", "x"), (7, "g", "y"):
+        mark = Transcript("e", base=base, last=digest(last))
+        await store.put(RECORD, mark, leaving(other), summary="", ttl=None)
+    for end in range(4, 13):
+        now = Transcript("e", base=end, last=digest(turns[end - 1].id))
+        for first in range(end):
+            found = await store.read(RECORD, now, first, end)
+            assert "".join(one.id for one in found.values()) == "abcdefghijkl"[first:end]
+
+
 async def test_rewriting_a_page_keeps_what_was_added_meanwhile(
     small_pages: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,3 +110,10 @@ def wrong_base(patch: pytest.MonkeyPatch) -> None:
 def test_the_simulation_notices_a_mistake(mistake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     mistake(monkeypatch)
     assert simulated(World(1)).problems
+
+
+@pytest.mark.full
+def test_the_simulation_notices_a_page_whose_end_nothing_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_ids", lambda contents, number: set[str]())
+    world = replace(WORLDS["truncation"], seed=100, turns=7_000, conversations=4)
+    assert simulated(world).problems
