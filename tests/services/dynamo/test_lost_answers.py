@@ -16,6 +16,7 @@ from stm_backends.errors import Denied, OutcomeUnknown, StorageError, Unavailabl
 from stm_backends.testing.faults import Proxy
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
 from stm_backends_dynamo.errors import REFUSED
+from tests.support.clock import virtually
 
 LARGE = b"x" * 5_000
 
@@ -115,6 +116,7 @@ class Refusing:
 @pytest.mark.parametrize(("after", "kind"), [(0, Unavailable), (1, OutcomeUnknown)])
 @pytest.mark.parametrize("throttles", [False, True])
 @pytest.mark.parametrize("operation", ["append", "delete"])
+@virtually
 async def test_what_was_sent_again_is_never_said_to_be_undone(key, operation, throttles, after, kind):
     """Other writers are in its way until the last round, or the table is throttled when it looks."""
     # A record with parts that is never caught, or one that is gone whenever it is read.
@@ -158,6 +160,7 @@ class FailingToSign(Failing):
 
 
 @pytest.mark.parametrize(("attempts", "kind"), [(None, OutcomeUnknown), (1, Unavailable)])
+@virtually
 async def test_credentials_that_fail_before_an_attempt_may_follow_a_sent_one(key, attempts, kind):
     client = FailingToSign(LookupError("pin 4711"), attempts=attempts)
     driver = DynamoDriver(DynamoSettings(deadline_s=1), client=client)
@@ -186,6 +189,7 @@ def throttled(repeats):
         (Failing(NoCredentialsError(), attempts=3), Denied),
     ],
 )
+@virtually
 async def test_a_write_that_may_have_been_sent_before_it_failed_is_in_doubt(key, client, kind):
     driver = DynamoDriver(DynamoSettings(deadline_s=1), client=client)
     with pytest.raises(StorageError) as caught:
