@@ -27,6 +27,8 @@ from tests.support.contract import deadline_of, reached, slow_checks
 
 SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
 
+CLOSED_FOR_GOOD = "the client that these tests hand in is closed for good with its driver"
+
 
 class TestMongoDriver(DriverContract):
     @pytest.fixture
@@ -76,6 +78,8 @@ class TestMongoDriverOnMotorAndASingleServer(DriverContract):
         "test_a_driver_whose_event_loop_has_ended_can_be_opened_again": (
             "a client that was handed in keeps the event loop that it was made in"
         ),
+        "test_an_opening_that_is_cancelled_does_not_close_what_another_opens": CLOSED_FOR_GOOD,
+        "test_a_driver_that_is_opened_while_it_closes_is_open": CLOSED_FOR_GOOD,
     }
 
     @pytest.fixture
