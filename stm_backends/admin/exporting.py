@@ -108,12 +108,12 @@ class Export:
 
     async def _page(self, transcript: Transcript, page: int) -> list[dict[str, Any]]:
         """Return the lines of one page: one, or more if turns are missing within it."""
-        copies = await self._pages.copies(self._where, transcript, page)
+        first, end = page * pages.TURNS, min((page + 1) * pages.TURNS, transcript.base)
+        first = max(first, transcript.first)
+        copies = await self._pages.between(self._where, transcript, first, end)
         lines: list[dict[str, Any]] = []
         end = -1
-        for number in sorted(copies):
-            if not transcript.first <= number < transcript.base:
-                continue
+        for number in copies:
             if number != end:
                 lines.append(self._line(number, copies[number]))
             end = number + 1

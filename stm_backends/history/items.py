@@ -71,9 +71,15 @@ class Removal(NamedTuple):
     item: Item | None
     number: int | None = None
 
-    def item_among(self, paged: Mapping[int, Item]) -> Item | None:
-        """Return the item, if need be from those of pages by number."""
-        return self.item if self.number is None else paged.get(self.number)
+    def resolved(self, paged: Mapping[int, Item], *, now: float) -> Removal | None:
+        """Return the removal with its item, if need be from those of pages; `None` if these lack it.
+
+        A clock that is ahead of `now` must not keep it for longer.
+        """
+        if self.number is not None and self.number not in paged:
+            return None
+        item = self.item if self.number is None else paged[self.number]
+        return Removal(min(self.at, now), item)
 
 
 class Held(NamedTuple):
@@ -207,11 +213,12 @@ class Log:
         seconds. With a `transcript`, their items are in pages; `paged` has by number what pops removed there.
         """
         head = self.head(count)
-        # A clock that is ahead must not keep removed items for longer.
         young = {
-            entry_id: Removal(min(removal.at, now), removal.item_among(paged or {}))
+            entry_id: found
             for entry_id, removal in head.popped.items()
-            if removals and removal.at > now - keep_for
+            if removals
+            and removal.at > now - keep_for
+            and (found := removal.resolved(paged or {}, now=now)) is not None
         }
         forgotten = self.folded.forgotten.adding(list(head.ids), now=now, keep_for=keep_for)
         items = head.items if transcript is None else ()

@@ -26,7 +26,7 @@ pages after the record; the epoch ensures that the next record under the same ke
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 from stm_backends.drivers.checks import require_count, require_integer
@@ -79,6 +79,17 @@ Damaged: TypeAlias = Callable[[Corrupt], None]
 
 def _refused(error: Corrupt) -> None:
     raise error
+
+
+def _left_out(error: Corrupt) -> None:
+    pass
+
+
+class _Held(NamedTuple):
+    """What the entries of one record hold. If `is_rewritten`, its body has the whole page."""
+
+    contents: Sequence[Mapping[str, Any]]
+    is_rewritten: bool
 
 
 class Pages:
@@ -207,10 +218,11 @@ class Pages:
         end = before.base + len(leaving)
         known = {before.base - 1: before.last}
         known |= {number: digest(one.id) for number, one in enumerate(leaving, before.base)}
+        rev = max([before.rev, *(one.rev for one in leaving)])
 
         async def rewrite(page: int) -> None:
             try:
-                await self.seal(key, before.epoch, page, known)
+                await self.seal(key, before.epoch, page, known, rev=rev)
             except StorageError as error:
                 logger.warning(
                     "could not rewrite a full page of a transcript, which takes more room as it is: %s "
@@ -221,27 +233,32 @@ class Pages:
 
         await operations.together(range(before.base // TURNS, end // TURNS), rewrite)
 
-    async def seal(self, key: Key, epoch: str, page: int, known: Mapping[int, str]) -> bool:
+    async def seal(self, key: Key, epoch: str, page: int, known: Mapping[int, str], *, rev: int = 0) -> bool:
         """Write a page as one body and drop the entries that were read; returns whether that was done.
 
-        `known` has short hashes of ids by number. A page that is not full, or has spilled, stays as it is.
+        `known` has short hashes of ids by number. A page that is not full, or has spilled, stays as it is. So
+        does one with copies above `rev`: the record may never come to that.
         """
         where, spill = (keys.page_key(key, epoch, page, spill) for spill in (0, 1))
         record = await self._driver.load(where)
         if record is None or not record.tail or len(record.tail) > self._driver.traits.max_drop:
             return False
-        found = resolved(self.opened(record), known)
+        copies = candidates(self.opened(record))
+        if any(one.rev > rev for of_turn in copies.values() for one in of_turn):
+            # Another process has seen more changes than the writer of this record.
+            return False
+        found = resolved(copies, known)
         numbers = range(page * TURNS, (page + 1) * TURNS)
         if found.keys() != {*numbers} or await self._driver.load(spill) is not None:
             return False
-        copies = [found[number] for number in numbers]
-        revs = [copy.rev for copy in copies]
+        counted = [found[number] for number in numbers]
+        revs = [copy.rev for copy in counted]
         content = {
-            **copies[0].notes,
+            **counted[0].notes,
             "first": numbers[0],
-            "prev": copies[0].prev,
+            "prev": counted[0].prev,
             **({"revs": revs} if any(revs) else {}),
-            "turns": [copy.turn for copy in copies],
+            "turns": [copy.turn for copy in counted],
         }
         change = ledger.Change(self._codec.seal("page", content), drop=len(record.tail))
         empty = ledger.unchanged_by(lambda _: self.nothing())
@@ -278,56 +295,66 @@ class Pages:
         """Return the copies that count of the turns that `read` returns; `damaged` is that of `read`."""
         if end <= first:
             return {}
-        pages = range(first // TURNS, (end - 1) // TURNS + 1)
+        page, stop = first // TURNS, (end - 1) // TURNS + 1
+        loaded = [
+            *await operations.together(
+                range(page, stop), lambda one: self._candidates(key, transcript, one, damaged)
+            )
+        ]
+        # Where the last turn of a page has copies that differ, only the next page says which of them counts.
+        while stop * TURNS < transcript.base and _differ(loaded[-1], stop * TURNS - 1):
+            loaded.append(await self._candidates(key, transcript, stop, _left_out))
+            stop += 1
+            if not _differ(loaded[-1], (stop - 1) * TURNS):
+                break
+        known = {transcript.base - 1: transcript.last}
         found: dict[int, Copy] = {}
-        for copies in await operations.together(
-            pages, lambda page: self.copies(key, transcript, page, damaged=damaged)
-        ):
-            found |= {number: copy for number, copy in sorted(copies.items()) if first <= number < end}
-        return found
+        for candidates in reversed(loaded):
+            stop -= 1
+            copies = resolved(candidates, known)
+            if stop * TURNS in copies and stop * TURNS < transcript.base:
+                known[stop * TURNS - 1] = copies[stop * TURNS].prev
+            found |= {number: copy for number, copy in copies.items() if first <= number < end}
+        return dict(sorted(found.items()))
 
-    async def copies(
-        self, key: Key, transcript: Transcript, page: int, *, damaged: Damaged = _refused
-    ) -> Mapping[int, Copy]:
-        """Return the copies that count of a page's turns; `damaged` is that of `read`."""
-        wanted = {*range(max(page * TURNS, transcript.first), min((page + 1) * TURNS, transcript.base))}
+    async def _candidates(
+        self, key: Key, transcript: Transcript, page: int, damaged: Damaged
+    ) -> Mapping[int, Sequence[Copy]]:
+        """Return the copies of a page's turns that may count; see `candidates`."""
+        wanted = range(max(page * TURNS, transcript.first), min((page + 1) * TURNS, transcript.base))
         known = {transcript.base - 1: transcript.last}
         contents: list[Mapping[str, Any]] = []
-        found: Mapping[int, Copy] = {}
+        found: Mapping[int, Sequence[Copy]] = {}
         for spill in range(SPILLS):
-            more = await self._held(keys.page_key(key, transcript.epoch, page, spill), damaged)
-            if more is None:
+            held = await self._held(keys.page_key(key, transcript.epoch, page, spill), damaged)
+            if held is None:
                 break
-            contents += more
-            found = resolved(contents, known, rev=transcript.rev)
-            # Turns that were changed later may be in a later record.
-            if wanted <= found.keys() and not transcript.rev:
-                break
-        if not wanted <= found.keys():
+            contents += held.contents
+            found = candidates(contents, transcript.rev)
+            # Turns that were changed later may be in a later record; so may those that the next turns name.
+            if not transcript.rev and (held.is_rewritten or _are_named(found, wanted, known)):
+                return found
+        if not found.keys() >= {*wanted}:
             # Records that a page spills to may live longer than those before them.
             scope, name = keys.page_key(key, transcript.epoch, page)
             async for later in operations.names_of(self._driver, scope, f"{name}."):
-                contents += await self._held(Key(scope, later), damaged) or ()
-            found = resolved(contents, known, rev=transcript.rev)
-        last = (page + 1) * TURNS - 1
-        if last < transcript.base - 1 and len(_ids(contents, last)) > 1:
-            # Only the next page says which of them counts.
-            after = (await self.copies(key, transcript, page + 1, damaged=damaged)).get(last + 1)
-            if after is not None:
-                return resolved(contents, {last: after.prev}, rev=transcript.rev)
+                held = await self._held(Key(scope, later), damaged)
+                contents += held.contents if held is not None else ()
+            found = candidates(contents, transcript.rev)
         return found
 
-    async def _held(self, where: Key, damaged: Damaged) -> Sequence[Mapping[str, Any]] | None:
-        """Return what the entries of one record hold; `None` if there is no such record."""
+    async def _held(self, where: Key, damaged: Damaged) -> _Held | None:
+        """Return what one record holds; `None` if there is no such record."""
         try:
             record = await self._driver.load(where)
         except Corrupt as error:
             damaged(error)
-            return ()
+            return _Held((), is_rewritten=False)
         if record is None:
             return None
         self._counted("read", 1)
-        return self.opened(record, damaged=damaged)
+        contents = self.opened(record, damaged=damaged)
+        return _Held(contents, bool(record.body and contents and len(contents[0]["turns"]) == TURNS))
 
     def opened(self, record: Record, *, damaged: Damaged = _refused) -> list[Mapping[str, Any]]:
         """Return what the entries of a page hold, its body first; `damaged` is that of `read`."""
@@ -422,35 +449,57 @@ def numbers_asked_for(
     return max(start, oldest), min(stop, end)
 
 
-def resolved(
-    contents: Sequence[Mapping[str, Any]], known: Mapping[int, str], *, rev: int | None = None
-) -> dict[int, Copy]:
-    """Return the copy of each turn that counts, by number.
+def candidates(contents: Iterable[Mapping[str, Any]], rev: int | None = None) -> dict[int, list[Copy]]:
+    """Return by number the copies of each turn that may count, the last one first.
 
-    That is one of the highest `rev`, of up to the given one. Of those, it is the one whose id has the short
-    hash that `known` has, or that the turn after it names, and otherwise the last one.
+    They are those of the highest `rev`, of up to the given one.
     """
-    copies: dict[int, list[Copy]] = {}
+    found: dict[int, list[Copy]] = {}
     for content in contents:
         for number, copy in _copies(content):
             if rev is None or copy.rev <= rev:
-                copies.setdefault(number, []).append(copy)
-    found: dict[int, Copy] = {}
-    for number in sorted(copies, reverse=True):
-        after = found.get(number + 1)
-        name = known.get(number, after.prev if after else "")
-        newest = max(copy.rev for copy in copies[number])
-        last_first = [copy for copy in reversed(copies[number]) if copy.rev == newest]
-        found[number] = next(
-            (one for one in last_first if digest(one.turn["turn_id"]) == name), last_first[0]
-        )
+                found.setdefault(number, []).append(copy)
+    for number, copies in found.items():
+        newest = max(copy.rev for copy in copies)
+        found[number] = [copy for copy in reversed(copies) if copy.rev == newest]
     return found
 
 
-def _ids(contents: Sequence[Mapping[str, Any]], number: int) -> set[str]:
-    """Return the ids that the copies of one turn have."""
-    places = ((content["turns"], number - content["first"]) for content in contents)
-    return {turns[place]["turn_id"] for turns, place in places if 0 <= place < len(turns)}
+def resolved(candidates: Mapping[int, Sequence[Copy]], known: Mapping[int, str]) -> dict[int, Copy]:
+    """Return the copy of each turn that counts, by number.
+
+    It is the one whose id has the short hash that `known` has, or that the turn after it names, and otherwise
+    the last one.
+    """
+    found: dict[int, Copy] = {}
+    for number in sorted(candidates, reverse=True):
+        after = found.get(number + 1)
+        name = known.get(number, after.prev if after else "")
+        copies = candidates[number]
+        found[number] = next((one for one in copies if _name(one) == name), copies[0])
+    return found
+
+
+def _differ(candidates: Mapping[int, Sequence[Copy]], number: int) -> bool:
+    """Say whether the copies of a turn that may count are of several turns."""
+    return len({copy.turn["turn_id"] for copy in candidates.get(number, ())}) > 1
+
+
+def _are_named(
+    candidates: Mapping[int, Sequence[Copy]], numbers: Iterable[int], known: Mapping[int, str]
+) -> bool:
+    """Say whether all of these turns are there as `known` and the turn after each name them."""
+    found = resolved(candidates, known)
+    for number in numbers:
+        after = found.get(number + 1)
+        name = known.get(number, after.prev if after else None)
+        if name is None or number not in found or name not in ("", _name(found[number])):
+            return False
+    return True
+
+
+def _name(copy: Copy) -> str:
+    return digest(copy.turn["turn_id"])
 
 
 def _copies(content: Mapping[str, Any]) -> list[tuple[int, Copy]]:

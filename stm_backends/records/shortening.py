@@ -47,9 +47,9 @@ class Shortening:
             start, stop = page * pages.TURNS, min((page + 1) * pages.TURNS, end)
             if stop <= first:
                 continue
-            copies = await self._pages.copies(key, transcript, page)
-            left = {number: copy for number, copy in copies.items() if max(start, first) <= number < stop}
-            if start >= end or not may_go(left):
+            if start >= end or not may_go(
+                await self._pages.between(key, transcript, max(start, first), stop)
+            ):
                 break
             first = stop
         return await self.to(key, bodies, transcript, first)
@@ -92,7 +92,8 @@ class Shortening:
             body = None if record is None else record.body
             with located(self._driver.name, "shorten"):
                 found = bodies.transcript_of(body)
-            if found is None or found.epoch != transcript.epoch:
+            # Removals from a log may have taken it below the number since this was decided.
+            if found is None or found.epoch != transcript.epoch or found.summarized < first:
                 return None, False
             if found.first >= first:
                 return None, True

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stm_backends.admin.describing import describe
+from stm_backends.admin.purging import Purge
 from stm_backends.backend import Backend
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
@@ -24,7 +27,9 @@ from stm_backends.history.log import LONG, ItemLog
 from stm_backends.records import codec, keys, operations, pages
 from stm_backends.records.codec import Codec
 from stm_backends.records.compression import Zlib
+from stm_backends.records.directory import Directory
 from stm_backends.records.pages import Copy
+from stm_backends.records.shortening import Shortening
 from stm_backends.sealing.keys import Sealing, StaticKeys
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.types import MemoryKey
@@ -543,3 +548,67 @@ def test_folding_entries_of_a_log_in_pages_keeps_what_is_read(small: None) -> No
     assert folded.popped["q"].item == {"n": 7}
     read = items.open_folded(items.seal_folded(folded, CODEC), CODEC)
     assert (read.transcript, read.popped) == (folded.transcript, folded.popped)
+
+
+async def test_a_purge_beside_removals_hides_nothing_that_is_added_later(
+    small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process removes items between what a purge has read and what it writes."""
+    driver = await opened()
+    log, raised = log_on(driver), Shortening._raise  # noqa: SLF001 -- the write
+
+    async def later(self: Shortening, *given: Any) -> bool:
+        for _ in range(8):
+            await log.pop()
+        while await log.fold():
+            pass
+        return await raised(self, *given)
+
+    await filled(log, 12)
+    while await log.fold():
+        pass
+    monkeypatch.setattr(Shortening, "_raise", later)
+    await Purge(
+        driver, CODEC, Directory(driver, CODEC), transcripts_older_than=60.0, clock=lambda: time.time() + 1e6
+    ).user("acme", "u")
+    await filled(log, 8)
+    assert (await log.transcript(limit=100)).missing == ()
+    assert numbers(await log.items())[-8:] == [*range(8)]
+
+
+async def test_a_page_is_not_rewritten_with_copies_that_the_record_may_never_come_to(small: None) -> None:
+    """A slow process rewrites a page to which another one, which loses, has added what came later."""
+    store = MemoryStore()
+    slow, popping, ahead, inner = [Stepping(await opened(store)) for _ in range(4)]
+
+    async def met(barrier: asyncio.Barrier) -> None:
+        """Wait until the test is there, and until it goes on."""
+        await barrier.wait()
+        await barrier.wait()
+
+    for number in range(6):
+        await append_entries(inner, Add(f"e{number}", numbered(number), 1.0))
+    moves, removes, loses = asyncio.Barrier(2), asyncio.Barrier(2), asyncio.Barrier(2)
+    slow.step = ("replace", WHERE, partial(met, moves))
+    moving = asyncio.create_task(log_on(slow).fold())
+    await moves.wait()
+    for number in range(2):
+        await append_entries(inner, Pop(f"pop {number}", 2.0))
+
+    async def appended() -> None:
+        popping.step = ("load", None, partial(met, removes))
+
+    popping.step = ("append", WHERE, appended)
+    removing = asyncio.create_task(log_on(popping).pop())
+    await removes.wait()
+    for number in range(100, 104):
+        await append_entries(inner, Add(f"late {number}", numbered(number), 3.0))
+    ahead.step = ("replace", WHERE, partial(met, loses))
+    losing = asyncio.create_task(log_on(ahead).fold())
+    await loses.wait()
+    for barrier, task in (moves, moving), (loses, losing):
+        await barrier.wait()
+        await task
+    await removes.wait()
+    assert await removing == {"n": 3}
+    assert numbers(await log_on(inner).items()) == [0, 1, 2, 100, 101, 102, 103]

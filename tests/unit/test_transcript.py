@@ -38,7 +38,14 @@ from stm_backends.sealing.keys import Sealing, StaticKeys
 from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer, covered
-from stm_backends.types import MemoryBudget, MemoryHealth, MemoryKey, ShortTermMemoryConfig, StoredTurn
+from stm_backends.types import (
+    ConversationTurn,
+    MemoryBudget,
+    MemoryHealth,
+    MemoryKey,
+    ShortTermMemoryConfig,
+    StoredTurn,
+)
 from tests.support.catalogue import touched
 
 T = TypeVar("T")
@@ -252,7 +259,10 @@ async def test_a_checkpoint_says_what_its_summary_covers(backend: Backend, small
     transcript = await mark(backend)
     assert transcript.base == 9
     for page, upto in (1, 3), (2, 3):
-        copies = await Pages(backend.driver, backend.codec).copies(RECORD, transcript, page)
+        start = page * pages.TURNS
+        copies = await Pages(backend.driver, backend.codec).between(
+            RECORD, transcript, start, start + pages.TURNS
+        )
         notes = copies[4 * page].notes
         assert (notes["upto"], covered(notes["summary"])) == (upto, [f"u{number}" for number in range(upto)])
 
@@ -444,7 +454,7 @@ async def test_a_turn_that_has_no_room_beside_a_checkpoint_is_stored_without_it(
         Leaving("t0", encode_turn(StoredTurn("t0", turn(0, random_text(0))))),
     )
     await store.put(RECORD, Transcript("e"), [left], summary=random_text(1), ttl=None)
-    copies = await store.copies(RECORD, Transcript("e", base=1, last=digest("t0")), 0)
+    copies = await store.between(RECORD, Transcript("e", base=1, last=digest("t0")), 0, 1)
     assert copies[0].turn["turn_id"] == "t0"
     assert copies[0].notes == {}
 
@@ -475,25 +485,6 @@ async def test_of_copies_that_differ_those_of_the_record_count() -> None:
     await store.put(RECORD, Transcript("e"), leaving("a", "x", "y"), summary="", ttl=None)
     found = await store.read(RECORD, Transcript("e", base=3, last=digest("c")), 0, 3)
     assert [one.id for one in found.values()] == ["a", "b", "c"]
-
-
-async def test_of_the_last_turn_of_a_page_that_copy_counts_which_the_next_page_names(
-    small_pages: None,
-) -> None:
-    driver = MemoryDriver()
-    await driver.open()
-    store = Pages(driver, Codec())
-    turns = leaving(*"abcdefghijkl")
-    await store.put(RECORD, Transcript("e"), turns, summary="", ttl=None)
-    # Another process took turns of its own for those that follow "c" and "g"; its write was refused.
-    for base, last, other in (3, "c", "x"), (7, "g", "y"):
-        mark = Transcript("e", base=base, last=digest(last))
-        await store.put(RECORD, mark, leaving(other), summary="", ttl=None)
-    for end in range(4, 13):
-        now = Transcript("e", base=end, last=digest(turns[end - 1].id))
-        for first in range(end):
-            found = await store.read(RECORD, now, first, end)
-            assert "".join(one.id for one in found.values()) == "abcdefghijkl"[first:end]
 
 
 async def test_rewriting_a_page_keeps_what_was_added_meanwhile(
@@ -1108,3 +1099,17 @@ async def test_a_limit_takes_three_requests_for_a_page_that_goes() -> None:
             asked[most] = [call for call in spy.calls if call[0] in ("scan", "delete")]
     assert asked[None] == []
     assert asked[100] == [("scan", "page"), ("delete", "page"), ("scan", "part")]
+
+
+@pytest.mark.parametrize("shows_unconfirmed", [False, True])
+async def test_the_first_turns_that_leave_a_full_record_are_where_it_says(shows_unconfirmed: bool) -> None:
+    driver = MemoryDriver(max_record_bytes=20_000)
+    driver.traits = replace(driver.traits, shows_unconfirmed=shows_unconfirmed)
+    async with Backend(driver) as backend:
+        memory = memory_of(backend, config("truncation", 60, transcript=True, total_max_tokens=0))
+        said = [f"u{number}" + "x" * 150 for number in range(100)]
+        for number, one in enumerate(said):
+            await memory.add_turn(ConversationTurn(one, "ok"), turn_id=f"t{number}")
+        await memory.flush()
+        assert (await backend.sessions.purge("acme")).pages == 0
+        assert [one.turn.user_message for one in await all_of(memory)] == said

@@ -114,6 +114,6 @@ def test_the_simulation_notices_a_mistake(mistake: Any, monkeypatch: pytest.Monk
 
 @pytest.mark.full
 def test_the_simulation_notices_a_page_whose_end_nothing_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "_ids", lambda contents, number: set[str]())
+    monkeypatch.setattr(pages, "_differ", lambda candidates, number: False)
     world = replace(WORLDS["truncation"], seed=100, turns=7_000, conversations=4)
     assert simulated(world).problems

@@ -120,17 +120,20 @@ class Writes(PlannedWork):
         """Drop the oldest turns."""
         gone = snapshot.turns[: trim.count]
         drop, full = snapshot.entries_of(len(gone)), self.room.needed > 0
+        confirmed = await self.confirmed(snapshot, drop)
+        if confirmed is None:
+            return LOST
+        # Not before: a transcript that begins with this write has the version that was confirmed.
         body = policy.after_trim(
-            snapshot.body,
+            confirmed.body,
             trim,
             gone,
             now=self.shared.clock(),
             keep_for=self._keep_ids_for,
-            copies=snapshot.copies(drop),
+            copies=confirmed.copies(drop),
         )
         body = self.shared.archive.within_limit(body)
-        confirmed = await self.confirmed(snapshot, drop)
-        if confirmed is None or not await self.shared.replace(confirmed, body, drop=drop):
+        if not await self.shared.replace(confirmed, body, drop=drop):
             return LOST
         self.room.made()
         self.stats.trimmed += len(gone)
