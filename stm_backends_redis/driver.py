@@ -127,10 +127,13 @@ class RedisDriver:
         """Return the record as it is now, or `None` if and only if it does not exist."""
         require_last(last)
         record, _ = self._keys(key)
+        give_up_at = self._give_up_at()
 
         async def ask(statement: Statement, *arguments: int, apart: bool = False) -> list[bytes]:
             keys = (record,) if statement is statements.LOAD else (1, record)
-            return await self._ask("load", statement, (*keys, *arguments), key=record, apart=apart)
+            return await self._ask(
+                "load", statement, (*keys, *arguments), key=record, apart=apart, give_up_at=give_up_at
+            )
 
         async def read() -> Record | None:
             try:
@@ -299,10 +302,21 @@ class RedisDriver:
         apart: bool = False,
     ) -> Any:
         """Return the answer to a command or a script, within the deadline."""
+        give_up_at = self._give_up_at()
         return await self._edge.run(
             operation,
-            lambda: self._ask(operation, statement, arguments, key=key, behind=behind, apart=apart),
+            lambda: self._ask(
+                operation, statement, arguments, key=key, behind=behind, apart=apart, give_up_at=give_up_at
+            ),
         )
+
+    def _give_up_at(self) -> float:
+        """Return until when an operation that begins now is sent again after a refusal.
+
+        It is one time for all commands of the operation and for each retry of it, so that the reason of the
+        last refusal is raised before the deadline ends them.
+        """
+        return asyncio.get_running_loop().time() + self._settings.deadline_s * 0.8
 
     async def _ask(
         self,
@@ -313,14 +327,13 @@ class RedisDriver:
         key: bytes,
         behind: tuple[Command, ...] = (),
         apart: bool = False,
+        give_up_at: float,
     ) -> Any:
         """Return the answer to a command or a script; `behind` is sent after it in the same packet.
 
         `apart` keeps it from the connection that commands share, as a large answer would hold up the others.
         """
         client = self._client
-        now = asyncio.get_running_loop().time
-        give_up_at = now() + self._settings.deadline_s * 0.8
         # A WAIT behind a script that the server does not know would wait for nothing.
         command = statement.command if not behind or statement in self._sent else statement.in_full
         while True:
@@ -337,7 +350,7 @@ class RedisDriver:
             except NoScriptError:
                 command = statement.in_full
             except REFUSALS:
-                if now() >= give_up_at:
+                if asyncio.get_running_loop().time() >= give_up_at:
                     raise
                 await asyncio.sleep(random.uniform(0.005, 0.05))
 

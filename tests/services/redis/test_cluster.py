@@ -26,6 +26,7 @@ from stm_backends_redis import driver as driver_module
 from stm_backends_redis.cluster import Cluster as Nodes
 from tests.services.redis.conftest import CLUSTER_PERMISSIONS, PERMISSIONS, login
 from tests.support.apt import Program
+from tests.support.clock import virtually
 from tests.support.contract import opened, slow_checks
 from tests.support.outliving import outlives
 from tests.support.places import quick_on
@@ -365,6 +366,22 @@ async def test_a_retry_while_the_driver_closes_leaves_no_connection(monkeypatch,
     with pytest.raises(Unavailable):
         await loading
     assert [node.is_closed for node in nodes] == [True] * len(nodes)
+
+
+@pytest.mark.parametrize("answers", [[], [[b"version", b"1 200000 -1"], [b"version", b"1 200000 -1", b""]]])
+@virtually
+async def test_a_read_that_is_refused_until_the_end_is_retried_and_ends_with_the_reason(monkeypatch, answers):
+    async def seeds():
+        return [("here", 1)]
+
+    node = Node([1, *answers])
+    monkeypatch.setattr(driver_module, "make_client", lambda _: Nodes(lambda _: node, seeds))
+    driver = RedisDriver()
+    await driver.open()
+    for reading in (driver.load(Key("scope", "name")), driver.scan("scope", limit=1)):
+        with pytest.raises(Unavailable, match="failing over"):
+            await reading
+    await driver.close()
 
 
 class Pod:
