@@ -690,12 +690,21 @@ async def test_a_tail_that_outgrows_summarizing_moves_to_pages() -> None:
     assert said(await all_of(memory)) == [f"u{number}" for number in range(50)]
 
 
-async def test_turns_that_no_page_has_do_not_stop_summarizing(backend: Backend) -> None:
+@pytest.mark.parametrize("gone", [1, 2])
+async def test_turns_that_no_page_has_are_logged_once_and_stop_no_summary(
+    gone: int, backend: Backend, small_pages: None, caplog: pytest.LogCaptureFixture
+) -> None:
     await outage(backend)
-    assert await pages.erase(backend.driver, RECORD) == 1
+    transcript = await mark(backend)
+    assert (transcript.gap, transcript.base) == (0, 6)
+    for page in range(gone):
+        assert await backend.driver.delete(keys.page_key(RECORD, transcript.epoch, page))
     later = memory_of(Backend(backend.driver), TRYING)
     await caught_up(backend, later)
-    assert (await shown(later))["summary"] == ["u6"]
+    lost = min(gone * pages.TURNS, transcript.base)
+    assert (await shown(later))["summary"] == [f"u{number}" for number in range(lost, 7)]
+    (message,) = [message for message in caplog.messages if "no summary covers" in message]
+    assert message.startswith(f"{lost} of the turns 0 to 5 of a transcript are missing")
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["an entry", "a record"])

@@ -195,7 +195,6 @@ class Writes(PlannedWork):
             end = gap.end if len(turns) == len(found) else [*found][len(turns)]
             fold = Fold(snapshot.body.summary, tuple(turns), Gap(gap.first, end), archived=len(turns))
             return await self.fold(snapshot, fold)
-        log.hole(self.shared.log_name, gap.end - gap.first)
         if not await self.shared.replace(snapshot, policy.after_hole(snapshot.body, gap), drop=0):
             return LOST
         self._caught_up(gap, 0)
@@ -207,6 +206,7 @@ class Writes(PlannedWork):
         self._observer.turns("caught_up", count)
         if summarized < count:
             self._observer.turns("dropped", count - summarized)
+            log.hole(self.shared.log_name, count - summarized, *gap)
 
     async def fold(self, snapshot: Snapshot, fold: Fold) -> Plan | None:
         """Summarize turns under a lease and store the summary; or store that this attempt failed."""
