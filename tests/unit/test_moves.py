@@ -232,6 +232,30 @@ async def test_a_summary_of_an_erased_conversation_is_not_stored_in_the_next(nam
     assert world.body().summary == ""
 
 
+@pytest.mark.parametrize("transcript", [True, False])
+@pytest.mark.parametrize("name", ["t", "new-"], ids=["ids-used-again", "other-ids"])
+@clock.virtually
+async def test_a_failure_of_an_erased_conversation_is_not_stored_in_the_next(
+    name: str, transcript: bool
+) -> None:
+    world, model, other = World(), held(), held()
+    settings = replace(KEPT, transcript=transcript)
+    memory, _ = await world.process(settings, model)
+    await talk(memory, range(5))
+    await model.called.wait()
+    assert await (await world.process())[1].delete(RECORD)
+    await asyncio.sleep(0.1)  # so that the other lease is not of the same moment
+    writer, _ = await world.process(settings, other)
+    for number in range(5):
+        await writer.add_turn(turn(f"new-{number}"), turn_id=f"{name}{number}")
+    await other.called.wait()
+    model.fail = 1
+    model.release()
+    await memory.flush(1.0)
+    assert memory.stats.summarizer_failures == 1
+    assert (world.body().health, world.body().attempts) == (MemoryHealth.HEALTHY, 0)
+
+
 @clock.virtually
 async def test_a_summary_of_turns_that_a_datastore_lost_is_not_stored() -> None:
     world, model = World(), held()
