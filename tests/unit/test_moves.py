@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.records import keys
 from stm_backends.records.body import Body, Transcript
 from stm_backends.records.codec import Codec
+from stm_backends.telemetry.observer import Observer
 from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import MemoryHealth, MemoryKey, StoredTurn
@@ -69,12 +71,23 @@ class Mortal(WrapperDriver):
         return await send()
 
 
+class Turns(Observer):
+    """Counts what processes report of turns."""
+
+    def __init__(self) -> None:
+        self.of = Counter[str]()
+
+    def turns(self, event: str, count: int) -> None:
+        self.of[event] += count
+
+
 @dataclass
 class World:
     """A datastore, and processes that share one conversation on it."""
 
     store: MemoryStore = field(default_factory=MemoryStore)
     options: dict[str, Any] = field(default_factory=dict[str, Any])
+    counts: Turns = field(default_factory=Turns)
 
     async def process(
         self, settings: object = KEPT, model: LedgerSummarizer | None = None
@@ -82,7 +95,15 @@ class World:
         driver = Mortal(self.store, **self.options)
         await driver.open()
         model = model or LedgerSummarizer()
-        return DistributedShortTermMemory(driver, KEY, settings, summarizer=model, clock=clock.now), driver
+        memory = DistributedShortTermMemory(
+            driver, KEY, settings, summarizer=model, observer=self.counts, clock=clock.now
+        )
+        return memory, driver
+
+    @property
+    def waiting(self) -> int:
+        """How many turns wait in pages, as the processes report it."""
+        return self.counts.of["moved"] - self.counts.of["caught_up"]
 
     def pending(self) -> int:
         return len(self.store.scopes[RECORD.scope].records[RECORD.name].tail) - ZONE
@@ -196,9 +217,11 @@ async def test_a_summary_covers_turns_of_which_only_some_have_moved() -> None:
     writer, _ = await world.process(replace(KEPT, fold_max_turns=5))
     await talk(writer, range(22, 23))
     await until(lambda: world.pending() == 5)
+    assert world.waiting == 16
     model.release()
     await memory.flush()
     assert [item["user"] for item in model.requests[1]["turns"]] == ["u20"]
+    assert world.waiting == 0
     await settled(world, 23)
 
 

@@ -299,7 +299,7 @@ class Writes(PlannedWork):
             self._observer.summarizer_failed(error)
             failure = _Failure(snapshot, fold, error)
             return await self._store_failure(failure, None if self._moved else snapshot)
-        found: tuple[Snapshot, int, Body, bytes] | None = (snapshot, drop, body, data)
+        found: tuple[Snapshot, Fold, int, Body, bytes] | None = (snapshot, fold, drop, body, data)
         found = None if self._moved else found
 
         async def stored() -> Plan | races.Lost:
@@ -310,11 +310,11 @@ class Writes(PlannedWork):
                 applies = await self._as_it_applies(fold, snapshot, again)
                 if applies is None:
                     return AGAIN
-                found = (again, applies[1], *self._body_after(again, applies[0], summary, applies[1]))
-            (before, going, body, data), found = found, None
+                found = (again, *applies, *self._body_after(again, applies[0], summary, applies[1]))
+            (before, applied, going, body, data), found = found, None
             if not await self._replace(before, body, drop=going, data=data):
                 return races.Lost(before.version)
-            self._stored(before.body, body, fold)
+            self._stored(before.body, body, applied)
             return AGAIN
 
         return await races.contend(stored) or LOST
@@ -433,7 +433,7 @@ class Writes(PlannedWork):
         self.hopeless = False
         self._observer.turns("folded", len(fold.turns))
         if fold.gap is not None:
-            self._caught_up(fold.gap, len(fold.turns))
+            self._caught_up(fold.gap, fold.archived)
         # At the time of the newest turn, whose own process may have died before it noted that.
         self.touch(at=0.0)
         if before.health is not MemoryHealth.HEALTHY:
