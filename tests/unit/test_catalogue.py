@@ -850,6 +850,75 @@ async def test_a_card_expires_with_its_conversation() -> None:
     assert await left(driver) == 2
 
 
+async def titled(conversations: Conversations, key: MemoryKey) -> None:
+    await conversations.update(key, title="Trip")
+
+
+async def asked_for(conversations: Conversations, key: MemoryKey) -> None:
+    assert (await conversations.get(key)).turns == 1
+
+
+async def rebuilt(conversations: Conversations, key: MemoryKey) -> None:
+    assert await conversations.rebuild(key.tenant_id, key.user_id) == 1
+
+
+@pytest.mark.parametrize("made", [titled, asked_for, rebuilt])
+async def test_a_card_that_is_made_later_goes_with_its_conversation(
+    made: Callable[[Conversations, MemoryKey], Awaitable[None]],
+) -> None:
+    clock, codec = FakeClock(), Codec()
+    driver = MemoryDriver(clock=clock)
+    await driver.open()
+    directory = Directory(driver, codec, clock=clock, epoch=clock)
+    conversations = Conversations(driver, catalogue_on(driver, codec, directory, clock=clock))
+
+    async def add(turn_id: str) -> None:
+        await directory.note("a:b", "u%", ttl=600)
+        entry = codec.seal_turn(StoredTurn(turn_id, ConversationTurn("Hello", "Hi")))
+        await driver.append(keys.memory_key(A), entry, initial_version="v", ttl=600)
+
+    await add("1")
+    await made(conversations, A)
+    await clock.pass_time(300)
+    # The process is killed before its touch.
+    await add("2")
+    await clock.pass_time(599)
+    assert [card.key for card in (await conversations.list("a:b", "u%")).cards] == [A]
+    assert (await conversations.get(A)).key == A
+    await clock.pass_time(2)
+    assert (await conversations.list("a:b", "u%")).cards == ()
+    with pytest.raises(SessionNotFound):
+        await conversations.update(A, pinned=True)
+    with pytest.raises(SessionNotFound):
+        await conversations.get(A)
+    await clock.pass_time(4 * HOUR)
+    assert await left(driver) == 0
+    assert [user async for user in directory.users("a:b")] == []
+
+
+@pytest.mark.parametrize(("user_lives", "then"), [(600, None), (None, 600)])
+async def test_a_card_that_is_made_later_lives_as_the_next_turn_says(
+    user_lives: float | None, then: float | None
+) -> None:
+    clock, codec = FakeClock(), Codec()
+    driver = SpyDriver(MemoryDriver(clock=clock))
+    await driver.open()
+    directory = Directory(driver, codec, clock=clock, epoch=clock)
+    catalogue = catalogue_on(driver, codec, directory, clock=clock)
+    entry = codec.seal_turn(StoredTurn("1", ConversationTurn("Hello", "Hi")))
+    await directory.note("a:b", "u%", ttl=user_lives)
+    await driver.append(keys.memory_key(A), entry, initial_version="v", ttl=user_lives)
+    await Conversations(driver, catalogue).update(A, title="Trip")
+    await driver.append(keys.memory_key(A), entry, initial_version="v", ttl=then)
+    await catalogue.touch(A, ttl=then)
+    await clock.pass_time(24 * HOUR)
+    assert await left(driver) == (2 if then is None else 0)
+    before = driver.count("load")
+    cards = (await Conversations(driver, catalogue).list("a:b", "u%")).cards
+    assert [card.title for card in cards] == (["Trip"] if then is None else [])
+    assert driver.count("load") == before
+
+
 async def test_a_touch_that_keeps_the_time_to_live_moves_the_name() -> None:
     for ttl in (None, 3 * HOUR):
         world = World()
