@@ -765,6 +765,54 @@ async def test_a_touch_that_comes_after_an_erasure_writes_nothing(backend: Backe
     assert [user async for user in backend.sessions.users("a:b")] == []
 
 
+class AtNth(WrapperDriver):
+    """Lets something happen before its n-th operation; `reached` says whether that came."""
+
+    def __init__(self, inner: Driver, number: int, then: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(inner)
+        self._left, self._then = number, then
+
+    @property
+    def reached(self) -> bool:
+        return self._left <= 0
+
+    async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[Any]]) -> Any:
+        self._left -= 1
+        if self._left == 0:
+            await self._then()
+        return await send()
+
+
+@pytest.mark.parametrize("there_before", [True, False])
+@pytest.mark.parametrize("count", [3, 2, 1], ids=["conversation", "user", "tenant"])
+async def test_a_conversation_that_goes_on_while_it_is_erased_is_listed(
+    count: int, there_before: bool
+) -> None:
+    outcomes: list[bool] = []
+    for number in itertools.count(1):
+        store = MemoryStore()
+
+        async def go_on(store: MemoryStore = store) -> None:
+            async with Backend(MemoryDriver(store)) as other:
+                await other.memory(A, LAST_TURNS).add_turn(ConversationTurn("Hello", "Hi"))
+                await other.item_log(B, "langchain").add([{"type": "human", "data": {"content": "Hello"}}])
+
+        if there_before:
+            await go_on()
+        driver = AtNth(MemoryDriver(store), number, go_on)
+        async with Backend(driver) as backend:
+            assert await backend.sessions.erase_with_receipt(*("a:b", "u%", "s:a")[:count])
+            if not driver.reached:
+                break
+            there = {key async for key in backend.sessions.list("a:b", "u%")}
+            there |= {key async for _, key in backend.sessions.logs("a:b", "u%")}
+            listed = [card.key for card in (await backend.conversations.list("a:b", "u%")).cards]
+            assert {*listed} == there
+            assert len(listed) == len(there) == await left(driver) / 2
+            outcomes.append(A in there)
+    assert {*outcomes} == {True, False}
+
+
 async def test_a_touch_during_an_erasure_leaves_no_user_behind(backend: Backend) -> None:
     await backend.memory(A, LAST_TURNS).add_turn(ConversationTurn("Hello", "Hi"))
     await touched(backend, A)
