@@ -28,6 +28,7 @@ from stm_backends.errors import (
     OutcomeUnknown,
     StorageError,
     TooLarge,
+    Unavailable,
     located,
 )
 from stm_backends.history import items
@@ -183,12 +184,22 @@ class ItemLog:
         return await self._whole("transcript", page)
 
     async def each_page(self) -> AsyncGenerator[LogPage]:
-        """Yield the whole log as of one moment, oldest items first, by the numbers of its pages."""
+        """Yield the whole log as of one moment, oldest items first, by the numbers of its pages.
+
+        Raises `Unavailable` if items that are still to come were removed since that moment.
+        """
         log = (await self._load("pages")).log
         end = log.low + len(log.items)
         for number in range(log.first // pages.TURNS, -(-end // pages.TURNS)):
             start = max(log.first, number * pages.TURNS)
-            yield await self._page(log, start, min(end, (number + 1) * pages.TURNS))
+            page = await self._page(log, start, min(end, (number + 1) * pages.TURNS))
+            if page.missing and _place_of((await self._load("pages")).log) != _place_of(log):
+                raise Unavailable(
+                    "items were removed while the log was read; read it again",
+                    backend=self._driver.name,
+                    operation="export",
+                )
+            yield page
 
     async def _page(self, log: Log, start: int, stop: int) -> LogPage:
         """Return the items from `start` to `stop - 1`, of which some may be missing."""
@@ -357,8 +368,7 @@ class ItemLog:
         while True:
             found = await self._newest(operation, limit)
             result, complete = await read(found)
-            paged = found.log.folded.transcript
-            place = paged and (paged.epoch, paged.first, paged.rev)
+            place = _place_of(found.log)
             if complete or place == before:
                 return result
             # Cleared, or the items were replaced by others, while it was read.
@@ -587,6 +597,12 @@ class ItemLog:
 
     def _covered(self, log: Log) -> int:
         return min(log.length, self._driver.traits.max_drop, AT_ONCE)
+
+
+def _place_of(log: Log) -> tuple[str, int, int] | None:
+    """Return what changes when items leave the pages of a log, or are replaced there by others."""
+    paged = log.folded.transcript
+    return paged and (paged.epoch, paged.first, paged.rev)
 
 
 def _new_id() -> str:
