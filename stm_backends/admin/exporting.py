@@ -78,12 +78,13 @@ class Export:
             missing = transcript.base - transcript.first - count
             if missing:
                 await self._require_unchanged(transcript)
-            document["transcript"] = {
-                "first": transcript.first,
-                "base": transcript.base,
-                "missing": missing,
-                **({} if transcript.gap is None else {"gap": transcript.gap}),
-            }
+            if count:
+                document["transcript"] = {
+                    "first": transcript.first,
+                    "base": transcript.base,
+                    "missing": missing,
+                    **({} if transcript.gap is None else {"gap": transcript.gap}),
+                }
         yield document
 
     async def _loaded(self) -> tuple[dict[str, Any], Transcript | None]:

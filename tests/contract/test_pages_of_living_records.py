@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -252,6 +255,27 @@ async def test_an_export_of_a_log_during_its_removal_is_complete_or_fails() -> N
                 if not driver.reached:
                     break
     assert errors > 1
+
+
+async def test_an_export_of_many_goes_on_after_one_whose_turns_are_removed_meanwhile() -> None:
+    transfer = pytest.importorskip("stm_backends.cli.transfer")
+    async with Backend(MemoryDriver()) as source:
+        other = MemoryKey("acme", "u", "t")
+        await conversation(source.driver)
+        await converse(source, other, range(2))
+        driver = AtPage(source.driver, 2, partial(shorten, source))
+        failed: list[MemoryKey] = []
+        out = io.StringIO()
+
+        async def both() -> AsyncIterator[tuple[MemoryKey, None]]:
+            for key in (KEY, other):
+                yield key, None
+
+        await transfer.write_export(
+            Backend(driver), both(), out, failed=lambda key, _: failed.append(key), on_written=lambda: None
+        )
+        assert failed == [KEY]
+        assert json.loads(out.getvalue().splitlines()[-1])["key"]["session_id"] == "t"
 
 
 async def test_a_dry_run_counts_the_pages_that_a_purge_removes(driver: MemoryDriver) -> None:
