@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from stm_backends.admin.dead_pages import PAGED, DeadPages, erase
+from stm_backends.admin.dead_pages import PAGED, DeadPages
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.admin.receipt import RECORDS, Counted, Receipt
 from stm_backends.catalogue.index import names_of
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.erasing import expired_names, finish_erasure
 from stm_backends.errors import Corrupt, Denied, InvalidKey, StorageError
-from stm_backends.records import confirming, keys, ledger, operations
+from stm_backends.records import confirming, keys, ledger, operations, pages
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
@@ -142,7 +142,7 @@ class Erasure:
         One that an import has stored meanwhile is erased, too: some of its pages are gone.
         """
         dead = await self._dead_pages.of_record(place)
-        self._erased["pages"] += await erase(self._driver, dead)
+        self._erased["pages"] += await pages.remove(self._driver, dead)
         of = keys.pages_of(place)
         async for name in expired_names(self._driver, of.scope, after=of.name):
             if not name.startswith(of.name):
@@ -158,7 +158,7 @@ class Erasure:
         Those of conversations that were begun meanwhile stay. One that an import has stored is erased.
         """
         dead, again = await self._dead_pages.of_user(tenant, user), False
-        self._erased["pages"] += await erase(self._driver, dead)
+        self._erased["pages"] += await pages.remove(self._driver, dead)
         for kind in PAGED if dead else ():
             scope = keys.scope(tenant, user, kind)
             async for name in operations.names(self._driver, scope):

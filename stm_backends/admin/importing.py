@@ -220,7 +220,7 @@ class Import:
         """
         if epoch:
             dead = await self._dead_pages.of_record(keys.memory_key(key), epoch=epoch)
-            await dead_pages.erase(self._driver, dead)
+            await pages.remove(self._driver, dead)
 
     async def _store_page(self, page: Page) -> None:
         where = keys.memory_key(page.key)
