@@ -15,6 +15,7 @@ import pytest
 
 from stm_backends import Backend, MemoryKey
 from stm_backends.admin import importing
+from stm_backends.admin.exporting import Export
 from stm_backends.admin.purging import Purge, Purged
 from stm_backends.drivers.contract import ANY, Driver, Key, Page, Record
 from stm_backends.drivers.in_memory import MemoryDriver
@@ -234,6 +235,18 @@ async def test_a_copy_during_a_removal_is_complete_or_there_is_none(removal: Rem
                 if not driver.reached:
                     break
     assert {*errors} == {SessionNotFound if removal in (erase, erase_user) else Unavailable}
+
+
+@pytest.mark.parametrize("removal", [erase, erase_and_begin, purge, shorten])
+async def test_a_copy_that_does_not_look_again_is_noticed(
+    removal: Removal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def trusting(self: Export, transcript: object) -> None:
+        del self, transcript
+
+    monkeypatch.setattr(Export, "_require_unchanged", trusting)
+    with pytest.raises(AssertionError):
+        await test_a_copy_during_a_removal_is_complete_or_there_is_none(removal)
 
 
 async def test_an_export_of_a_log_during_its_removal_is_complete_or_fails() -> None:

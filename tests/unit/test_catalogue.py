@@ -813,6 +813,18 @@ async def test_a_conversation_that_goes_on_while_it_is_erased_is_listed(
     assert {*outcomes} == {True, False}
 
 
+@pytest.mark.parametrize("count", [3, 2, 1], ids=["conversation", "user", "tenant"])
+async def test_an_erasure_that_lists_nothing_again_is_noticed(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(self: Erasure, begun: object) -> None:
+        del self, begun
+
+    monkeypatch.setattr(Erasure, "_list", nothing)
+    with pytest.raises(AssertionError):
+        await test_a_conversation_that_goes_on_while_it_is_erased_is_listed(count, there_before=True)
+
+
 async def test_a_touch_during_an_erasure_leaves_no_user_behind(backend: Backend) -> None:
     await backend.memory(A, LAST_TURNS).add_turn(ConversationTurn("Hello", "Hi"))
     await touched(backend, A)
@@ -942,6 +954,18 @@ async def test_a_card_that_is_made_later_goes_with_its_conversation(
     await clock.pass_time(4 * HOUR)
     assert await left(driver) == 0
     assert [user async for user in directory.users("a:b")] == []
+
+
+async def test_showing_a_card_that_outlives_its_conversation_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def anyway(self: Catalogue, where: Key, content: Any) -> Any:
+        del self, where
+        return content
+
+    monkeypatch.setattr(Catalogue, "_shown", anyway)
+    with pytest.raises(AssertionError):
+        await test_a_card_that_is_made_later_goes_with_its_conversation(titled)
 
 
 @pytest.mark.parametrize(("user_lives", "then"), [(600, None), (None, 600)])

@@ -17,6 +17,7 @@ from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import Unavailable
 from stm_backends.memory.shared.due import Held, Move, next_move, unless_held
+from stm_backends.memory.shared.folds import Writes, attempt_of
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.records import keys
@@ -277,6 +278,16 @@ async def test_a_failure_of_an_erased_conversation_is_not_stored_in_the_next(
     await memory.flush(1.0)
     assert memory.stats.summarizer_failures == 1
     assert (world.body().health, world.body().attempts) == (MemoryHealth.HEALTHY, 0)
+
+
+def test_telling_a_failure_by_its_count_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def is_on(self: Writes, snapshot: Snapshot, failure: Any) -> bool:
+        del self
+        return attempt_of(snapshot.body) == attempt_of(failure.leased.body)
+
+    monkeypatch.setattr(Writes, "_is_on", is_on)
+    with pytest.raises(AssertionError, match="RETRY"):
+        test_a_failure_of_an_erased_conversation_is_not_stored_in_the_next("new-", True)
 
 
 @clock.virtually
