@@ -122,8 +122,9 @@ class Erasure:
         self._found["cards"] += await self._is_there(card)
         async for _ in names_of(card, operations.names(self._driver, recent)):
             self._found["cards"] += 1
-        await self._list([key] if self._found["conversations"] or self._found["logs"] else [])
         owner = (key.tenant_id, key.user_id)
+        has_begun = self._found["conversations"] or self._found["logs"]
+        await self._list(*owner, [keys.name(key.session_id)] if has_begun else [])
         self._erased["directory_entries"] += await self._directory.forget_if_unused(*owner)
         self._observer.erased(Subject.of(key), self._records)
 
@@ -226,13 +227,13 @@ class Erasure:
         found, begun = await self._second_reading(tenant, user)
         if found:
             await self._directory.restore(tenant, user, life)
-        await self._list(begun)
+        await self._list(tenant, user, begun)
         await self._count_undecided(tenant, user)
         self._observer.erased(Subject(tenant, user), self._records - before)
 
-    async def _second_reading(self, tenant: str, user: str) -> tuple[bool, set[MemoryKey]]:
-        """Count what was written in the meantime; returns whether there is any, and which conversations."""
-        found, begun = False, set[MemoryKey]()
+    async def _second_reading(self, tenant: str, user: str) -> tuple[bool, set[str]]:
+        """Count what was written in the meantime; returns whether there is any, and conversations' names."""
+        found, begun = False, set[str]()
         for kind in keys.KINDS:
             scope = keys.scope(tenant, user, kind)
             async for name in operations.names(self._driver, scope):
@@ -242,21 +243,22 @@ class Erasure:
                 found = True
                 self._found[_counted(kind)] += 1
                 if kind in PAGED:
-                    begun.add(MemoryKey(tenant, user, keys.unname(name)))
+                    begun.add(name)
         return found, begun
 
-    async def _list(self, begun: Iterable[MemoryKey]) -> None:
+    async def _list(self, tenant: str, user: str, begun: Iterable[str]) -> None:
         """Give a card to conversations that began while they were erased, if that has removed theirs.
 
         The next touch of a process may never come. Only logs a failure: what was to be erased is.
         """
-        for key in begun:
+        for name in begun:
             try:
+                key = MemoryKey(tenant, user, keys.unname(name))
                 if keys.is_dialogue(key) and await self._catalogue.load(key) is None:
                     await self._catalogue.touch(key)
             except StorageError as error:
-                name = keys.log_name(keys.card_key(key))
-                logger.warning("could not write to the catalogue: %s (conversation %s)", error, name)
+                where = keys.log_name(Key(keys.scope(tenant, user, "card"), name))
+                logger.warning("could not write to the catalogue: %s (conversation %s)", error, where)
 
     async def _count_undecided(self, tenant: str, user: str) -> None:
         """Count saved states that may be the user's or another's; a role for one tenant may not list them."""

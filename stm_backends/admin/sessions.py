@@ -185,7 +185,8 @@ class Sessions:
     ) -> MemoryKey:
         """Copy a conversation to another backend, or on this one `under` another key; see `import_`.
 
-        A copy is complete, or there is none. Raises what `export_lines` and `import_` do.
+        Raises what `export_lines` and `import_` do. If turns are removed meanwhile, it is complete, or there
+        is no copy.
         """
         importing, copied = to.importing(on_conflict=on_conflict, ttl=ttl), under or key
         try:

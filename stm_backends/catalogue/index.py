@@ -92,20 +92,24 @@ class Catalogue:
         """Return a stored card; `None` if there is none, or if it is damaged, so that others can be read."""
         try:
             record = await self._driver.load(where)
-            content = None if record is None else await self._shown(where, self._open(record))
+            if record is None:
+                return None
+            content = self._open(record)
+            with located(self._driver.name, "catalogue"):
+                card_of(where, content)
+            return await self._shown(where, content)
         except (KeyMismatch, SealMismatch):
             raise
         except Corrupt as error:
             logger.warning("a card cannot be read: %s (conversation %s)", error, keys.log_name(where))
             return None
-        return content
 
     async def _shown(self, where: Key, content: Content) -> Content | None:
         """Return a stored card; `None` if it has outlived its conversation, as it may if that was a guess."""
-        with located(self._driver.name, "catalogue"):
-            key = card_of(where, content).key
         if "guessed" not in content:
             return content
+        with located(self._driver.name, "catalogue"):
+            key = card_of(where, content).key
         for kind in keys.KINDS:
             if kind in content["counts"]:
                 place = Key(keys.scope(key.tenant_id, key.user_id, kind), keys.name(key.session_id))

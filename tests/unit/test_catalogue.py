@@ -817,8 +817,8 @@ async def test_a_conversation_that_goes_on_while_it_is_erased_is_listed(
 async def test_an_erasure_that_lists_nothing_again_is_noticed(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def nothing(self: Erasure, begun: object) -> None:
-        del self, begun
+    async def nothing(self: Erasure, tenant: str, user: str, begun: object) -> None:
+        del self, tenant, user, begun
 
     monkeypatch.setattr(Erasure, "_list", nothing)
     with pytest.raises(AssertionError):
