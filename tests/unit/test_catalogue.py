@@ -783,7 +783,7 @@ class AtNth(WrapperDriver):
         return await send()
 
 
-@pytest.mark.parametrize("there_before", [True, False])
+@pytest.mark.parametrize("there_before", [True, pytest.param(False, marks=pytest.mark.full)])
 @pytest.mark.parametrize("count", [3, 2, 1], ids=["conversation", "user", "tenant"])
 async def test_a_conversation_that_goes_on_while_it_is_erased_is_listed(
     count: int, there_before: bool
