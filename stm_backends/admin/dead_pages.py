@@ -8,14 +8,14 @@ after the listing are not in it. An import is the exception: its pages come firs
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Final
 
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.errors import Corrupt, located
 from stm_backends.history import items
-from stm_backends.records import confirming, keys, ledger, operations, pages
+from stm_backends.records import confirming, keys, operations, pages
 from stm_backends.records.body import Transcript
 from stm_backends.records.codec import Codec
 from stm_backends.records.large.pointers import time_of
@@ -63,24 +63,22 @@ class DeadPages:
 
     async def of_record(self, key: Key, *, epoch: str = "") -> list[Key]:
         """Return the dead pages of a conversation or an item log, of one epoch or of all, in order."""
-        scope, prefix = keys.pages_of_epoch(key, epoch) if epoch else keys.pages_of(key)
-        listed = [name async for name in operations.names_of(self._driver, scope, prefix)]
-        dead = await self._dead(key, [name for name in listed if not self._spared(name)])
-        return [Key(scope, name) for name in dead]
+        listed = await pages.listed(self._driver, key, epoch)
+        return await self._dead(key, [place for place in listed if not self._spared(place.name)])
 
     async def of_user(self, tenant: str, user: str) -> list[Key]:
         """Return the dead pages of all conversations and item logs of a user, in order."""
         scope = keys.scope(tenant, user, "page")
-        listed: dict[str, list[str]] = {}
+        listed: dict[str, list[Key]] = {}
         async for name in operations.names(self._driver, scope):
             if not self._spared(name):
-                listed.setdefault(f"{name.partition(':')[0]}:", []).append(name)
+                listed.setdefault(f"{name.partition(':')[0]}:", []).append(Key(scope, name))
         if not listed:
             return []
         owners = [keys.scope(tenant, user, kind) for kind in PAGED]
         # A server that others have replaced may not show the record of a page.
         await confirming.confirm(self._driver, owners)
-        dead: list[str] = []
+        dead: list[Key] = []
         for owner in owners:
 
             async def compare(name: str, owner: str = owner) -> None:
@@ -88,53 +86,27 @@ class DeadPages:
                 dead.extend(await self._dead(key, listed.pop(keys.pages_of(key).name, [])))
 
             await operations.each(operations.names(self._driver, owner), compare)
-        return [Key(scope, name) for name in sorted(chain(dead, *listed.values()))]
+        return sorted(chain(dead, *listed.values()), key=lambda place: place.name)
 
     async def is_referred_to(self, key: Key, dead: Iterable[Key]) -> bool:
         """Say whether a record has pages that were found to be dead, as after an import."""
         prefix = keys.pages_of(key).name
-        names = [where.name for where in dead if where.name.startswith(prefix)]
-        return len(await self._without_record(key, names)) < len(names)
+        places = [place for place in dead if place.name.startswith(prefix)]
+        return len(await self._dead(key, places)) < len(places)
 
-    async def _dead(self, key: Key, names: Sequence[str]) -> list[str]:
-        """Return the dead ones of pages of a record that were listed before."""
-        dead = await self._without_record(key, names)
-        if dead and self._driver.traits.shows_unconfirmed:
-            # A server that others have replaced shows an earlier record, to which later pages are unknown.
-            await confirming.confirm(self._driver, (key.scope,))
-            dead = await self._without_record(key, dead)
-        return dead
+    async def _dead(self, key: Key, places: Sequence[Key]) -> list[Key]:
+        """Return the dead ones of pages of a record that were listed before; none if it cannot be read."""
 
-    async def _without_record(self, key: Key, names: Sequence[str]) -> list[str]:
-        """Return the pages of a record that it does not have; none of them if it cannot be read."""
-        if not names:
-            return []
-        try:
+        async def load() -> tuple[str | None, Transcript | None]:
             record = await self._driver.load(key, last=0)
             with located(self._driver.name, "pages"):
                 kind, body = key.scope.rpartition(":")[2], None if record is None else record.body
-                transcript = transcript_of(kind, self._codec, body)
+                return record and record.version, transcript_of(kind, self._codec, body)
+
+        try:
+            return await pages.dead(self._driver, key, places, load)
         except Corrupt:
             return []
-        version = None if record is None else record.version
-        return [name for name in names if not pages.may_refer(version, transcript, keys.page_epoch(name))]
-
-
-async def erase(driver: Driver, dead: Iterable[Key]) -> int:
-    """Remove dead pages; returns how many."""
-    erased = 0
-
-    async def each() -> AsyncIterator[Key]:
-        for where in dead:
-            yield where
-
-    async def remove(where: Key) -> None:
-        nonlocal erased
-        done = await ledger.erase(driver, where)
-        erased += done
-
-    await operations.each(each(), remove)
-    return erased
 
 
 async def erase_replaced(driver: Driver, codec: Codec, key: Key, before: Transcript | None) -> None:
@@ -148,4 +120,4 @@ async def erase_replaced(driver: Driver, codec: Codec, key: Key, before: Transcr
     def spared(name: str) -> bool:
         return is_import(name) and (before is None or keys.page_epoch(name) != before.epoch)
 
-    await erase(driver, await DeadPages(driver, codec, spared=spared).of_record(key))
+    await pages.remove(driver, await DeadPages(driver, codec, spared=spared).of_record(key))

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from stm_backends.admin.dead_pages import PAGED, DeadPages, erase
+from stm_backends.admin.dead_pages import PAGED, DeadPages
+from stm_backends.admin.describing import catalogue_on
 from stm_backends.admin.receipt import RECORDS, Counted, Receipt
 from stm_backends.catalogue.index import names_of
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.erasing import expired_names, finish_erasure
-from stm_backends.errors import Corrupt, Denied, InvalidKey
-from stm_backends.records import confirming, keys, ledger, operations
+from stm_backends.errors import Corrupt, Denied, InvalidKey, StorageError
+from stm_backends.records import confirming, keys, ledger, operations, pages
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 from stm_backends.types import MemoryKey
+
+logger = logging.getLogger("stm_backends")
 
 EraseKeys = Callable[[str, str], Awaitable[int]]
 """Erases the data keys of a user or, with `""`, of a tenant and its users; returns how many had keys."""
@@ -38,6 +42,7 @@ class Erasure:
         self._codec = codec
         self._dead_pages = DeadPages(driver, codec)
         self._directory = directory
+        self._catalogue = catalogue_on(driver, codec, directory)
         self._erase_keys = erase_keys
         self._observer = observer
         self._erased: Counter[Counted] = Counter()
@@ -118,6 +123,8 @@ class Erasure:
         async for _ in names_of(card, operations.names(self._driver, recent)):
             self._found["cards"] += 1
         owner = (key.tenant_id, key.user_id)
+        has_begun = self._found["conversations"] or self._found["logs"]
+        await self._list(*owner, [keys.name(key.session_id)] if has_begun else [])
         self._erased["directory_entries"] += await self._directory.forget_if_unused(*owner)
         self._observer.erased(Subject.of(key), self._records)
 
@@ -136,7 +143,7 @@ class Erasure:
         One that an import has stored meanwhile is erased, too: some of its pages are gone.
         """
         dead = await self._dead_pages.of_record(place)
-        self._erased["pages"] += await erase(self._driver, dead)
+        self._erased["pages"] += await pages.remove(self._driver, dead)
         of = keys.pages_of(place)
         async for name in expired_names(self._driver, of.scope, after=of.name):
             if not name.startswith(of.name):
@@ -152,7 +159,7 @@ class Erasure:
         Those of conversations that were begun meanwhile stay. One that an import has stored is erased.
         """
         dead, again = await self._dead_pages.of_user(tenant, user), False
-        self._erased["pages"] += await erase(self._driver, dead)
+        self._erased["pages"] += await pages.remove(self._driver, dead)
         for kind in PAGED if dead else ():
             scope = keys.scope(tenant, user, kind)
             async for name in operations.names(self._driver, scope):
@@ -217,14 +224,16 @@ class Erasure:
         self._erased["directory_entries"] += life is not None
         # A process that creates a conversation lists its user again after the append, which covers creations
         # from here on. An earlier creation may have listed the user just before `forget`.
-        if await self._second_reading(tenant, user):
+        found, begun = await self._second_reading(tenant, user)
+        if found:
             await self._directory.restore(tenant, user, life)
+        await self._list(tenant, user, begun)
         await self._count_undecided(tenant, user)
         self._observer.erased(Subject(tenant, user), self._records - before)
 
-    async def _second_reading(self, tenant: str, user: str) -> bool:
-        """Count what was written in the meantime; returns whether there is anything."""
-        found = False
+    async def _second_reading(self, tenant: str, user: str) -> tuple[bool, set[str]]:
+        """Count what was written in the meantime; returns whether there is any, and conversations' names."""
+        found, begun = False, set[str]()
         for kind in keys.KINDS:
             scope = keys.scope(tenant, user, kind)
             async for name in operations.names(self._driver, scope):
@@ -233,7 +242,23 @@ class Erasure:
                     continue
                 found = True
                 self._found[_counted(kind)] += 1
-        return found
+                if kind in PAGED:
+                    begun.add(name)
+        return found, begun
+
+    async def _list(self, tenant: str, user: str, begun: Iterable[str]) -> None:
+        """Give a card to conversations that began while they were erased, if that has removed theirs.
+
+        The next touch of a process may never come. Only logs a failure: what was to be erased is.
+        """
+        for name in begun:
+            try:
+                key = MemoryKey(tenant, user, keys.unname(name))
+                if keys.is_dialogue(key) and await self._catalogue.load(key) is None:
+                    await self._catalogue.touch(key)
+            except StorageError as error:
+                where = keys.log_name(Key(keys.scope(tenant, user, "card"), name))
+                logger.warning("could not write to the catalogue: %s (conversation %s)", error, where)
 
     async def _count_undecided(self, tenant: str, user: str) -> None:
         """Count saved states that may be the user's or another's; a role for one tenant may not list them."""

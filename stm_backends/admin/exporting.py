@@ -30,7 +30,7 @@ from typing import Any, Final
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.catalogue.card import SET_BY_USER
 from stm_backends.drivers.contract import Driver
-from stm_backends.errors import SessionNotFound, located
+from stm_backends.errors import SessionNotFound, Unavailable, located
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.records import keys, pages
 from stm_backends.records.body import Transcript
@@ -75,12 +75,16 @@ class Export:
                 for line in await self._page(transcript, page):
                     count += len(line["turns"])
                     yield line
-            document["transcript"] = {
-                "first": transcript.first,
-                "base": transcript.base,
-                "missing": transcript.base - transcript.first - count,
-                **({} if transcript.gap is None else {"gap": transcript.gap}),
-            }
+            missing = transcript.base - transcript.first - count
+            if missing:
+                await self._require_unchanged(transcript)
+            if count:
+                document["transcript"] = {
+                    "first": transcript.first,
+                    "base": transcript.base,
+                    "missing": missing,
+                    **({} if transcript.gap is None else {"gap": transcript.gap}),
+                }
         yield document
 
     async def _loaded(self) -> tuple[dict[str, Any], Transcript | None]:
@@ -105,6 +109,16 @@ class Export:
             **({"card": shown} if shown else {}),
         }
         return document, snapshot.body.transcript
+
+    async def _require_unchanged(self, transcript: Transcript) -> None:
+        """Raise an error if turns are missing because they were removed after the conversation was loaded."""
+        _, again = await self._loaded()
+        if again is None or (again.epoch, again.first) != (transcript.epoch, transcript.first):
+            raise Unavailable(
+                "turns were removed while the conversation was exported; export it again",
+                backend=self._driver.name,
+                operation="export",
+            )
 
     async def _page(self, transcript: Transcript, page: int) -> list[dict[str, Any]]:
         """Return the lines of one page: one, or more if turns are missing within it."""

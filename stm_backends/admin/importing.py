@@ -163,6 +163,8 @@ class Import:
         # That of the pages that were stored of the conversation that comes next; "" if they are left out.
         self._epoch: str | None = None
         self._stored = set[int]()
+        # Whose pages were stored last, and their epoch.
+        self._begun: tuple[MemoryKey, str] | None = None
 
     async def add(self, document: Mapping[str, Any]) -> MemoryKey | None:
         """Store a line; returns the key of a conversation that is complete with it, and `None` for a page.
@@ -193,6 +195,13 @@ class Import:
         self._observer.imported(Subject.of(line.key))
         return line.key
 
+    async def discard(self) -> None:
+        """Remove the pages that were stored last, unless the record of their conversation was, too."""
+        if self._begun is not None:
+            key, epoch = self._begun
+            await self._remove(key, epoch)
+            await self._directory.forget_if_unused(key.tenant_id, key.user_id)
+
     async def _add_log(self, line: log_lines.Items | log_lines.End) -> MemoryKey | None:
         whose = Whose(line.key.tenant_id, line.key.user_id, line.key.session_id)
         with self._guard.reporting(whose, "import"):
@@ -211,7 +220,7 @@ class Import:
         """
         if epoch:
             dead = await self._dead_pages.of_record(keys.memory_key(key), epoch=epoch)
-            await dead_pages.erase(self._driver, dead)
+            await pages.remove(self._driver, dead)
 
     async def _store_page(self, page: Page) -> None:
         where = keys.memory_key(page.key)
@@ -219,6 +228,7 @@ class Import:
             self._guard.require("turn_characters", partial(_characters, turn))
         if self._epoch is None:
             self._epoch, self._stored = await self._begin(where, page.key), set[int]()
+            self._begun = page.key, self._epoch
         if not self._epoch:
             return
         transcript = Transcript(self._epoch, base=page.first, last=page.prev)

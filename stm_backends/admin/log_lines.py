@@ -181,7 +181,7 @@ class LogImport:
         if not stored:
             # The record may have been stored by a write whose answer was lost, and changed since.
             dead = await self._dead_pages.of_record(where, epoch=transcript.epoch)
-            await dead_pages.erase(self._driver, dead)
+            await pages.remove(self._driver, dead)
             if self._on_conflict == "refuse":
                 raise SessionExists("there is already a log under this key; merge or replace it")
         elif expect is ANY:

@@ -7,6 +7,7 @@ turns, are preserved.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stm_backends.admin import log_lines
@@ -19,7 +20,7 @@ from stm_backends.admin.purging import Found, Purge, Purged
 from stm_backends.admin.receipt import LEFT_OVER, Receipt
 from stm_backends.admin.resealing import OnProblem, Reseal, ResealReport
 from stm_backends.drivers.contract import Driver
-from stm_backends.errors import ConfigurationError, Corrupt, Denied, InvalidState
+from stm_backends.errors import ConfigurationError, Corrupt, Denied, InvalidState, StmError, StorageError
 from stm_backends.history.log import ItemLog
 from stm_backends.records import keys, operations
 from stm_backends.records.codec import Codec
@@ -112,7 +113,8 @@ class Sessions:
         """Yield one conversation with its transcript as JSON objects: the lines of a file.
 
         The pages of the transcript come first, oldest first, and what `export` returns comes last, all as of
-        one moment. Takes the memory of one page and the record. Raises what `export` does.
+        one moment. Takes the memory of one page and the record. Raises what `export` does, and `Unavailable`
+        if an erasure or a purge removed turns meanwhile that are still to come.
         """
         async for line in Export(self._driver, self._codec, self._directory, key).lines():
             if line["format"] == FORMAT:
@@ -181,10 +183,20 @@ class Sessions:
         on_conflict: OnConflict = "refuse",
         ttl: float | None = None,
     ) -> MemoryKey:
-        """Copy a conversation to another backend, or on this one `under` another key; see `import_`."""
+        """Copy a conversation to another backend, or on this one `under` another key; see `import_`.
+
+        Raises what `export_lines` and `import_` do. If turns are removed meanwhile, it is complete, or there
+        is no copy.
+        """
         importing, copied = to.importing(on_conflict=on_conflict, ttl=ttl), under or key
-        async for line in self.export_lines(key):
-            await importing.add({**line, "key": dump_key(copied)})
+        try:
+            async for line in self.export_lines(key):
+                await importing.add({**line, "key": dump_key(copied)})
+        except StmError:
+            # A purge removes what stays after an outage.
+            with suppress(StorageError):
+                await importing.discard()
+            raise
         return copied
 
     async def erase(self, key: MemoryKey) -> bool:

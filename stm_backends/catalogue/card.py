@@ -6,6 +6,7 @@
  "title": ..., "metadata": {...}, "pinned": true, "archived": true,          as far as they were set
  "put": true,                      its name was put as this was written, and has yet to be looked for
  "until": 1790090000.0,            until when the name in the index lives, if it expires
+ "guessed": true,                  how long its conversation lives is unknown: a reader looks for its records
  "session": ...}                   if the card's name is a hash of the session id
 ```
 

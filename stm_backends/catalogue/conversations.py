@@ -87,7 +87,7 @@ class Conversations:
         """Give a card to each conversation of a user that has none; returns to how many.
 
         Needed once for what an older version of this library has stored, where it shall be listed before its
-        next turn. Reads each conversation without a card. Such a card does not expire before the next turn.
+        next turn. Reads each conversation without a card. Such a card leaves the list with its conversation.
         """
         kinds: tuple[keys.Kind, ...] = ("memory", *keys.LOG_KINDS)
         added = 0

@@ -12,6 +12,9 @@ A card is only written for a conversation that exists: a first card is checked a
 after it is written, because an erasure may come in between. An erasure removes the names before the card, and
 whoever has put a name looks for it once the card is written: a conversation that begins again while it is
 erased is in the list. Any other name is deleted under its version, if the card does not have it.
+
+A touch says how long its conversation lives. No operation does, so a card that is made without a touch lives
+as long as the entry of its user, which outlives each record, and is shown while its conversation is there.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
 from stm_backends import races
@@ -80,23 +84,40 @@ class Catalogue:
 
     async def load(self, key: MemoryKey) -> Content | None:
         """Return the card of a conversation; `None` if it has none yet."""
-        record = await self._driver.load(keys.card_key(key))
-        return None if record is None else self._open(record)
+        where = keys.card_key(key)
+        record = await self._driver.load(where)
+        return None if record is None else await self._shown(where, self._open(record))
 
     async def readable(self, where: Key) -> Content | None:
         """Return a stored card; `None` if there is none, or if it is damaged, so that others can be read."""
         try:
             record = await self._driver.load(where)
-            content = None if record is None else self._open(record)
-            if content is not None:
-                with located(self._driver.name, "catalogue"):
-                    card_of(where, content)
+            if record is None:
+                return None
+            content = self._open(record)
+            with located(self._driver.name, "catalogue"):
+                card_of(where, content)
+            return await self._shown(where, content)
         except (KeyMismatch, SealMismatch):
             raise
         except Corrupt as error:
             logger.warning("a card cannot be read: %s (conversation %s)", error, keys.log_name(where))
             return None
-        return content
+
+    async def _shown(self, where: Key, content: Content) -> Content | None:
+        """Return a stored card; `None` if it has outlived its conversation, as it may if that was a guess."""
+        if "guessed" not in content:
+            return content
+        with located(self._driver.name, "catalogue"):
+            key = card_of(where, content).key
+        for kind in keys.KINDS:
+            if kind in content["counts"]:
+                place = Key(keys.scope(key.tenant_id, key.user_id, kind), keys.name(key.session_id))
+                with suppress(Corrupt):
+                    if await self._driver.load(place, last=0) is None:
+                        continue
+                return content
+        return None
 
     async def is_at(self, where: Key, slot: str) -> bool:
         """Say whether there is a card, and whether its name is that of this slot."""
@@ -147,10 +168,12 @@ class Catalogue:
         """Set fields of a card, which keeps its place and its time to live; `None` as in `touch`."""
 
         async def changed(before: Content | None) -> Content | None:
-            if before is None:
+            if before is None or "guessed" in before:
                 found = await self._describe(key, "")
-                before = None if found is None else after_activity(None, found, now=self.clock())
-            return None if before is None else {**before, **changes}
+                if found is None:
+                    return None
+                before = before or after_activity(None, found, now=self.clock())
+            return {**before, **changes}
 
         return (await self._write(keys.card_key(key), key, changed, ttl=KEEP)).after
 
@@ -192,17 +215,23 @@ class Catalogue:
             after = await changed(before)
             if after is None:
                 return None, _Written(before, None, record.version if record else "")
-            if before is not None and ttl is KEEP:
-                lives = self._life_left(before)
-            # Not before: a user whose conversations were erased is not listed again.
-            await self._directory.note(*owner, ttl=lives)
-            listed = True
+            # The user is not listed before: those whose conversations were erased are not listed again.
+            if before is None and ttl is KEEP:
+                life = await self._directory.life_of(*owner)
+                lives = None if life is None else max(life, self._driver.traits.min_ttl)
+                after = {**after, "guessed": True}
+            else:
+                lives = self._life_left(before) if before is not None and ttl is KEEP else lives
+                await self._directory.note(*owner, ttl=lives)
+            listed, is_known = True, ttl is not KEEP and "guessed" in after
+            if is_known:
+                after = {name: value for name, value in after.items() if name != "guessed"}
             if before is None and key is not None and where.name.startswith(keys.NO_NAME):
                 after["session"] = key.session_id
             if before is None or ttl is not KEEP or before["slot"] != after["slot"]:
                 is_put = "put" in after
                 after = {name: value for name, value in after.items() if name != "put"}
-                named = await self._put(where, None if renew else before, after, lives)
+                named = await self._put(where, None if renew or is_known else before, after, lives)
                 if named is not after:
                     after = {**named, "put": True}
                     put.add(named["slot"])
@@ -241,15 +270,17 @@ class Catalogue:
     async def _put(self, where: Key, before: Content | None, after: Content, ttl: float | None) -> Content:
         """Put the name of a card into the index; returns the card, which is `after` if it was there.
 
-        A name lives longer than its card by a slot, so that it is not put again within the slot.
+        A name lives longer than its card by a slot, so that it is not put again within the slot; that of a
+        guess does not outlive the entry of its user.
         """
-        now = self.clock()
+        now, is_guess = self.clock(), "guessed" in after
         if before is not None and before["slot"] == after["slot"]:
             lives = before.get("until")
             if lives is None or (ttl is not None and now + ttl <= lives):
                 return after
-        name_ttl = None if ttl is None else ttl + SLOT_S
-        await self._directory.note(*keys.owner_of(where.scope), ttl=name_ttl)
+        name_ttl = ttl if ttl is None or is_guess else ttl + SLOT_S
+        if not is_guess:
+            await self._directory.note(*keys.owner_of(where.scope), ttl=name_ttl)
         name, change = (
             _recent(where, after["slot"]),
             ledger.Change(self._codec.seal("recent", {}), ttl=name_ttl),

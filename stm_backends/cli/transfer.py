@@ -33,6 +33,7 @@ from stm_backends.errors import (
     SessionNotFound,
     StmError,
     TooLarge,
+    Unavailable,
 )
 from stm_backends.records import keys, operations
 from stm_backends.records.keys import memory_key, parse_composite
@@ -169,7 +170,10 @@ async def write_export(
             async for line in sessions.export_log_lines(key, kind) if kind else sessions.export_lines(key):
                 # ASCII, so that lone surrogates survive any encoding of the file.
                 out.write(f"{json.dumps(line, separators=(',', ':'))}\n")
-        except (Corrupt, InvalidKey, SessionNotFound) as error:
+        except (Corrupt, InvalidKey, SessionNotFound, Unavailable) as error:
+            if isinstance(error, Unavailable) and error.operation != "export":
+                raise
+            # Not an outage: turns were removed while they were exported.
             failed(key, error)
             continue
         on_written()

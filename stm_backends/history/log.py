@@ -21,13 +21,14 @@ from typing import Any, Final, NamedTuple, TypeVar
 from stm_backends import races
 from stm_backends.catalogue.card import Activity
 from stm_backends.drivers.checks import require_integer
-from stm_backends.drivers.contract import Driver, Key, Record
+from stm_backends.drivers.contract import Driver, Record
 from stm_backends.errors import (
     InvalidState,
     LimitReached,
     OutcomeUnknown,
     StorageError,
     TooLarge,
+    Unavailable,
     located,
 )
 from stm_backends.history import items
@@ -35,7 +36,7 @@ from stm_backends.history.activity import activity_of
 from stm_backends.history.items import Add, Entry, Item, Log, Pop, Removal
 from stm_backends.memory.touches import Touches
 from stm_backends.races import Lost, contend
-from stm_backends.records import confirming, keys, ledger, operations, pages
+from stm_backends.records import keys, ledger, pages
 from stm_backends.records.body import Transcript
 from stm_backends.records.codec import DEEPEST_IN_TURN, Codec, require_json
 from stm_backends.records.directory import Directory
@@ -183,12 +184,22 @@ class ItemLog:
         return await self._whole("transcript", page)
 
     async def each_page(self) -> AsyncGenerator[LogPage]:
-        """Yield the whole log as of one moment, oldest items first, by the numbers of its pages."""
+        """Yield the whole log as of one moment, oldest items first, by the numbers of its pages.
+
+        Raises `Unavailable` if items that are still to come were removed since that moment.
+        """
         log = (await self._load("pages")).log
         end = log.low + len(log.items)
         for number in range(log.first // pages.TURNS, -(-end // pages.TURNS)):
             start = max(log.first, number * pages.TURNS)
-            yield await self._page(log, start, min(end, (number + 1) * pages.TURNS))
+            page = await self._page(log, start, min(end, (number + 1) * pages.TURNS))
+            if page.missing and _place_of((await self._load("pages")).log) != _place_of(log):
+                raise Unavailable(
+                    "items were removed while the log was read; read it again",
+                    backend=self._driver.name,
+                    operation="export",
+                )
+            yield page
 
     async def _page(self, log: Log, start: int, stop: int) -> LogPage:
         """Return the items from `start` to `stop - 1`, of which some may be missing."""
@@ -272,22 +283,17 @@ class ItemLog:
         """Erase the log; raises `OutcomeUnknown` if it may have been erased."""
         await races.retried(lambda: ledger.erase(self._driver, self._where))
         # After the record: a process that puts items into pages meanwhile finds that the record is gone.
-        await races.retried(self._erase_pages)
+        await races.retried(lambda: pages.erase_dead(self._driver, self._where, self._mark))
         if self._touches is not None:
             # The records say whether anything is left of the conversation; nothing that was erased is.
             self._touches.note(self._key, self._kind, None, ttl=self._ttl_s, at=0.0, anew=True)
 
-    async def _erase_pages(self) -> None:
-        """Remove the pages of a log that was erased; those of a log that has begun since stay."""
-        scope, prefix = keys.pages_of(self._where)
-        # Listed before the record is loaded: a page comes after its record.
-        names = [name async for name in operations.names_of(self._driver, scope, prefix)]
-        if names:
-            record = await self._driver.load(self._where, last=0)
-            paged = items.open_folded(None if record is None else record.body, self._codec).transcript
-            for name in names:
-                if not pages.may_refer(record and record.version, paged, keys.page_epoch(name)):
-                    await ledger.erase(self._driver, Key(scope, name))
+    async def _mark(self) -> tuple[str | None, Transcript | None]:
+        """Load what says which pages the record has."""
+        record = await self._driver.load(self._where, last=0)
+        with located(self._driver.name, "pages"):
+            folded = items.open_folded(None if record is None else record.body, self._codec)
+        return record and record.version, folded.transcript
 
     def _touch(self) -> None:
         """Note in the catalogue that items came or went.
@@ -357,8 +363,7 @@ class ItemLog:
         while True:
             found = await self._newest(operation, limit)
             result, complete = await read(found)
-            paged = found.log.folded.transcript
-            place = paged and (paged.epoch, paged.first, paged.rev)
+            place = _place_of(found.log)
             if complete or place == before:
                 return result
             # Cleared, or the items were replaced by others, while it was read.
@@ -497,20 +502,8 @@ class ItemLog:
         if record is None:
             return False
 
-        async def put(body: bytes, version: str) -> bool:
-            unchanged = ledger.Change(body, version=version)
-            return await ledger.replace(
-                self._driver, self._where, unchanged, expect=record.version, attempts=1
-            )
-
-        expect = await confirming.confirmed(
-            self._driver,
-            record,
-            drop,
-            store=partial(put, items.seal_folded(log.folded, self._codec)),
-            store_least=None if record.body else partial(put, b""),
-            load=lambda: self._driver.load(self._where),
-        )
+        unchanged = ledger.unchanged_by(lambda _: items.seal_folded(log.folded, self._codec))
+        expect = await ledger.confirmed(self._driver, self._where, record, drop, unchanged=unchanged)
         if expect is None:
             return False
         head = log.head(count)
@@ -570,23 +563,18 @@ class ItemLog:
         if done:
             await self._pages.complete(self._where, start, leaving)
         elif leaving:
-            await self._remove_if_dead(before.epoch)
+            # The log may have been cleared before the record could refer to them.
+            await pages.erase_dead(self._driver, self._where, self._mark, epoch=before.epoch)
         return done
-
-    async def _remove_if_dead(self, epoch: str) -> None:
-        """Remove the pages of an epoch if the log was cleared before the record could refer to them."""
-
-        async def refers() -> bool:
-            record = await self._driver.load(self._where, last=0)
-            with located(self._driver.name, "fold"):
-                folded = items.open_folded(None if record is None else record.body, self._codec)
-            return pages.may_refer(record and record.version, folded.transcript, epoch)
-
-        if not await refers():
-            await pages.erase_dead(self._driver, self._where, epoch, refers)
 
     def _covered(self, log: Log) -> int:
         return min(log.length, self._driver.traits.max_drop, AT_ONCE)
+
+
+def _place_of(log: Log) -> tuple[str, int, int] | None:
+    """Return what changes when items leave the pages of a log, or are replaced there by others."""
+    paged = log.folded.transcript
+    return paged and (paged.epoch, paged.first, paged.rev)
 
 
 def _new_id() -> str:

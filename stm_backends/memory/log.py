@@ -65,10 +65,14 @@ def moved(name: str, count: int) -> None:
     logger.info("%d turns were moved to pages before a summary covers them (conversation %s)", count, name)
 
 
-def hole(name: str, count: int) -> None:
-    """Log that turns of a transcript cannot be summarized, because they are in no page."""
+def hole(name: str, count: int, first: int, end: int) -> None:
+    """Log how many of the turns from `first` to `end - 1` no summary covers, because no page has them."""
     logger.error(
-        "%d turns of a transcript are missing and no summary covers them (conversation %s)", count, name
+        "%d of the turns %d to %d of a transcript are missing and no summary covers them (conversation %s)",
+        count,
+        first,
+        end - 1,
+        name,
     )
 
 

@@ -129,6 +129,14 @@ class Directory:
             raise
         self._noted[owner] = _Noted(at, life)
 
+    async def life_of(self, tenant: str, user: str) -> float | None:
+        """List a user who has records; returns for how many seconds those live at most, `None` for ever."""
+        until = (await self._read(keys.directory_key(tenant, user))).until
+        # Without an entry, or with one that cannot be read, nothing is known.
+        known = self._epoch() < until < math.inf
+        await self.note(tenant, user, ttl=0.0 if known else None)
+        return until - self._epoch() if known else None
+
     async def meet(self, tenant: str) -> None:
         """Raise `SealMismatch` or `KeyMismatch` if this backend may not write for a tenant; see `Seals`.
 

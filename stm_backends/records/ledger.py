@@ -261,6 +261,30 @@ async def update(
 # Fold
 
 
+async def confirmed(
+    driver: Driver, key: Key, record: Record, going: int, *, unchanged: Unchanged = _own_body
+) -> str | None:
+    """Return the version to replace once the oldest `going` entries are confirmed; `None` after a lost race.
+
+    `unchanged` is as in `fold`. See `confirming.confirmed`.
+    """
+
+    async def put(body: bytes, version: str) -> bool:
+        return await replace(driver, key, Change(body, version=version), expect=record.version, attempts=1)
+
+    async def store(version: str) -> bool:
+        return await put(await unchanged(record, version), version)
+
+    return await confirming.confirmed(
+        driver,
+        record,
+        going,
+        store=store,
+        store_least=None if record.body else partial(put, b""),
+        load=lambda: driver.load(key),
+    )
+
+
 async def fold(
     driver: Driver,
     key: Key,
@@ -275,23 +299,9 @@ async def fold(
     `False` after a lost race. `unchanged` returns the body that is stored to confirm them, by default the
     record's own; a record that has only entries has none.
     """
-
-    async def put(body: bytes, version: str) -> bool:
-        return await replace(driver, key, Change(body, version=version), expect=record.version, attempts=1)
-
-    async def store(version: str) -> bool:
-        return await put(await unchanged(record, version), version)
-
     version: str | None = record.version
     if change.going:
-        version = await confirming.confirmed(
-            driver,
-            record,
-            change.going,
-            store=store,
-            store_least=None if record.body else partial(put, b""),
-            load=lambda: driver.load(key),
-        )
+        version = await confirmed(driver, key, record, change.going, unchanged=unchanged)
     return version is not None and await replace(driver, key, change, expect=version, repeatable=repeatable)
 
 

@@ -26,7 +26,7 @@ pages after the record; the epoch ensures that the next record under the same ke
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 from stm_backends.drivers.checks import require_count, require_integer
@@ -71,6 +71,10 @@ class Copy(NamedTuple):
     turn: Mapping[str, Any]
     prev: str
     notes: Mapping[str, Any]
+
+
+LoadMark: TypeAlias = Callable[[], Awaitable[tuple[str | None, Transcript | None]]]
+"""Loads a record; returns its version and its transcript, `None` if it has none."""
 
 
 Damaged: TypeAlias = Callable[[Corrupt], None]
@@ -368,18 +372,32 @@ class Pages:
         return found
 
 
+async def listed(driver: Driver, key: Key, epoch: str = "") -> list[Key]:
+    """Return the pages of a record that are stored, of one epoch or of all, in order."""
+    scope, prefix = keys.pages_of_epoch(key, epoch) if epoch else keys.pages_of(key)
+    return [Key(scope, name) async for name in operations.names_of(driver, scope, prefix)]
+
+
+async def remove(driver: Driver, places: Iterable[Key]) -> int:
+    """Remove pages, several at a time; returns how many there were."""
+    removed = 0
+
+    async def each() -> AsyncIterator[Key]:
+        for place in places:
+            yield place
+
+    async def one(place: Key) -> None:
+        nonlocal removed
+        done = await ledger.erase(driver, place)
+        removed += done
+
+    await operations.each(each(), one)
+    return removed
+
+
 async def erase(driver: Driver, key: Key, epoch: str = "") -> int:
     """Remove the pages of a record, of one epoch or of all; returns how many. The record comes first."""
-    scope, prefix = keys.pages_of(key) if not epoch else keys.pages_of_epoch(key, epoch)
-    erased = 0
-
-    async def remove(name: str) -> None:
-        nonlocal erased
-        done = await ledger.erase(driver, Key(scope, name))
-        erased += done
-
-    await operations.each(operations.names_of(driver, scope, prefix), remove)
-    return erased
+    return await remove(driver, await listed(driver, key, epoch))
 
 
 async def require(driver: Driver, key: Key, epoch: str, numbers: Collection[int]) -> None:
@@ -407,17 +425,30 @@ def may_refer(version: str | None, transcript: Transcript | None, epoch: str) ->
     return epoch == (version if transcript is None else transcript.epoch)
 
 
-async def erase_dead(driver: Driver, key: Key, epoch: str, refers: Callable[[], Awaitable[bool]]) -> bool:
-    """Remove the pages of an epoch that the record was seen not to refer to; `False` if it does.
+async def dead(driver: Driver, key: Key, places: Sequence[Key], load: LoadMark) -> list[Key]:
+    """Return those of the pages of a record that it neither has nor comes to have.
 
-    `refers` loads the record: a server that others have replaced may not show it.
+    They were listed before, because a page comes after its record. A server that others have replaced shows
+    an earlier record, to which later pages are unknown.
     """
-    if driver.traits.shows_unconfirmed:
+
+    async def compared(places: Sequence[Key]) -> list[Key]:
+        mark = await load()
+        return [place for place in places if not may_refer(*mark, keys.page_epoch(place.name))]
+
+    found = await compared(places) if places else []
+    if found and driver.traits.shows_unconfirmed:
         await confirming.confirm(driver, (key.scope,))
-        if await refers():
-            return False
-    await erase(driver, key, epoch)
-    return True
+        found = await compared(found)
+    return found
+
+
+async def erase_dead(driver: Driver, key: Key, load: LoadMark, *, epoch: str = "") -> bool:
+    """Remove the dead pages of a record, of one epoch or of all; returns whether all were dead."""
+    places = await listed(driver, key, epoch)
+    gone = await dead(driver, key, places, load)
+    await remove(driver, gone)
+    return len(gone) == len(places)
 
 
 def require_one_place(before: int | None, after: int | None, at: int | None, limit: int) -> None:

@@ -445,6 +445,15 @@ async def test_a_hole_is_exported_and_imported_as_one(driver: Driver, target: Dr
     assert len(page.turns) == 26
 
 
+async def test_a_conversation_whose_pages_are_all_gone_is_exported_without_them(
+    driver: Driver, target: Driver
+) -> None:
+    await converse(Backend(driver), KEY, range(30))
+    await pages.erase(driver, WHERE)
+    await imported(Backend(target), await exported(Backend(driver)))
+    assert await told(Backend(target), KEY) == [(28, "t28"), (29, "t29")]
+
+
 @pytest.mark.parametrize("without", [0, 3, 6, 7])
 async def test_lines_without_all_pages_are_refused(driver: Driver, target: Driver, without: int) -> None:
     await converse(Backend(driver), KEY, range(30))

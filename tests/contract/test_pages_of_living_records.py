@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import itertools
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +15,12 @@ import pytest
 
 from stm_backends import Backend, MemoryKey
 from stm_backends.admin import importing
+from stm_backends.admin.exporting import Export
 from stm_backends.admin.purging import Purge, Purged
-from stm_backends.drivers.contract import ANY, Driver, Key, Page
+from stm_backends.drivers.contract import ANY, Driver, Key, Page, Record
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.drivers.wrapper import WrapperDriver
-from stm_backends.errors import InvalidState, OutcomeUnknown, SessionExists, Unavailable
+from stm_backends.errors import InvalidState, OutcomeUnknown, SessionExists, SessionNotFound, Unavailable
 from stm_backends.records import keys, pages
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
@@ -173,6 +178,117 @@ async def test_an_erasure_takes_along_an_import_that_stores_its_record_meanwhile
     await removal(Backend(Meets(driver, "delete", store)))
     assert await whole(driver) == ([], 0)
     assert not await pages_of(driver, KEY)
+
+
+class AtPage(WrapperDriver):
+    """Lets something else happen before its n-th load of a page; `reached` says whether that came."""
+
+    def __init__(self, inner: Driver, number: int, meanwhile: Meanwhile) -> None:
+        super().__init__(inner)
+        self._left, self._meanwhile = number, meanwhile
+
+    @property
+    def reached(self) -> bool:
+        return self._left <= 0
+
+    async def load(self, key: Key, *, last: int | None = None) -> Record | None:
+        if key.scope == PAGES:
+            self._left -= 1
+            if self._left == 0:
+                await self._meanwhile()
+        return await self.inner.load(key, last=last)
+
+
+async def shorten(backend: Backend) -> None:
+    """Purge the oldest two pages of a transcript 100 days from now."""
+    codec, driver = Codec(), backend.driver
+    one = Purge(driver, codec, Directory(driver, codec), transcripts_older_than=90 * DAY, clock=lambda: LATER)
+    await one.user("acme", "u")
+
+
+async def erase_and_begin(backend: Backend) -> None:
+    await erase(backend)
+    await converse(backend, KEY, range(100, 120))
+
+
+@pytest.mark.parametrize("removal", [erase, erase_user, erase_and_begin, purge, shorten])
+async def test_a_copy_during_a_removal_is_complete_or_there_is_none(removal: Removal) -> None:
+    errors: list[type[Exception]] = []
+    for number in itertools.count(1):
+        async with Backend(MemoryDriver()) as source, Backend(MemoryDriver()) as target:
+            await conversation(source.driver)
+
+            async def meanwhile(source: Backend = source) -> None:
+                await removal(source)
+
+            driver = AtPage(source.driver, number, meanwhile)
+            try:
+                await Backend(driver).sessions.copy(KEY, target.sessions)
+            except (SessionNotFound, Unavailable) as error:
+                errors.append(type(error))
+                assert await target.driver.load(WHERE) is None
+                assert await pages_of(target.driver, KEY) == []
+                assert [user async for user in target.sessions.users("acme")] == []
+                assert (await target.conversations.list("acme", "u")).cards == ()
+            else:
+                assert await whole(target.driver) == (numbered(range(20)), 0)
+                if not driver.reached:
+                    break
+    assert {*errors} == {SessionNotFound if removal in (erase, erase_user) else Unavailable}
+
+
+@pytest.mark.parametrize("removal", [erase, erase_and_begin, purge, shorten])
+async def test_a_copy_that_does_not_look_again_is_noticed(
+    removal: Removal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def trusting(self: Export, transcript: object) -> None:
+        del self, transcript
+
+    monkeypatch.setattr(Export, "_require_unchanged", trusting)
+    with pytest.raises(AssertionError):
+        await test_a_copy_during_a_removal_is_complete_or_there_is_none(removal)
+
+
+async def test_an_export_of_a_log_during_its_removal_is_complete_or_fails() -> None:
+    errors = 0
+    for number in itertools.count(1):
+        async with Backend(MemoryDriver()) as source:
+            noted = [{"n": n} for n in range(150)]
+            log = source.item_log(KEY, "langchain")
+            for item in noted:
+                await log.add([item])
+            driver = AtPage(source.driver, number, log.clear)
+            exported = Backend(driver).sessions.export_log_lines(KEY, "langchain")
+            try:
+                lines = [line async for line in exported]
+            except Unavailable:
+                errors += 1
+            else:
+                assert [one["item"] for line in lines[:-1] for one in line["items"]] == noted
+                if not driver.reached:
+                    break
+    assert errors > 1
+
+
+async def test_an_export_of_many_goes_on_after_one_whose_turns_are_removed_meanwhile() -> None:
+    transfer = pytest.importorskip("stm_backends.cli.transfer")
+    async with Backend(MemoryDriver()) as source:
+        other = MemoryKey("acme", "u", "t")
+        await conversation(source.driver)
+        await converse(source, other, range(2))
+        driver = AtPage(source.driver, 2, partial(shorten, source))
+        failed: list[MemoryKey] = []
+        out = io.StringIO()
+
+        async def both() -> AsyncIterator[tuple[MemoryKey, None]]:
+            for key in (KEY, other):
+                yield key, None
+
+        await transfer.write_export(
+            Backend(driver), both(), out, failed=lambda key, _: failed.append(key), on_written=lambda: None
+        )
+        assert failed == [KEY]
+        assert json.loads(out.getvalue().splitlines()[-1])["key"]["session_id"] == "t"
 
 
 async def test_a_dry_run_counts_the_pages_that_a_purge_removes(driver: MemoryDriver) -> None:

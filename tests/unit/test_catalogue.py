@@ -765,6 +765,66 @@ async def test_a_touch_that_comes_after_an_erasure_writes_nothing(backend: Backe
     assert [user async for user in backend.sessions.users("a:b")] == []
 
 
+class AtNth(WrapperDriver):
+    """Lets something happen before its n-th operation; `reached` says whether that came."""
+
+    def __init__(self, inner: Driver, number: int, then: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(inner)
+        self._left, self._then = number, then
+
+    @property
+    def reached(self) -> bool:
+        return self._left <= 0
+
+    async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[Any]]) -> Any:
+        self._left -= 1
+        if self._left == 0:
+            await self._then()
+        return await send()
+
+
+@pytest.mark.parametrize("there_before", [True, pytest.param(False, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [3, 2, 1], ids=["conversation", "user", "tenant"])
+async def test_a_conversation_that_goes_on_while_it_is_erased_is_listed(
+    count: int, there_before: bool
+) -> None:
+    outcomes: list[bool] = []
+    for number in itertools.count(1):
+        store = MemoryStore()
+
+        async def go_on(store: MemoryStore = store) -> None:
+            async with Backend(MemoryDriver(store)) as other:
+                await other.memory(A, LAST_TURNS).add_turn(ConversationTurn("Hello", "Hi"))
+                await other.item_log(B, "langchain").add([{"type": "human", "data": {"content": "Hello"}}])
+
+        if there_before:
+            await go_on()
+        driver = AtNth(MemoryDriver(store), number, go_on)
+        async with Backend(driver) as backend:
+            assert await backend.sessions.erase_with_receipt(*("a:b", "u%", "s:a")[:count])
+            if not driver.reached:
+                break
+            there = {key async for key in backend.sessions.list("a:b", "u%")}
+            there |= {key async for _, key in backend.sessions.logs("a:b", "u%")}
+            listed = [card.key for card in (await backend.conversations.list("a:b", "u%")).cards]
+            assert {*listed} == there
+            assert len(listed) == len(there) == await left(driver) / 2
+            outcomes.append(A in there)
+    assert {*outcomes} == {True, False}
+
+
+@pytest.mark.parametrize("count", [3, 2, 1], ids=["conversation", "user", "tenant"])
+async def test_an_erasure_that_lists_nothing_again_is_noticed(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(self: Erasure, tenant: str, user: str, begun: object) -> None:
+        del self, tenant, user, begun
+
+    monkeypatch.setattr(Erasure, "_list", nothing)
+    with pytest.raises(AssertionError):
+        await test_a_conversation_that_goes_on_while_it_is_erased_is_listed(count, there_before=True)
+
+
 async def test_a_touch_during_an_erasure_leaves_no_user_behind(backend: Backend) -> None:
     await backend.memory(A, LAST_TURNS).add_turn(ConversationTurn("Hello", "Hi"))
     await touched(backend, A)
@@ -848,6 +908,87 @@ async def test_a_card_expires_with_its_conversation() -> None:
     assert await world.listed() == ["s:b"]
     await world.clock.pass_time(HOUR)
     assert await left(driver) == 2
+
+
+async def titled(conversations: Conversations, key: MemoryKey) -> None:
+    await conversations.update(key, title="Trip")
+
+
+async def asked_for(conversations: Conversations, key: MemoryKey) -> None:
+    assert (await conversations.get(key)).turns == 1
+
+
+async def rebuilt(conversations: Conversations, key: MemoryKey) -> None:
+    assert await conversations.rebuild(key.tenant_id, key.user_id) == 1
+
+
+@pytest.mark.parametrize("made", [titled, asked_for, rebuilt])
+async def test_a_card_that_is_made_later_goes_with_its_conversation(
+    made: Callable[[Conversations, MemoryKey], Awaitable[None]],
+) -> None:
+    clock, codec = FakeClock(), Codec()
+    driver = MemoryDriver(clock=clock)
+    await driver.open()
+    directory = Directory(driver, codec, clock=clock, epoch=clock)
+    conversations = Conversations(driver, catalogue_on(driver, codec, directory, clock=clock))
+
+    async def add(turn_id: str) -> None:
+        await directory.note("a:b", "u%", ttl=600)
+        entry = codec.seal_turn(StoredTurn(turn_id, ConversationTurn("Hello", "Hi")))
+        await driver.append(keys.memory_key(A), entry, initial_version="v", ttl=600)
+
+    await add("1")
+    await made(conversations, A)
+    await clock.pass_time(300)
+    # The process is killed before its touch.
+    await add("2")
+    await clock.pass_time(599)
+    assert [card.key for card in (await conversations.list("a:b", "u%")).cards] == [A]
+    assert (await conversations.get(A)).key == A
+    await clock.pass_time(2)
+    assert (await conversations.list("a:b", "u%")).cards == ()
+    with pytest.raises(SessionNotFound):
+        await conversations.update(A, pinned=True)
+    with pytest.raises(SessionNotFound):
+        await conversations.get(A)
+    await clock.pass_time(4 * HOUR)
+    assert await left(driver) == 0
+    assert [user async for user in directory.users("a:b")] == []
+
+
+async def test_showing_a_card_that_outlives_its_conversation_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def anyway(self: Catalogue, where: Key, content: Any) -> Any:
+        del self, where
+        return content
+
+    monkeypatch.setattr(Catalogue, "_shown", anyway)
+    with pytest.raises(AssertionError):
+        await test_a_card_that_is_made_later_goes_with_its_conversation(titled)
+
+
+@pytest.mark.parametrize(("user_lives", "then"), [(600, None), (None, 600)])
+async def test_a_card_that_is_made_later_lives_as_the_next_turn_says(
+    user_lives: float | None, then: float | None
+) -> None:
+    clock, codec = FakeClock(), Codec()
+    driver = SpyDriver(MemoryDriver(clock=clock))
+    await driver.open()
+    directory = Directory(driver, codec, clock=clock, epoch=clock)
+    catalogue = catalogue_on(driver, codec, directory, clock=clock)
+    entry = codec.seal_turn(StoredTurn("1", ConversationTurn("Hello", "Hi")))
+    await directory.note("a:b", "u%", ttl=user_lives)
+    await driver.append(keys.memory_key(A), entry, initial_version="v", ttl=user_lives)
+    await Conversations(driver, catalogue).update(A, title="Trip")
+    await driver.append(keys.memory_key(A), entry, initial_version="v", ttl=then)
+    await catalogue.touch(A, ttl=then)
+    await clock.pass_time(24 * HOUR)
+    assert await left(driver) == (2 if then is None else 0)
+    before = driver.count("load")
+    cards = (await Conversations(driver, catalogue).list("a:b", "u%")).cards
+    assert [card.title for card in cards] == (["Trip"] if then is None else [])
+    assert driver.count("load") == before
 
 
 async def test_a_touch_that_keeps_the_time_to_live_moves_the_name() -> None:

@@ -12,12 +12,13 @@ import pytest
 
 from stm_backends.admin.receipt import COUNTED
 from stm_backends.backend import Backend
+from stm_backends.catalogue.index import Catalogue
 from stm_backends.cli.erasing import show
 from stm_backends.drivers.contract import ANY, Driver, Key
 from stm_backends.drivers.erasing import NOT_STATED, expired_names, finish_erasure
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
-from stm_backends.errors import Denied
+from stm_backends.errors import Denied, Unavailable
 from stm_backends.records import keys
 from stm_backends.testing.memory_contract import until
 from stm_backends.types import ConversationTurn, MemoryKey, ShortTermMemoryConfig
@@ -124,6 +125,30 @@ async def test_what_a_pod_writes_meanwhile_is_in_the_receipt_and_listed(
     assert receipt.erased["conversations"] == 1
     assert receipt.found == {"conversations": 1, "cards": 2}
     assert await users(backend) == ["ada"]
+
+
+async def test_an_erasure_ends_though_what_began_meanwhile_cannot_be_listed(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pod = Backend(backend.driver)
+    await add(pod, KEY)
+    delete = backend.driver.delete
+
+    async def away(self: Catalogue, key: MemoryKey) -> None:
+        del self, key
+        raise Unavailable("the datastore is away")
+
+    async def deleting(key: Key, **options: Any) -> bool:
+        if key == keys.directory_key("acme", "ada"):
+            monkeypatch.undo()
+            await add(pod, KEY, "a late turn")
+            monkeypatch.setattr(Catalogue, "load", away)
+        return await delete(key, **options)
+
+    monkeypatch.setattr(backend.driver, "delete", deleting)
+    receipt = await backend.sessions.erase_with_receipt("acme", "ada")
+    assert (receipt.erased["conversations"], receipt.found["conversations"]) == (1, 1)
+    assert "could not write to the catalogue" in caplog.text
 
 
 async def test_a_pod_that_writes_afterwards_starts_a_new_conversation(backend: Backend) -> None:

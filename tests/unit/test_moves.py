@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -16,11 +17,13 @@ from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import Unavailable
 from stm_backends.memory.shared.due import Held, Move, next_move, unless_held
+from stm_backends.memory.shared.folds import Writes, attempt_of
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.records import keys
 from stm_backends.records.body import Body, Transcript
 from stm_backends.records.codec import Codec
+from stm_backends.telemetry.observer import Observer
 from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import MemoryHealth, MemoryKey, StoredTurn
@@ -69,12 +72,23 @@ class Mortal(WrapperDriver):
         return await send()
 
 
+class Turns(Observer):
+    """Counts what processes report of turns."""
+
+    def __init__(self) -> None:
+        self.of = Counter[str]()
+
+    def turns(self, event: str, count: int) -> None:
+        self.of[event] += count
+
+
 @dataclass
 class World:
     """A datastore, and processes that share one conversation on it."""
 
     store: MemoryStore = field(default_factory=MemoryStore)
     options: dict[str, Any] = field(default_factory=dict[str, Any])
+    counts: Turns = field(default_factory=Turns)
 
     async def process(
         self, settings: object = KEPT, model: LedgerSummarizer | None = None
@@ -82,7 +96,15 @@ class World:
         driver = Mortal(self.store, **self.options)
         await driver.open()
         model = model or LedgerSummarizer()
-        return DistributedShortTermMemory(driver, KEY, settings, summarizer=model, clock=clock.now), driver
+        memory = DistributedShortTermMemory(
+            driver, KEY, settings, summarizer=model, observer=self.counts, clock=clock.now
+        )
+        return memory, driver
+
+    @property
+    def waiting(self) -> int:
+        """How many turns wait in pages, as the processes report it."""
+        return self.counts.of["moved"] - self.counts.of["caught_up"]
 
     def pending(self) -> int:
         return len(self.store.scopes[RECORD.scope].records[RECORD.name].tail) - ZONE
@@ -196,9 +218,11 @@ async def test_a_summary_covers_turns_of_which_only_some_have_moved() -> None:
     writer, _ = await world.process(replace(KEPT, fold_max_turns=5))
     await talk(writer, range(22, 23))
     await until(lambda: world.pending() == 5)
+    assert world.waiting == 16
     model.release()
     await memory.flush()
     assert [item["user"] for item in model.requests[1]["turns"]] == ["u20"]
+    assert world.waiting == 0
     await settled(world, 23)
 
 
@@ -230,6 +254,40 @@ async def test_a_summary_of_an_erased_conversation_is_not_stored_in_the_next(nam
     model.release()
     await memory.flush(1.0)
     assert world.body().summary == ""
+
+
+@pytest.mark.parametrize("transcript", [True, False])
+@pytest.mark.parametrize("name", ["t", "new-"], ids=["ids-used-again", "other-ids"])
+@clock.virtually
+async def test_a_failure_of_an_erased_conversation_is_not_stored_in_the_next(
+    name: str, transcript: bool
+) -> None:
+    world, model, other = World(), held(), held()
+    settings = replace(KEPT, transcript=transcript)
+    memory, _ = await world.process(settings, model)
+    await talk(memory, range(5))
+    await model.called.wait()
+    assert await (await world.process())[1].delete(RECORD)
+    await asyncio.sleep(0.1)  # so that the other lease is not of the same moment
+    writer, _ = await world.process(settings, other)
+    for number in range(5):
+        await writer.add_turn(turn(f"new-{number}"), turn_id=f"{name}{number}")
+    await other.called.wait()
+    model.fail = 1
+    model.release()
+    await memory.flush(1.0)
+    assert memory.stats.summarizer_failures == 1
+    assert (world.body().health, world.body().attempts) == (MemoryHealth.HEALTHY, 0)
+
+
+def test_telling_a_failure_by_its_count_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def is_on(self: Writes, snapshot: Snapshot, failure: Any) -> bool:
+        del self
+        return attempt_of(snapshot.body) == attempt_of(failure.leased.body)
+
+    monkeypatch.setattr(Writes, "_is_on", is_on)
+    with pytest.raises(AssertionError, match="RETRY"):
+        test_a_failure_of_an_erased_conversation_is_not_stored_in_the_next("new-", True)
 
 
 @clock.virtually

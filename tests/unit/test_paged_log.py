@@ -6,8 +6,9 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from stm_backends.admin.describing import describe
 from stm_backends.admin.purging import Purge
 from stm_backends.backend import Backend
-from stm_backends.drivers.contract import Driver, Key
+from stm_backends.drivers.contract import Driver, Key, Traits
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown
@@ -294,6 +295,38 @@ async def test_clearing_a_log_leaves_the_pages_of_the_next_one(
     assert interrupted.moments > 5
     # Before the record is gone, they are of the log that is cleared.
     assert numbers(await log_on(driver).items()) == ([] if not moment else [200, 210, 220])
+
+
+class Demoted(WrapperDriver):
+    """A former master, which hides the log that begins after an erasure until a write shows what it is."""
+
+    def __init__(self, inner: Driver, then: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(inner)
+        self._then, self.hides = then, False
+
+    @property
+    def traits(self) -> Traits:
+        return replace(self.inner.traits, shows_unconfirmed=True)
+
+    async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[T]]) -> T:
+        if operation == "load" and key == WHERE and self.hides:
+            return cast("T", None)
+        answer = await send()
+        if operation == "delete":
+            self.hides = key == WHERE
+            if self.hides:
+                await self._then()
+        return answer
+
+
+async def test_clearing_a_log_on_a_former_master_leaves_the_pages_of_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shrink(monkeypatch, long=1, kept=1, turns=2)
+    driver = await opened()
+    await filled(log_on(driver), 4)
+    await log_on(Demoted(driver, lambda: filled(log_on(driver), 3))).clear()
+    assert numbers(await log_on(driver).items()) == [*range(3)]
 
 
 async def test_items_older_than_expired_pages_are_gone_and_reported(driver: Driver, small: None) -> None:

@@ -24,6 +24,7 @@ from stm_backends.errors import (
     TooLarge,
     Unavailable,
 )
+from stm_backends.memory.shared import due
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.snapshot import Snapshot
@@ -327,8 +328,11 @@ async def test_what_was_cut_before_keeps_its_numbers(strategy: str) -> None:
         assert ((await mark(two)).first, (await memory.transcript()).oldest) == (first, first)
 
 
-@pytest.mark.parametrize("strategy", ["rolling_summary", "truncation"])
-async def test_a_process_that_never_folds_has_others_keep_the_transcript(strategy: str) -> None:
+async def read_by_one_that_never_folds(strategy: str) -> tuple[list[str], list[str]]:
+    """Return what one process can read after others took turns out, and what was added since it first read.
+
+    It keeps a transcript, and the others do not.
+    """
     store = MemoryStore()
     async with Backend(MemoryDriver(store)) as one, Backend(MemoryDriver(store)) as two:
         await talked(cutting := memory_of(one, config(strategy=strategy)), range(6))
@@ -336,11 +340,26 @@ async def test_a_process_that_never_folds_has_others_keep_the_transcript(strateg
         assert (await stored(one)).transcript is None
         await (keeping := memory_of(two)).get_llm_context()
         await keeping.flush()
-        begun = await mark(two)
-        assert begun.first == begun.base > 0
+        first = (await keeping.transcript()).oldest
+        assert first > 0
         await talked(cutting, range(6, 20))
         await at_most(cutting, 4)
-        assert said(await all_of(keeping)) == [f"u{number}" for number in range(begun.first, 20)]
+        return said(await all_of(keeping)), [f"u{number}" for number in range(first, 20)]
+
+
+@pytest.mark.parametrize("strategy", ["rolling_summary", "truncation"])
+async def test_a_process_that_never_folds_has_others_keep_the_transcript(strategy: str) -> None:
+    found, added = await read_by_one_that_never_folds(strategy)
+    assert found == added
+
+
+@pytest.mark.parametrize("strategy", ["rolling_summary", "truncation"])
+async def test_a_process_that_makes_no_mark_is_noticed(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(due, "or_mark", lambda step, snapshot: step)
+    found, added = await read_by_one_that_never_folds(strategy)
+    assert len(found) < len(added)
 
 
 async def test_a_conversation_that_all_processes_keep_takes_no_write_for_its_mark() -> None:
@@ -662,12 +681,21 @@ async def test_a_tail_that_outgrows_summarizing_moves_to_pages() -> None:
     assert said(await all_of(memory)) == [f"u{number}" for number in range(50)]
 
 
-async def test_turns_that_no_page_has_do_not_stop_summarizing(backend: Backend) -> None:
+@pytest.mark.parametrize("gone", [1, 2])
+async def test_turns_that_no_page_has_are_logged_once_and_stop_no_summary(
+    gone: int, backend: Backend, small_pages: None, caplog: pytest.LogCaptureFixture
+) -> None:
     await outage(backend)
-    assert await pages.erase(backend.driver, RECORD) == 1
+    transcript = await mark(backend)
+    assert (transcript.gap, transcript.base) == (0, 6)
+    for page in range(gone):
+        assert await backend.driver.delete(keys.page_key(RECORD, transcript.epoch, page))
     later = memory_of(Backend(backend.driver), TRYING)
     await caught_up(backend, later)
-    assert (await shown(later))["summary"] == ["u6"]
+    lost = min(gone * pages.TURNS, transcript.base)
+    assert (await shown(later))["summary"] == [f"u{number}" for number in range(lost, 7)]
+    (message,) = [message for message in caplog.messages if "no summary covers" in message]
+    assert message.startswith(f"{lost} of the turns 0 to 5 of a transcript are missing")
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["an entry", "a record"])

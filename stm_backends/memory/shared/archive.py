@@ -159,17 +159,17 @@ class Archive:
         the record that did not find it. Pages that a record may refer to stay: what they have is a copy.
         """
         put = self._open
-        if put is None or _may_refer(snapshot, put.before.epoch):
+        if put is None or pages.may_refer(*_mark_of(snapshot), put.before.epoch):
             return
 
-        async def refers() -> bool:
-            return _may_refer(await load(), put.before.epoch)
+        async def mark() -> tuple[str | None, Transcript | None]:
+            return _mark_of(await load())
 
-        is_dead = await pages.erase_dead(self._driver, self._key, put.before.epoch, refers)
+        is_dead = await pages.erase_dead(self._driver, self._key, mark, epoch=put.before.epoch)
         if is_dead and self._open is put:
             # Not before: an erasure that failed is done again.
             self._open = None
 
 
-def _may_refer(snapshot: Snapshot, epoch: str) -> bool:
-    return pages.may_refer(snapshot.version, snapshot.body.transcript, epoch)
+def _mark_of(snapshot: Snapshot) -> tuple[str | None, Transcript | None]:
+    return snapshot.version, snapshot.body.transcript

@@ -13,7 +13,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from stm_backends import races
 from stm_backends.drivers.contract import ABSENT
@@ -82,7 +82,7 @@ class Writes(PlannedWork):
         self._observer = observer
         self._summarizer: Callable[..., object] = policy.summarizer_for(self.config, None)
         self._keep_ids_for = 10 * shared.driver.traits.deadline
-        self._unstored: tuple[Attempt, Exception] | None = None
+        self._unstored: _Failure | None = None
         self._unnoted: Lease | None = None
         self._unmarked: str | None = None
         self.noting: Callable[..., None] | None = None
@@ -198,7 +198,6 @@ class Writes(PlannedWork):
             end = gap.end if len(turns) == len(found) else [*found][len(turns)]
             fold = Fold(snapshot.body.summary, tuple(turns), Gap(gap.first, end), archived=len(turns))
             return await self.fold(snapshot, fold)
-        log.hole(self.shared.log_name, gap.end - gap.first)
         if not await self.shared.replace(snapshot, policy.after_hole(snapshot.body, gap), drop=0):
             return LOST
         self._caught_up(gap, 0)
@@ -210,11 +209,13 @@ class Writes(PlannedWork):
         self._observer.turns("caught_up", count)
         if summarized < count:
             self._observer.turns("dropped", count - summarized)
+            log.hole(self.shared.log_name, count - summarized, *gap)
 
     async def fold(self, snapshot: Snapshot, fold: Fold) -> Plan | None:
         """Summarize turns under a lease and store the summary; or store that this attempt failed."""
-        if self._unstored is not None and self._unstored[0] == attempt_of(snapshot.body):
-            return await self._store_failure(snapshot, self._unstored[1])
+        if self._unstored is not None and await self._is_on(snapshot, self._unstored):
+            return await self._store_failure(self._unstored, snapshot)
+        self._unstored = None
         try:
             leased = await self._take_lease(snapshot, drop=_entries_of(fold, snapshot))
             return LOST if leased is None else await self._fold_leased(leased, fold)
@@ -299,8 +300,9 @@ class Writes(PlannedWork):
         except Exception as error:  # noqa: BLE001 -- any error of a user's summarizer is one failed attempt
             self.stats.summarizer_failures += 1
             self._observer.summarizer_failed(error)
-            return await self._store_failure(snapshot, error)
-        found: tuple[Snapshot, int, Body, bytes] | None = (snapshot, drop, body, data)
+            failure = _Failure(snapshot, fold, error)
+            return await self._store_failure(failure, None if self._moved else snapshot)
+        found: tuple[Snapshot, Fold, int, Body, bytes] | None = (snapshot, fold, drop, body, data)
         found = None if self._moved else found
 
         async def stored() -> Plan | races.Lost:
@@ -311,11 +313,11 @@ class Writes(PlannedWork):
                 applies = await self._as_it_applies(fold, snapshot, again)
                 if applies is None:
                     return AGAIN
-                found = (again, applies[1], *self._body_after(again, applies[0], summary, applies[1]))
-            (before, going, body, data), found = found, None
+                found = (again, *applies, *self._body_after(again, applies[0], summary, applies[1]))
+            (before, applied, going, body, data), found = found, None
             if not await self._replace(before, body, drop=going, data=data):
                 return races.Lost(before.version)
-            self._stored(before.body, body, fold)
+            self._stored(before.body, body, applied)
             return AGAIN
 
         return await races.contend(stored) or LOST
@@ -434,7 +436,7 @@ class Writes(PlannedWork):
         self.hopeless = False
         self._observer.turns("folded", len(fold.turns))
         if fold.gap is not None:
-            self._caught_up(fold.gap, len(fold.turns))
+            self._caught_up(fold.gap, fold.archived)
         # At the time of the newest turn, whose own process may have died before it noted that.
         self.touch(at=0.0)
         if before.health is not MemoryHealth.HEALTHY:
@@ -442,21 +444,31 @@ class Writes(PlannedWork):
         self.background.call_back(self.config.on_summary_updated, before.summary, body.summary)
         self._attempt_ended(before, body)
 
-    async def _store_failure(self, snapshot: Snapshot, error: Exception) -> Plan | None:
+    async def _is_on(self, snapshot: Snapshot, failure: _Failure) -> bool:
+        """Say whether a failed attempt is the last one on a conversation, and not on an earlier life."""
+        leased, fold, _ = failure
+        return (
+            attempt_of(snapshot.body) == attempt_of(leased.body)
+            and await self._as_it_applies(fold, leased, snapshot) is not None
+        )
+
+    async def _store_failure(self, failure: _Failure, found: Snapshot | None) -> Plan | None:
         """Store a failed attempt, retrying lost races unless another process has stored a newer attempt.
 
-        Until it is stored, this process makes no further attempt.
+        `found` is the conversation if it is known to be the one that was attempted. Until the failure is
+        stored, this process makes no further attempt.
         """
-        attempt = attempt_of(snapshot.body)
-        self._unstored = attempt, error
+        self._unstored, error = failure, failure.error
         self.hopeless = isinstance(error, WrongType)
-        found = None if self._moved else snapshot
+        snapshot = failure.leased
 
         async def stored() -> Body | Plan | races.Lost:
             nonlocal snapshot, found
-            snapshot, found = found or await self._load_unleased(), None
-            if snapshot.version is None or attempt_of(snapshot.body) != attempt:
-                return AGAIN
+            if found is None:
+                found = await self._load_unleased()
+                if not await self._is_on(found, failure):
+                    return AGAIN
+            snapshot, found = found, None
             body = policy.after_failure(self.config, snapshot.body, now=self.shared.clock())
             return body if await self._replace(snapshot, body, drop=0) else races.Lost(snapshot.version)
 
@@ -504,6 +516,14 @@ def _entries_of(fold: Fold, snapshot: Snapshot) -> int:
 
 
 Attempt: TypeAlias = tuple[str, int, float]
+
+
+class _Failure(NamedTuple):
+    """A failed attempt: the conversation under its lease, what it was to summarize, and why it failed."""
+
+    leased: Snapshot
+    fold: Fold
+    error: Exception
 
 
 def attempt_of(body: Body) -> Attempt:
