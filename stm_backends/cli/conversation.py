@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from stm_backends.admin.stats import last_activity_of, tokens_of
 from stm_backends.backend import Backend
-from stm_backends.cli.figures import iso, when
+from stm_backends.cli.figures import iso, spans, when
 from stm_backends.cli.replay import ledger
 from stm_backends.memory import policy
 from stm_backends.memory.shared.reading import TranscriptTurn
@@ -176,8 +176,7 @@ class Whole:
 
     def hole(self, first: int, last: int) -> str:
         """Return what is said where numbers have no turn."""
-        numbers = f"number {first:,}" if first == last else f"numbers {first:,} to {last:,}"
-        return f"Not stored any more: {numbers}"
+        return f"Not stored any more: number{'s' * (last > first)} {spans([range(first, last + 1)])}"
 
 
 async def _in_record(shown: Conversation) -> AsyncIterator[TranscriptTurn]:

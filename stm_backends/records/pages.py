@@ -77,7 +77,8 @@ Damaged: TypeAlias = Callable[[Corrupt], None]
 """What is done about a part of a page that cannot be read."""
 
 
-def _refused(error: Corrupt) -> None:
+def refused(error: Corrupt) -> None:
+    """Raise the error: no part is left out."""
     raise error
 
 
@@ -257,7 +258,7 @@ class Pages:
     # Reading
 
     async def read(
-        self, key: Key, transcript: Transcript, first: int, end: int, *, damaged: Damaged = _refused
+        self, key: Key, transcript: Transcript, first: int, end: int, *, damaged: Damaged = refused
     ) -> dict[int, StoredTurn]:
         """Return the turns from `first` to `end - 1` by number; all are below `base`. Loads pages at once.
 
@@ -273,7 +274,7 @@ class Pages:
         return found
 
     async def between(
-        self, key: Key, transcript: Transcript, first: int, end: int, *, damaged: Damaged = _refused
+        self, key: Key, transcript: Transcript, first: int, end: int, *, damaged: Damaged = refused
     ) -> dict[int, Copy]:
         """Return the copies that count of the turns that `read` returns; `damaged` is that of `read`."""
         if end <= first:
@@ -287,19 +288,26 @@ class Pages:
         return found
 
     async def copies(
-        self, key: Key, transcript: Transcript, page: int, *, damaged: Damaged = _refused
+        self, key: Key, transcript: Transcript, page: int, *, damaged: Damaged = refused
     ) -> Mapping[int, Copy]:
         """Return the copies that count of a page's turns; `damaged` is that of `read`."""
         wanted = {*range(max(page * TURNS, transcript.first), min((page + 1) * TURNS, transcript.base))}
         known = {transcript.base - 1: transcript.last}
         contents: list[Mapping[str, Any]] = []
         found: Mapping[int, Copy] = {}
+        lacks = False
+
+        def noted(error: Corrupt) -> None:
+            nonlocal lacks
+            lacks = True
+            damaged(error)
+
         for spill in range(SPILLS):
-            more = await self._held(keys.page_key(key, transcript.epoch, page, spill), damaged)
+            more = await self._held(keys.page_key(key, transcript.epoch, page, spill), noted)
             if more is None:
                 break
             contents += more
-            found = resolved(contents, known, rev=transcript.rev)
+            found = resolved(contents, known, rev=transcript.rev, lacks=lacks)
             # Turns that were changed later may be in a later record.
             if wanted <= found.keys() and not transcript.rev:
                 break
@@ -307,14 +315,14 @@ class Pages:
             # Records that a page spills to may live longer than those before them.
             scope, name = keys.page_key(key, transcript.epoch, page)
             async for later in operations.names_of(self._driver, scope, f"{name}."):
-                contents += await self._held(Key(scope, later), damaged) or ()
-            found = resolved(contents, known, rev=transcript.rev)
+                contents += await self._held(Key(scope, later), noted) or ()
+            found = resolved(contents, known, rev=transcript.rev, lacks=lacks)
         last = (page + 1) * TURNS - 1
         if last < transcript.base - 1 and len(_ids(contents, last)) > 1:
             # Only the next page says which of them counts.
             after = (await self.copies(key, transcript, page + 1, damaged=damaged)).get(last + 1)
             if after is not None:
-                return resolved(contents, {last: after.prev}, rev=transcript.rev)
+                return resolved(contents, {last: after.prev}, rev=transcript.rev, lacks=lacks)
         return found
 
     async def _held(self, where: Key, damaged: Damaged) -> Sequence[Mapping[str, Any]] | None:
@@ -329,7 +337,7 @@ class Pages:
         self._counted("read", 1)
         return self.opened(record, damaged=damaged)
 
-    def opened(self, record: Record, *, damaged: Damaged = _refused) -> list[Mapping[str, Any]]:
+    def opened(self, record: Record, *, damaged: Damaged = refused) -> list[Mapping[str, Any]]:
         """Return what the entries of a page hold, its body first; `damaged` is that of `read`."""
         found: list[Mapping[str, Any]] = []
         with located(self._driver.name, "transcript"):
@@ -423,12 +431,18 @@ def numbers_asked_for(
 
 
 def resolved(
-    contents: Sequence[Mapping[str, Any]], known: Mapping[int, str], *, rev: int | None = None
+    contents: Sequence[Mapping[str, Any]],
+    known: Mapping[int, str],
+    *,
+    rev: int | None = None,
+    lacks: bool = False,
 ) -> dict[int, Copy]:
     """Return the copy of each turn that counts, by number.
 
     That is one of the highest `rev`, of up to the given one. Of those, it is the one whose id has the short
-    hash that `known` has, or that the turn after it names, and otherwise the last one.
+    hash that `known` has, or that the turn after it names, and otherwise the last one. If the page `lacks`
+    what cannot be read, there may be no such one: another copy does not take the place of the one that is
+    named, nor does any copy before a number that is left out for this.
     """
     copies: dict[int, list[Copy]] = {}
     for content in contents:
@@ -441,9 +455,11 @@ def resolved(
         name = known.get(number, after.prev if after else "")
         newest = max(copy.rev for copy in copies[number])
         last_first = [copy for copy in reversed(copies[number]) if copy.rev == newest]
-        found[number] = next(
-            (one for one in last_first if digest(one.turn["turn_id"]) == name), last_first[0]
-        )
+        named = next((one for one in last_first if digest(one.turn["turn_id"]) == name), None)
+        if named is not None:
+            found[number] = named
+        elif not lacks or not (name or (after is None and number + 1 in copies)):
+            found[number] = last_first[0]
     return found
 
 
