@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stm_backends import Backend, MemoryKey, Sealing, StaticKeys
+from stm_backends import Backend, MemoryBudget, MemoryKey, Sealing, StaticKeys
 from stm_backends.admin.copying import Copy, Item, Owner
 from stm_backends.admin.purging import Purge, Purged
 from stm_backends.drivers.contract import ANY, Driver, Key, Record
@@ -322,6 +322,22 @@ async def test_pages_whose_record_is_gone_are_removed(driver: Driver, clock: Fak
     assert found.pages == len(await pages_of(driver, OTHER))
     assert not await pages_of(driver, KEY)
     assert await told(backend, OTHER) == numbered(range(20))
+
+
+async def test_a_page_that_a_fold_after_expire_has_stored_goes_with_a_purge(
+    driver: Driver, clock: FakeClock
+) -> None:
+    backend = Backend(driver)
+    await converse(backend, KEY, range(20), config=replace(KEPT, budget=MemoryBudget(full_zone_turns=20)))
+    await backend.sessions.expire("acme", ttl=DAY)
+    # Folds what is there, and adds nothing.
+    await converse(backend, KEY, range(0))
+    await clock.pass_time(DAY + 1)
+    assert await driver.load(WHERE) is None
+    left = len(await pages_of(driver, KEY))
+    assert left > 0
+    assert (await purge(driver, clock)).pages == left
+    assert not await pages_of(driver, KEY)
 
 
 async def test_the_pages_of_a_sealed_conversation_are_purged(driver: Driver, clock: FakeClock) -> None:
