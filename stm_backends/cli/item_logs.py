@@ -107,10 +107,9 @@ def numbered(page: LogPage) -> RenderableType:
 def shown(found: Found, key: str) -> RenderableType:
     """Return what `show` prints of a log."""
     rows = Table.grid(padding=(0, 2))
-    for name, value in facts(found.page, len(found.page.items)).items():
+    for name, value in {"log of": found.kind, **facts(found.page, len(found.page.items))}.items():
         rows.add_row(name, Text(value))
-    title = Text(plain(key), style="bold")
-    return Group(title, Text(f"log of {found.kind}"), rows, numbered(found.page))
+    return Group(Text(plain(key), style="bold"), rows, numbered(found.page))
 
 
 def document(found: Found, key: str) -> dict[str, Any]:
