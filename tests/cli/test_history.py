@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from stm_backends import Backend, ConversationTurn, MemoryKey, ShortTermMemoryConfig, open_backend
+from stm_backends.admin.sessions import Sessions
 from stm_backends.cli import conversation
 from stm_backends.cli.app import app
 from stm_backends.drivers.contract import Key
@@ -272,13 +273,32 @@ def test_markdown_of_a_log_has_its_newest_items_by_their_numbers(kept: str) -> N
     assert re.search(r"^### Item 199, .*? UTC\n\nItem:\n\n```text\n{", done.stdout, re.MULTILINE)
 
 
+def turns_in(markdown: str) -> list[tuple[str, str]]:
+    """The numbers of turns in Markdown, and those in their texts."""
+    return re.findall(r"^### Turn (\d+), .*?Wish (\d+)$", markdown, re.MULTILINE | re.DOTALL)
+
+
 def test_markdown_numbers_turns_as_history_does(url: str) -> None:
-    said = re.findall(
-        r"^### Turn (\d+), .*?Wish (\d+)$",
-        cli("show", "acme:u1:trip", "--md", "--url", url).stdout,
-        re.MULTILINE | re.DOTALL,
-    )
+    said = turns_in(cli("show", "acme:u1:trip", "--md", "--url", url).stdout)
     assert said == [(str(number), str(number)) for number in range(65, 70)]
+
+
+def test_markdown_numbers_turns_rightly_while_others_leave(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    export, more = Sessions.export, [*range(70, 90)]
+
+    async def after_others_left(sessions: Sessions, key: MemoryKey) -> dict[str, object]:
+        if more:
+            async with open_backend(url) as backend:
+                memory = backend.memory(KEY)
+                while more:
+                    number = more.pop(0)
+                    await memory.add_turn(ConversationTurn(f"Wish {number}", "Noted.", ts=1.7e9 + number))
+                await memory.flush()
+        return await export(sessions, key)
+
+    monkeypatch.setattr(Sessions, "export", after_others_left)
+    said = turns_in(cli("show", "acme:u1:trip", "--md", "--url", url).stdout)
+    assert said == [(str(number), str(number)) for number in range(85, 90)]
 
 
 def test_the_turns_come_first_and_of_several_logs_one_is_named(kept: str) -> None:
