@@ -277,7 +277,7 @@ def as_turn(turn: object) -> ConversationTurn:
         raise InvalidState(f"turn.artifacts_shown is {type(copy.artifacts_shown).__name__}, not a dict")
     if type(copy.artifacts_hidden_refs) is not list or copy.artifacts_hidden_refs:
         _require_texts(copy.artifacts_hidden_refs, "turn.artifacts_hidden_refs")
-    if type(copy.ts) is not float or not 0 <= copy.ts < _MILLISECONDS:
+    if type(copy.ts) is not float or not 0 <= copy.ts < MILLISECONDS:
         copy.ts = _as_time(copy.ts)
     return copy
 
@@ -310,7 +310,7 @@ def _as_digest(source: object) -> TrajectoryDigest:
 AHEAD_S: Final = 86_400.0
 """A time further in the future than this many seconds is no time of a turn."""
 
-_MILLISECONDS: Final = 1e11
+MILLISECONDS: Final = 1e11
 """From here on a time is not in seconds: that would be after the year 5000."""
 
 
@@ -321,7 +321,7 @@ def seconds_of(time: float) -> float:
     negative times and those beyond. So no time keeps a conversation from ever being old.
     """
     for scale in (1.0, 1e3, 1e6, 1e9):
-        if 0 <= time / scale < _MILLISECONDS:
+        if 0 <= time / scale < MILLISECONDS:
             return time / scale
     return 0.0
 
@@ -333,7 +333,7 @@ def _as_time(ts: object) -> float:
             time = float(cast("Any", ts))
         except (TypeError, ValueError, OverflowError):
             time = math.inf
-        if not math.isinf(time) and (not time >= _MILLISECONDS or seconds_of(time)):
+        if not math.isinf(time) and (not time >= MILLISECONDS or seconds_of(time)):
             return seconds_of(time)
     what = "out of range" if isinstance(ts, (int, float)) and not isinstance(ts, bool) else type(ts).__name__
     raise InvalidState(f"turn.ts is {what}, not a number of seconds since 1970")

@@ -16,9 +16,10 @@
  "transcript": {"first", "base", "missing", "gap"}}        if pages come before it
 ```
 
-`missing` is how many of the numbers from `first` to `base - 1` are on no page, and `gap` is left out if there
-is none. A conversation whose turns are all in its record has one line, which every version can import. A
-version without transcripts refuses a page, and so the file, before it imports anything.
+`missing` is how many of the numbers from `first` to `base - 1` are on no page: their turns are stored no
+more, or could not be read. `gap` is left out if there is none. A conversation whose turns are all in its
+record has one line, which every version can import. A version without transcripts refuses a page, and so the
+file, before it imports anything.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from stm_backends.admin.describing import catalogue_on
+from stm_backends.admin.numbers import Unreadable
 from stm_backends.catalogue.card import SET_BY_USER
 from stm_backends.drivers.contract import Driver
-from stm_backends.errors import SessionNotFound, Unavailable, located
+from stm_backends.errors import Corrupt, SessionNotFound, Unavailable, located
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.records import keys, pages
 from stm_backends.records.body import Transcript
@@ -66,25 +68,27 @@ class Export:
         document, _ = await self._loaded()
         return document
 
-    async def lines(self) -> AsyncGenerator[dict[str, Any]]:
-        """Yield the pages of the transcript, if there are any, and the conversation."""
+    async def lines(self, unreadable: Unreadable) -> AsyncGenerator[dict[str, Any]]:
+        """Yield the pages of the transcript, if there are any, and the conversation.
+
+        `unreadable` is called for the turns of a page that cannot be read.
+        """
         document, transcript = await self._loaded()
         if transcript is not None and transcript.first < transcript.base:
             count = 0
             for page in range(transcript.first // pages.TURNS, (transcript.base - 1) // pages.TURNS + 1):
-                for line in await self._page(transcript, page):
+                for line in await self._page(transcript, page, unreadable):
                     count += len(line["turns"])
                     yield line
             missing = transcript.base - transcript.first - count
             if missing:
                 await self._require_unchanged(transcript)
-            if count:
-                document["transcript"] = {
-                    "first": transcript.first,
-                    "base": transcript.base,
-                    "missing": missing,
-                    **({} if transcript.gap is None else {"gap": transcript.gap}),
-                }
+            document["transcript"] = {
+                "first": transcript.first,
+                "base": transcript.base,
+                "missing": missing,
+                **({} if transcript.gap is None else {"gap": transcript.gap}),
+            }
         yield document
 
     async def _loaded(self) -> tuple[dict[str, Any], Transcript | None]:
@@ -120,20 +124,31 @@ class Export:
                 operation="export",
             )
 
-    async def _page(self, transcript: Transcript, page: int) -> list[dict[str, Any]]:
+    async def _page(self, transcript: Transcript, page: int, unreadable: Unreadable) -> list[dict[str, Any]]:
         """Return the lines of one page: one, or more if turns are missing within it."""
-        first, end = page * pages.TURNS, min((page + 1) * pages.TURNS, transcript.base)
+        errors: list[Corrupt] = []
+        first, after = page * pages.TURNS, min((page + 1) * pages.TURNS, transcript.base)
         first = max(first, transcript.first)
-        copies = await self._pages.between(self._where, transcript, first, end)
+        copies = await self._pages.between(self._where, transcript, first, after, damaged=errors.append)
         lines: list[dict[str, Any]] = []
+        missing: list[int] = []
         end = -1
-        for number in copies:
+        for number in range(first, after):
+            copy, turn = copies.get(number), None
+            try:
+                with located(self._driver.name, "export"):
+                    turn = None if copy is None else _turn(stored_turn(copy.turn), copy.turn)
+            except Corrupt as error:
+                errors.append(error)
+            if copy is None or turn is None:
+                missing.append(number)
+                continue
             if number != end:
-                lines.append(self._line(number, copies[number]))
+                lines.append(self._line(number, copy))
+            lines[-1]["turns"].append(turn)
             end = number + 1
-            turn = copies[number].turn
-            with located(self._driver.name, "export"):
-                lines[-1]["turns"].append(_turn(stored_turn(turn), turn))
+        if errors and missing:
+            unreadable(errors[0], missing)
         return lines
 
     def _line(self, number: int, copy: Copy) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from stm_backends.admin import dead_pages, log_lines
 from stm_backends.admin.dead_pages import IMPORTED, DeadPages
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.admin.exporting import FORMAT, FORMAT_VERSION, PAGE_FORMAT
+from stm_backends.admin.numbers import Numbers
 from stm_backends.catalogue.card import SET_BY_USER, Content, checked_changes
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, KeepType, Key, Record
 from stm_backends.errors import (
@@ -49,7 +50,8 @@ Turns: TypeAlias = Mapping[str, Mapping[str, Any]]
 class Session:
     """A valid exported conversation. `card` is what was set for its card.
 
-    `transcript` has no epoch; it is `None` if no pages came before the conversation.
+    `transcript` has no epoch; it is `None` if the conversation has none. `missing` are the numbers of its
+    turns that no page before the conversation has.
     """
 
     key: MemoryKey
@@ -57,6 +59,7 @@ class Session:
     turns: Turns
     card: Content
     transcript: Transcript | None
+    missing: Sequence[range] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +84,13 @@ class Lines:
 
     def __init__(self) -> None:
         self._key: MemoryKey | None = None
-        self._start = self._end = self._count = 0
+        self._numbers = Numbers()
         self._last = ""
+
+    def spoil(self) -> None:
+        """Refuse the conversation of which a page was refused."""
+        if self.begun:
+            self._numbers.spoil()
 
     @property
     def begun(self) -> bool:
@@ -94,38 +102,30 @@ class Lines:
         if isinstance(document, Mapping) and is_page(document):  # pyright: ignore[reportUnnecessaryIsInstance] -- it comes from a file
             return self._page(document)
         session = _parse(document)
-        given = session.transcript
-        if self._key is None and given is None:
+        (key, self._key), (numbers, self._numbers) = (self._key, None), (self._numbers, Numbers())
+        given, missing = session.transcript, None
+        if key is None and given is None:
             return session
-        complete = (
-            given is not None
-            and self._key == session.key
-            and given.first <= self._start
-            and self._end <= given.base
-            and self._count == given.base - given.first - given.extra["missing"]
-        )
-        self._key = None
-        if not complete or given is None:
+        if given is not None and key in (None, session.key):
+            missing = numbers.missing(given.first, given.base, given.extra["missing"])
+        if given is None or missing is None:
             raise InvalidState("the pages of the transcript are not all right before the conversation")
-        return replace(session, transcript=replace(given, extra={}))
+        return replace(session, transcript=replace(given, extra={}), missing=missing)
 
     def _page(self, document: Mapping[str, Any]) -> Page:
         _require_version(document)
         key, first, turns = _key_of(document), _count_in(document, "first"), _turns_of(document)
         if self._key is None:
-            self._key, self._start, self._end, self._count, self._last = key, first, first, 0, ""
-        if key != self._key or first < self._end or not 0 < len(turns) <= pages.TURNS - first % pages.TURNS:
+            self._key, self._last = key, ""
+        prev = self._last if first == self._numbers.end else ""
+        fits = 0 < len(turns) <= pages.TURNS - first % pages.TURNS
+        if key != self._key or not fits or not self._numbers.add(first, len(turns)):
             raise InvalidState("a page of a transcript is not where an export writes it")
         summary = document.get("summary")
         if summary is not None and not isinstance(summary, str):
             raise InvalidState("summary is not a string")
         upto = first if summary is None else min(first, _count_in(document, "upto"))
-        prev = self._last if first == self._end else ""
-        self._end, self._count, self._last = (
-            first + len(turns),
-            self._count + len(turns),
-            digest([*turns][-1]),
-        )
+        self._last = digest([*turns][-1])
         return Page(key, first, turns, prev, summary, upto)
 
 
@@ -169,8 +169,18 @@ class Import:
     async def add(self, document: Mapping[str, Any]) -> MemoryKey | None:
         """Store a line; returns the key of a conversation that is complete with it, and `None` for a page.
 
-        Lines of the logs of agent frameworks, too. Raises what `Sessions.import_` does.
+        Lines of the logs of agent frameworks, too. Raises what `Sessions.import_` does. A conversation or log
+        of which a page was refused is refused, too.
         """
+        try:
+            return await self._add(document)
+        except BaseException:
+            self._lines.spoil()
+            self._log_lines.spoil()
+            self._logs.abandon()
+            raise
+
+    async def _add(self, document: Mapping[str, Any]) -> MemoryKey | None:
         if isinstance(document, Mapping) and log_lines.is_log(document):  # pyright: ignore[reportUnnecessaryIsInstance] -- it comes from a file
             return await self._add_log(self._log_lines.read(document))
         epoch = self._epoch
@@ -186,6 +196,9 @@ class Import:
                 await self._store_page(line)
                 return None
             try:
+                if line.transcript is not None and epoch is None:
+                    # None of its pages is there.
+                    epoch = await self._begin(keys.memory_key(line.key), line.key)
                 refers = await self._store(line, epoch)
             except SessionExists:
                 await self._remove(line.key, epoch)
@@ -227,8 +240,7 @@ class Import:
         for turn in page.turns.values():
             self._guard.require("turn_characters", partial(_characters, turn))
         if self._epoch is None:
-            self._epoch, self._stored = await self._begin(where, page.key), set[int]()
-            self._begun = page.key, self._epoch
+            self._epoch = await self._begin(where, page.key)
         if not self._epoch:
             return
         transcript = Transcript(self._epoch, base=page.first, last=page.prev)
@@ -240,6 +252,7 @@ class Import:
 
     async def _begin(self, where: Key, key: MemoryKey) -> str:
         """Return the epoch of the pages that come; `""` if a merge keeps the conversation that exists."""
+        self._stored, self._begun = set[int](), None
         if self._on_conflict != "replace" and (record := await self._driver.load(where)) is not None:
             if self._on_conflict == "refuse":
                 raise _exists()
@@ -249,7 +262,9 @@ class Import:
         # Listed, so that an erasure of the user finds the pages.
         async with self._directory.listed((key.tenant_id, key.user_id), self._ttl) as listing:
             listing.created = True
-        return _new_epoch()
+        epoch = _new_epoch()
+        self._begun = key, epoch
+        return epoch
 
     async def _store(self, session: Session, epoch: str | None) -> bool:
         """Store a conversation after its pages; returns whether it refers to them."""

@@ -7,7 +7,7 @@
  "first": the number of the first item, "items": [{"item": {...}, "at": seconds since 1970, or 0}, ...]}
 {"format": "stm-log", "version": 1, "key": {...}, "log": ..., the log, after all of its items
  "first", "end": the numbers of the oldest item and after the newest,
- "missing": how many of these have no item}
+ "missing": how many of these have no item, because it is stored no more, or could not be read}
 ```
 
 An import stores the items in pages of an epoch of their own, and the record that refers to them last. So an
@@ -23,8 +23,9 @@ from typing import Any, Final, cast
 
 from stm_backends.admin import dead_pages
 from stm_backends.admin.dead_pages import DeadPages
+from stm_backends.admin.numbers import Numbers, Unreadable
 from stm_backends.drivers.contract import ABSENT, ANY, Driver, Key
-from stm_backends.errors import InvalidState, SessionExists, SessionNotFound
+from stm_backends.errors import Corrupt, InvalidState, SessionExists, SessionNotFound
 from stm_backends.history import items
 from stm_backends.history.items import Item
 from stm_backends.history.log import ItemLog
@@ -35,7 +36,7 @@ from stm_backends.records.directory import Directory
 from stm_backends.records.keys import LogKind
 from stm_backends.records.limits import Guard, characters_in
 from stm_backends.records.pages import Leaving, Pages
-from stm_backends.types import MemoryKey
+from stm_backends.types import MILLISECONDS, MemoryKey
 
 FORMAT: Final = "stm-log"
 PAGE_FORMAT: Final = "stm-log-page"
@@ -53,11 +54,11 @@ def is_page(document: Mapping[str, Any]) -> bool:
 
 
 async def lines_of(
-    driver: Driver, codec: Codec, key: MemoryKey, kind: LogKind
+    driver: Driver, codec: Codec, key: MemoryKey, kind: LogKind, unreadable: Unreadable
 ) -> AsyncGenerator[dict[str, Any]]:
     """Yield the items of a log, a page at a time, and the log, all as of one moment.
 
-    Raises `SessionNotFound`.
+    `unreadable` is called for the items of a page that cannot be read. Raises `SessionNotFound`.
     """
     if await driver.load(keys.log_key(key, kind), last=0) is None:
         raise SessionNotFound(f"there is no log of {kind} under this key")
@@ -67,7 +68,11 @@ async def lines_of(
         "log": kind,
     }
     first = end = missing = 0
-    async for page in ItemLog(driver, key, kind, codec=codec).each_page():
+    errors: list[Corrupt] = []
+    async for page in ItemLog(driver, key, kind, codec=codec).each_page(damaged=errors.append):
+        if errors and page.missing:
+            unreadable(errors[0], page.missing)
+        errors.clear()
         first, end, missing = page.oldest, page.newest + 1, missing + len(page.missing)
         line: dict[str, Any] = {}
         for one in page.items:
@@ -93,12 +98,13 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The valid line after all items of a log."""
+    """The valid line after all items of a log. `missing` are the numbers that have none."""
 
     key: MemoryKey
     kind: LogKind
     first: int
     end: int
+    missing: Sequence[range]
 
 
 class LogLines:
@@ -106,27 +112,30 @@ class LogLines:
 
     def __init__(self) -> None:
         self._whose: tuple[MemoryKey, LogKind] | None = None
-        self._start = self._end = self._count = 0
+        self._numbers = Numbers()
 
     def read(self, document: Mapping[str, Any]) -> Items | End:
         """Return what a line holds. Raises `InvalidState` and `InvalidKey`."""
         key, kind, first = _key_of(document), _kind_of(document), _count_in(document, "first")
         if is_page(document):
-            if self._whose is None:
-                self._whose = (key, kind)
-                self._start, self._end, self._count = first, first, 0
+            self._whose = self._whose or (key, kind)
             found = _items_of(document)
-            if self._whose != (key, kind) or first < self._end or not 0 < len(found) <= pages.TURNS:
+            fits = 0 < len(found) <= pages.TURNS - first % pages.TURNS
+            if self._whose != (key, kind) or not fits or not self._numbers.add(first, len(found)):
                 raise InvalidState("a page of a log is not where an export writes it")
-            self._end, self._count = first + len(found), self._count + len(found)
             return Items(key, kind, first, found)
-        end, missing = _count_in(document, "end"), _count_in(document, "missing")
+        end, count = _count_in(document, "end"), _count_in(document, "missing")
         is_other, self._whose = self._whose not in (None, (key, kind)), None
-        start, last, count = (self._start, self._end, self._count) if self._count else (first, first, 0)
-        self._count = 0
-        if is_other or not first <= start <= last <= end or count != end - first - missing:
+        numbers, self._numbers = self._numbers, Numbers()
+        missing = numbers.missing(first, end, count)
+        if is_other or missing is None:
             raise InvalidState("the items of a log are not all right before it")
-        return End(key, kind, first, end)
+        return End(key, kind, first, end, missing)
+
+    def spoil(self) -> None:
+        """Refuse the log of which a page was refused."""
+        if self._whose is not None:
+            self._numbers.spoil()
 
 
 class LogImport:
@@ -189,6 +198,10 @@ class LogImport:
             await dead_pages.erase_replaced(self._driver, self._codec, where, before)
         return stored
 
+    def abandon(self) -> None:
+        """Begin with the next line, as after one that was refused."""
+        self._transcript = None
+
     async def _store(self, where: Key, line: Items, transcript: Transcript) -> Transcript:
         """Store items in their page; returns the transcript after them."""
         transcript = _reaching(transcript, line.first)
@@ -244,8 +257,8 @@ def _items_of(document: Mapping[str, Any]) -> list[tuple[Item, float]]:
         entry = cast("dict[str, Any]", one) if isinstance(one, dict) else {}
         item: object = entry.get("item")
         at: object = entry.get("at", 0.0)
-        if not isinstance(item, dict) or not isinstance(at, (int, float)):
-            raise InvalidState(f"items[{index}] has no item, or a time that is no number")
+        if not isinstance(item, dict) or not isinstance(at, (int, float)) or not 0 <= at < MILLISECONDS:
+            raise InvalidState(f"items[{index}] has no item, or no time in seconds since 1970")
         content = cast("Item", item)
         require_json(content, f"items[{index}].item", deepest=DEEPEST_IN_TURN)
         found.append((content, float(at)))

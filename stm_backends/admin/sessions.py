@@ -16,6 +16,7 @@ from stm_backends.admin.erasing import EraseKeys, Erasure
 from stm_backends.admin.expiring import Expire, Expiring
 from stm_backends.admin.exporting import FORMAT, Export, dump_key
 from stm_backends.admin.importing import Import, OnConflict
+from stm_backends.admin.numbers import Unreadable, refused
 from stm_backends.admin.purging import Found, Purge, Purged
 from stm_backends.admin.receipt import LEFT_OVER, Receipt
 from stm_backends.admin.resealing import OnProblem, Reseal, ResealReport
@@ -109,25 +110,34 @@ class Sessions:
         self._observer.exported(Subject.of(key))
         return document
 
-    async def export_lines(self, key: MemoryKey) -> AsyncGenerator[dict[str, Any]]:
+    async def export_lines(
+        self, key: MemoryKey, *, unreadable: Unreadable = refused
+    ) -> AsyncGenerator[dict[str, Any]]:
         """Yield one conversation with its transcript as JSON objects: the lines of a file.
 
         The pages of the transcript come first, oldest first, and what `export` returns comes last, all as of
         one moment. Takes the memory of one page and the record. Raises what `export` does, and `Unavailable`
         if an erasure or a purge removed turns meanwhile that are still to come.
+
+        `unreadable` is called with the error and the numbers of the turns for each page of which some cannot
+        be read. It raises the error by default. If it does not, these turns are left out, and the lines can
+        be imported: such turns are missing there, as those are whose page has expired.
         """
-        async for line in Export(self._driver, self._codec, self._directory, key).lines():
+        async for line in Export(self._driver, self._codec, self._directory, key).lines(unreadable):
             if line["format"] == FORMAT:
                 self._observer.exported(Subject.of(key))
             yield line
 
-    async def export_log_lines(self, key: MemoryKey, kind: LogKind) -> AsyncGenerator[dict[str, Any]]:
+    async def export_log_lines(
+        self, key: MemoryKey, kind: LogKind, *, unreadable: Unreadable = refused
+    ) -> AsyncGenerator[dict[str, Any]]:
         """Yield the log of an agent framework as JSON objects, the lines of a file, for `importing`.
 
         Takes the memory of one page and the record. An import stores all items or none; with `"merge"`, a log
-        that exists stays as it is. Raises `SessionNotFound`, and `Corrupt`.
+        that exists stays as it is. `unreadable` is that of `export_lines`. Raises `SessionNotFound`, and
+        `Corrupt`.
         """
-        async for line in log_lines.lines_of(self._driver, self._codec, key, kind):
+        async for line in log_lines.lines_of(self._driver, self._codec, key, kind, unreadable):
             yield line
         self._observer.exported(Subject.of(key))
 

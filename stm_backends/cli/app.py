@@ -51,10 +51,10 @@ from stm_backends.cli.seals import require_keys, require_same_seal
 from stm_backends.cli.showing import show
 from stm_backends.cli.stats import stats
 from stm_backends.drivers import plugins
-from stm_backends.errors import ConfigurationError, StmError
+from stm_backends.errors import ConfigurationError
 from stm_backends.records.keys import memory_key
 from stm_backends.sealing.naming import load_sealing
-from stm_backends.types import MemoryBudget, MemoryKey, ShortTermMemoryConfig
+from stm_backends.types import MemoryBudget, ShortTermMemoryConfig
 
 app = typer.Typer(
     help="Conversation memory shared by many processes: try, inspect, move and erase it.",
@@ -322,31 +322,15 @@ def export_(
 
     With --user, the vertices of the user's graph, which is its long-term memory, follow, one per line.
 
-    An unreadable conversation or vertex is reported and skipped, and the exit status is 1. The file is
-    replaced in one step at the end; if nothing could be exported, an existing file is kept.
+    An unreadable conversation or vertex is reported and skipped, and the exit status is 1. So are the turns
+    of a page that is damaged: the conversation is exported without them. The file is replaced in one step at
+    the end; if nothing could be exported, an existing file is kept.
 
     Logs of agent frameworks (OpenAI Agents sessions, LangChain messages) are exported as conversations are.
     Saved states are not; `copy` copies them.
     """
-    unread = count = vertices = 0
-    others, told = list[str](), set[str]()
-    unread_vertices = graphs.Unread(f"a vertex of the graph of {user}", told)
-
-    def failed(key: MemoryKey, error: StmError) -> None:
-        nonlocal unread
-        unread += 1
-        fail(error, what=transfer.named(key), told=told)
-
-    def wrote() -> None:
-        nonlocal count
-        count += 1
-
-    def wrote_vertex() -> None:
-        nonlocal vertices
-        vertices += 1
-
-    def done() -> str:
-        return f"{counted(count, 'conversation')}{f' and {graphs.counted(vertices)}' if vertices else ''}"
+    others = list[str]()
+    exported = transfer.Exported(user)
 
     async def work(out: TextIO) -> None:
         nonlocal others
@@ -357,23 +341,20 @@ def export_(
                 opened,
                 transfer.selected(opened, wanted, (whose[0], whose[1]) if whose and whose[1] else None),
                 out,
-                failed=failed,
-                on_written=wrote,
+                exported,
             )
             if whose and whose[1]:
                 await graphs.write(
-                    opened, (whose[0], whose[1]), out, failed=unread_vertices.failed, on_written=wrote_vertex
+                    opened,
+                    (whose[0], whose[1]),
+                    out,
+                    failed=exported.unread_vertices.failed,
+                    on_written=exported.wrote_vertex,
                 )
-
-    def say_unread() -> None:
-        if unread:
-            say_wrong(f"{counted(unread, 'conversation')} could not be exported")
-        if unread_vertices.count:
-            say_wrong(f"{graphs.counted(unread_vertices.count)} could not be exported")
 
     def so_far() -> str:
         if is_standard(output):
-            return f"{done()} had been written; run the command again for all of them."
+            return f"{exported} had been written; run the command again for all of them."
         return f"{output} was not written; run the command again."
 
     with reported(), interruptible(so_far):
@@ -388,17 +369,15 @@ def export_(
         with writing(output) as out:
             run(work(out))
             transfer.mention(others, "written")
-            if not (count or vertices):
-                if not (unread or unread_vertices.count):
+            if not exported.count:
+                if not exported.say_unread():
                     say_wrong(
                         "there is no conversation to export; list them with: stm-backends ls TENANT:USER"
                     )
-                say_unread()
                 raise typer.Exit(FAILED)
     if not is_standard(output):
-        typer.echo(f"{done()} written to {output}", err=True)
-    say_unread()
-    if unread or unread_vertices.count:
+        typer.echo(f"{exported} written to {output}", err=True)
+    if exported.say_unread():
         raise typer.Exit(FAILED)
 
 
@@ -494,6 +473,7 @@ def import_(  # noqa: PLR0913, PLR0917 -- each is an option
         typer.echo(f"{imported} merged, {changed} of them changed", err=True)
     else:
         typer.echo(f"{imported} merged, none of them changed", err=True)
+    imported.holes.print(partial(typer.echo, err=True))
     if merge and imported.conversations and (imported.changed or ttl):
         typer.echo(_merged_ttl(ttl, unchanged=imported.conversations - imported.changed), err=True)
 

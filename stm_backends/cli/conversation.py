@@ -6,12 +6,13 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from stm_backends.admin.stats import last_activity_of, tokens_of
 from stm_backends.backend import Backend
-from stm_backends.cli.figures import iso, when
+from stm_backends.cli.figures import iso, spans, when
 from stm_backends.cli.replay import ledger
+from stm_backends.history.log import ItemLog, LogItem, LogPage
 from stm_backends.memory import policy
 from stm_backends.memory.shared.reading import TranscriptTurn
 from stm_backends.records import keys
@@ -20,7 +21,9 @@ from stm_backends.records.codec import load_body, load_turn
 from stm_backends.types import MemoryBudget, MemoryKey, ShortTermMemoryConfig, StoredTurn
 
 MOST: Final = 10_000
-"""How many turns of a whole conversation a page shows: the newest. A browser opens so many at once."""
+"""How many turns or items a page shows: the newest. A browser opens so many at once."""
+
+One = TypeVar("One")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +45,11 @@ class Conversation:
     def of(
         document: Mapping[str, Any],
         key: str,
+        transcript: Transcript,
         *,
         full_zone_turns: int | None = None,
-        transcript: Transcript | None = None,
     ) -> Conversation:
-        """Read an export, and what the record says of its pages.
+        """Read an export, and what its record says of the numbers of its turns.
 
         How many turns its memory shows in full is not stored; `None` is the default.
         """
@@ -68,7 +71,7 @@ class Conversation:
             last_activity_of(body, turns, now=time.time()),
             budget.full_zone_turns,
             full_zone_turns is None,
-            transcript or Transcript(""),
+            transcript,
         )
 
     def section_of(self, one: TranscriptTurn) -> str:
@@ -83,8 +86,8 @@ class Conversation:
 
     @property
     def first(self) -> int:
-        """The number of the first turn that is shown, counted from 1 for the first of the conversation."""
-        return self.body.folded + self.body.dropped + 1
+        """The number of the first turn that is shown."""
+        return self.transcript.base
 
     @property
     def archived(self) -> int:
@@ -143,45 +146,55 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """The turns of a conversation up to the newest one of an export: from the number `start` on.
+class Whole(Generic[One]):
+    """The turns of a conversation, or the items of a log: from the number `start` on.
 
-    `oldest` is the number of the oldest one that is stored.
+    `oldest` is the number of the oldest one that is stored, `what` is what they are, and `again` the command
+    that shows all.
     """
 
     oldest: int
     start: int
-    turns: AsyncIterator[TranscriptTurn]
+    each: AsyncIterator[One]
+    what: str
+    again: str
 
     @staticmethod
-    async def of(backend: Backend, key: MemoryKey, shown: Conversation) -> Whole:
-        """Find the turns, and read none of them yet but those of the record."""
+    async def of(backend: Backend, key: MemoryKey, shown: Conversation) -> Whole[TranscriptTurn]:
+        """Find the turns up to the newest one of an export, and read only those of the record yet."""
+        again = f"stm-backends history {shown.key}"
         if not keys.is_dialogue(key):
-            return Whole(0, 0, _in_record(shown))
+            return Whole(shown.first, shown.first, _in_record(shown), "turns", again)
         look = await backend.memory(key).transcript(limit=1)
         start = max(look.oldest, look.newest + 1 - MOST)
-        return Whole(look.oldest, start, _until_newest(backend, key, shown, start, look.newest))
+        each = _until_newest(backend, key, shown, start, look.newest)
+        return Whole(look.oldest, start, each, "turns", again)
 
-    def notes(self, key: str) -> list[str]:
-        """Return what is said above the turns of those that are not shown."""
+    @staticmethod
+    def of_log(log: ItemLog, newest: LogPage, again: str) -> Whole[LogItem]:
+        """Return the items up to those of the newest page, of which none are read yet."""
+        start = max(newest.oldest, newest.newest + 1 - MOST)
+        return Whole(newest.oldest, start, _items_until(log, start, newest.newest), "items", again)
+
+    def notes(self) -> list[str]:
+        """Return what is said above of what is not shown."""
         notes: list[str] = []
         if self.oldest:
-            notes.append(f"The turns before number {self.oldest:,} are no longer stored.")
+            notes.append(f"The {self.what} before number {self.oldest} are no longer stored.")
         if self.start > self.oldest:
             notes.append(
-                f"This page shows the newest {MOST:,} turns. Numbers {self.oldest:,} to {self.start - 1:,}: "
-                f"stm-backends history {key} --before {self.start}"
+                f"This page shows the newest {MOST:,} {self.what}. "
+                f"Numbers {self.oldest} to {self.start - 1}: {self.again} --before {self.start}"
             )
         return notes
 
     def hole(self, first: int, last: int) -> str:
         """Return what is said where numbers have no turn."""
-        numbers = f"number {first:,}" if first == last else f"numbers {first:,} to {last:,}"
-        return f"Not stored any more: {numbers}"
+        return f"Not stored any more: number{'s' * (last > first)} {spans([range(first, last + 1)])}"
 
 
 async def _in_record(shown: Conversation) -> AsyncIterator[TranscriptTurn]:
-    for number, stored in enumerate([*shown.pending, *shown.recent]):
+    for number, stored in enumerate([*shown.pending, *shown.recent], shown.first):
         yield TranscriptTurn(number, stored.id, stored.turn, summarized=False, retained=True)
 
 
@@ -195,3 +208,11 @@ async def _until_newest(
             # Others may add turns meanwhile.
             if one.number >= newest or one.id in exported[-1:]:
                 return
+
+
+async def _items_until(log: ItemLog, start: int, newest: int) -> AsyncIterator[LogItem]:
+    async with aclosing(log.each_item(after=start - 1)) as items:
+        async for one in items:
+            if one.number > newest:
+                return
+            yield one

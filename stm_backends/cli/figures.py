@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable
 from typing import Any, Final
 
 from stm_backends.admin.stats import ConversationStats, Totals
@@ -20,6 +21,9 @@ _WIDTHS: Final = {
     "ALL TURNS": 9,
     "PAGES": 6,
 }
+_SPANS: Final = 10
+"""How many spans of numbers are named."""
+
 _OF_CONVERSATIONS: Final = ("TURNS", "BYTES", "TOKENS", "HEALTH")
 _OF_USERS: Final = ("CONVS", "TURNS", "BYTES", "TOKENS", "DEGRADED")
 _LISTED: Final = ("CONVS", "CARDS", "ALL TURNS", "PAGES")
@@ -37,6 +41,23 @@ def iso(when: float | None) -> str | None:
 def when(ts: float) -> str:
     """Return a time for people."""
     return (iso(ts) or "unknown").replace("T", " ").replace("Z", " UTC")
+
+
+def spans(numbers: Iterable[int | range]) -> str:
+    """Return ascending numbers in words, such as `3, 64 to 127`; of many spans the first ones."""
+    merged: list[range] = []
+    for one in numbers:
+        span = range(one, one + 1) if isinstance(one, int) else one
+        if merged and merged[-1].stop == span.start:
+            span = range(merged.pop().start, span.stop)
+        merged.append(span)
+    # Without separators of thousands, which look like those of the list, and no option takes.
+    said = [
+        str(span.start) if span.stop - span.start == 1 else f"{span.start} to {span.stop - 1}"
+        for span in merged[:_SPANS]
+    ]
+    more = len(merged) - len(said)
+    return ", ".join(said) + (f" and {more:,} more such" if more else "")
 
 
 def head(what: str, *, quick: bool = False) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 import typer
 from rich.console import Group, RenderableType
@@ -24,6 +24,13 @@ from stm_backends.types import MemoryKey
 
 SHOWN: Final = 20
 """How many items `show` shows."""
+
+_SPEAKERS: Final[dict[str, Literal["user", "assistant"]]] = {
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "ai": "assistant",
+}
 
 LogName: TypeAlias = Annotated[
     str | None,
@@ -92,17 +99,17 @@ def numbered(page: LogPage) -> RenderableType:
     rows.add_column(no_wrap=True)
     rows.add_column(overflow="fold")
     for one in page.items:
-        who, text = _told(one.item)
-        rows.add_row(Text(f"{one.number:,}", style="bold"), Text(plain(who)), Text(plain(text)))
+        text = text_of(one.item) or json.dumps(one.item)
+        rows.add_row(Text(str(one.number), style="bold"), Text(plain(who(one.item))), Text(plain(text)))
     return rows
 
 
 def shown(found: Found, key: str) -> RenderableType:
     """Return what `show` prints of a log."""
-    facts = Table.grid(padding=(0, 2))
-    for name, value in _facts(found).items():
-        facts.add_row(name, Text(value))
-    return Group(Text(plain(key), style="bold"), facts, numbered(found.page))
+    rows = Table.grid(padding=(0, 2))
+    for name, value in {"log of": found.kind, **facts(found.page, len(found.page.items))}.items():
+        rows.add_row(name, Text(value))
+    return Group(Text(plain(key), style="bold"), rows, numbered(found.page))
 
 
 def document(found: Found, key: str) -> dict[str, Any]:
@@ -117,18 +124,21 @@ def document(found: Found, key: str) -> dict[str, Any]:
     }
 
 
-def _facts(found: Found) -> dict[str, str]:
-    page = found.page
+def facts(page: LogPage, below: int) -> dict[str, str]:
+    """Return what is said above the items of a log, of which so many are below."""
     last = max((one.at for one in page.items), default=0.0)
     count = page.newest - page.oldest + 1
     return {
-        "log of": found.kind,
-        "items": f"{count:,}" + (f", the newest {len(page.items)} below" if len(page.items) < count else ""),
+        "items": f"{count:,}" + (f", the newest {below:,} below" if below < count else ""),
         "last activity": when(last) if last else "unknown",
     }
 
 
-def _told(item: Item) -> tuple[str, str]:
-    """Return whose an item is, and its text; of one without a text, such as a call of a tool, its JSON."""
-    who: object = item.get("role") or item.get("type") or ""
-    return str(who), text_of(item) or json.dumps(item)
+def who(item: Item) -> str:
+    """Return whose an item is, in the words of the framework."""
+    return str(item.get("role") or item.get("type") or "")
+
+
+def speaker(item: Item) -> Literal["user", "assistant", ""]:
+    """Return whose an item is if that is a person or a model, in the words of a turn."""
+    return _SPEAKERS.get(who(item), "") if text_of(item) else ""

@@ -1,4 +1,4 @@
-"""A conversation as Markdown.
+"""A conversation, or the log of an agent framework, as Markdown.
 
 Stored text is in fenced blocks, where no character has a meaning. A fence is longer than any run of
 backticks in its block.
@@ -6,24 +6,53 @@ backticks in its block.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from stm_backends.cli import item_logs
 from stm_backends.cli.conversation import Conversation
 from stm_backends.cli.figures import when
+from stm_backends.cli.item_logs import Found
 from stm_backends.cli.render import plain, tools
+from stm_backends.history.activity import text_of
+from stm_backends.history.log import LogItem
 from stm_backends.types import ConversationTurn, StoredTurn
 
 
 def document(shown: Conversation) -> str:
     """Return the whole conversation."""
     lines = [f"# Conversation\n\n{_block(shown.key)}"]
-    lines.append("\n".join(f"- **{name}**: {value}" for name, value in shown.facts().items()))
+    lines.append(_facts(shown.facts()))
     if shown.body.summary:
         lines.append(f"## {shown.summary_title}\n\n{_block(shown.body.summary)}")
     lines += _turns("Pending (not summarized yet)", shown.pending, first=shown.first)
     lines += _turns("Recent", shown.recent, first=shown.first + len(shown.pending))
     return "\n\n".join(lines)
+
+
+def log(found: Found, key: str) -> str:
+    """Return the newest items of a log of an agent framework."""
+    facts = item_logs.facts(found.page, len(found.page.items))
+    lines = [f"# Log of {found.kind}\n\n{_block(key)}", _facts(facts)]
+    return "\n\n".join([*lines, *map(_item, found.page.items)])
+
+
+def _item(one: LogItem) -> str:
+    text, speaker = text_of(one.item), item_logs.speaker(one.item)
+    if not speaker:
+        # The framework's word for it is stored text, too.
+        text = f"{item_logs.who(one.item)}: {text}" if text else json.dumps(one.item, ensure_ascii=False)
+    parts = [f"### Item {one.number}{_at(one.at)}", f"{speaker.capitalize() or 'Item'}:", _block(text)]
+    return "\n\n".join(parts)
+
+
+def _facts(facts: Mapping[str, str]) -> str:
+    return "\n".join(f"- **{name}**: {value}" for name, value in facts.items())
+
+
+def _at(ts: float) -> str:
+    return f", {when(ts)}" if ts else ""
 
 
 def _turns(title: str, turns: Sequence[StoredTurn], *, first: int) -> Iterator[str]:
@@ -35,7 +64,7 @@ def _turns(title: str, turns: Sequence[StoredTurn], *, first: int) -> Iterator[s
 
 def _turn(number: int, turn: ConversationTurn) -> str:
     parts = [
-        f"### Turn {number}{f', {when(turn.ts)}' if turn.ts else ''}",
+        f"### Turn {number}{_at(turn.ts)}",
         "User:",
         _block(turn.user_message),
     ]

@@ -160,7 +160,7 @@ def say_nothing_stored(what: str) -> None:
 
 
 class Named:
-    """Collects problems; the first `_NAMED` are printed at the end."""
+    """Collects what is wrong with records; the first `_NAMED` problems are printed at the end."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -172,12 +172,12 @@ class Named:
         if len(self._messages) < _NAMED:
             self._messages.append(f"{what}: {problem}")
 
-    def print(self) -> None:
-        """Print the problems to standard error."""
+    def print(self, say: Callable[[str], None] = say_wrong) -> None:
+        """Print the problems to standard error, by default as errors."""
         for message in self._messages:
-            say_wrong(message)
+            say(message)
         if more := self.count - len(self._messages):
-            say_wrong(f"and {counted(more, 'record')} more")
+            say(f"and {counted(more, 'record')} more")
 
 
 def counted(count: int, what: str) -> str:

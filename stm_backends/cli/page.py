@@ -1,4 +1,4 @@
-"""A whole conversation as one self-contained HTML page, without scripts, fonts or network access.
+"""A whole conversation or log as one self-contained HTML page, without scripts, fonts or network access.
 
 Every text of the datastore passes through `_text`, and none becomes an attribute. In addition, the content
 security policy of the page forbids scripts and requests.
@@ -7,13 +7,17 @@ security policy of the page forbids scripts and requests.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from html import escape
 from typing import Final
 
+from stm_backends.cli import item_logs
 from stm_backends.cli.conversation import Conversation, Whole
 from stm_backends.cli.figures import when
+from stm_backends.cli.item_logs import Found
 from stm_backends.cli.render import plain
+from stm_backends.history.activity import text_of
+from stm_backends.history.log import LogItem
 from stm_backends.memory.shared.reading import TranscriptTurn
 from stm_backends.types import ConversationTurn, TrajectoryDigest
 
@@ -55,50 +59,90 @@ pre { margin: .3rem 0 0; font: .82rem/1.5 ui-monospace, monospace; white-space: 
 @media print { body { background: none; } .card, dl div { break-inside: avoid; } }
 """
 
+_END: Final = "</main></body></html>\n"
+
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
-async def page(shown: Conversation, whole: Whole) -> AsyncIterator[str]:
-    """Yield the parts of the page, a turn at a time."""
+async def page(shown: Conversation, whole: Whole[TranscriptTurn]) -> AsyncIterator[str]:
+    """Yield the parts of the page of a conversation, a turn at a time."""
     body, section, expected = shown.body, "", whole.start
-    # The title is plain text: within it, a browser interprets no tags but those that end it.
-    yield (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="robots" content="noindex"><meta name="referrer" content="no-referrer">\n'
-        f"<title>{escape(plain(shown.key))}</title><style>{_STYLE}</style></head>\n"
-        f"<body><main>\n<h1><small>Conversation</small>{_text(shown.key)}</h1>\n"
-        f"<dl>{''.join(_fact(shown, name, value) for name, value in shown.facts().items())}</dl>\n"
-    )
+    yield _head("Conversation", shown.key, shown.facts(), body.health.value)
     if body.summary:
         yield f"<h2>{_text(shown.summary_title)}</h2>{_card('', body.summary)}\n"
-    for note in whole.notes(shown.key):
-        yield f'<p class="none">{_text(note)}</p>\n'
-    async for one in whole.turns:
+    for note in whole.notes():
+        yield _note(note)
+    async for one in whole.each:
         if one.number > expected:
-            yield f'<p class="none">{_text(whole.hole(expected, one.number - 1))}</p>\n'
+            yield _note(whole.hole(expected, one.number - 1))
         if section != (section := shown.section_of(one)):
             yield f"<h2>{_text(section)}</h2>\n"
         yield _turn(one)
         expected = one.number + 1
     if not (body.summary or section):
-        yield '<p class="none">This conversation has no turns.</p>\n'
-    yield "</main></body></html>\n"
+        yield _note("This conversation has no turns.")
+    yield _END
 
 
-def _fact(shown: Conversation, name: str, value: str) -> str:
+async def log_page(found: Found, key: str, whole: Whole[LogItem]) -> AsyncIterator[str]:
+    """Yield the parts of the page of a log of an agent framework, an item at a time."""
+    expected, end = whole.start, found.page.newest + 1
+    yield _head(f"Log of {found.kind}", key, item_logs.facts(found.page, end - whole.start))
+    for note in whole.notes():
+        yield _note(note)
+    async for one in whole.each:
+        if one.number > expected:
+            yield _note(whole.hole(expected, one.number - 1))
+        yield _item(one)
+        expected = one.number + 1
+    if end <= whole.start:
+        yield _note("This log has no items.")
+    yield _END
+
+
+def _head(what: str, key: str, facts: Mapping[str, str], health: str = "") -> str:
+    # The title is plain text: within it, a browser interprets no tags but those that end it.
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="robots" content="noindex"><meta name="referrer" content="no-referrer">\n'
+        f"<title>{escape(plain(key))}</title><style>{_STYLE}</style></head>\n"
+        f"<body><main>\n<h1><small>{_text(what)}</small>{_text(key)}</h1>\n"
+        f"<dl>{''.join(_fact(name, value, health) for name, value in facts.items())}</dl>\n"
+    )
+
+
+def _note(text: str) -> str:
+    return f'<p class="none">{_text(text)}</p>\n'
+
+
+def _fact(name: str, value: str, health: str) -> str:
     # The class is one of the names of `MemoryHealth`.
-    kind = f' class="{shown.body.health.value}"' if name == "health" else ""
+    kind = f' class="{health}"' if name == "health" else ""
     return f"<div><dt>{_text(name)}</dt><dd{kind}>{_text(value)}</dd></div>"
+
+
+def _item(one: LogItem) -> str:
+    text, who = text_of(one.item), item_logs.who(one.item)
+    shown = f'<div class="text" dir="auto">{_text(text)}</div>' if text else _json(one.item)
+    card = f'<div class="card {item_logs.speaker(one.item) or "tools"}">{_label(who)}{shown}</div>'
+    return f"<article>{_above([f'#{one.number}', *_at(one.at)])}{card}</article>\n"
+
+
+def _above(facts: Iterable[str]) -> str:
+    return f"<p>{_text(' · '.join(facts))}</p>"
+
+
+def _at(ts: float) -> list[str]:
+    return [when(ts)] if ts else []
 
 
 def _turn(one: TranscriptTurn) -> str:
     turn, digest = one.turn, one.turn.trajectory_digest
-    facts = [f"#{one.number:,}", *([when(turn.ts)] if turn.ts else [])]
-    facts += ["covered by the summary"] if one.summarized else []
+    facts = [f"#{one.number}", *_at(turn.ts), *(["covered by the summary"] if one.summarized else [])]
     parts = (
-        f"<p>{_text(' · '.join(facts))}</p>",
+        _above(facts),
         _card("user", turn.user_message),
         _tools(digest) if digest is not None else "",
         _card("assistant", turn.assistant_response),
@@ -109,8 +153,15 @@ def _turn(one: TranscriptTurn) -> str:
 
 
 def _card(who: str, text: str) -> str:
-    label = f'<div class="who">{who}</div>' if who else ""
-    return f'<div class="card {who}">{label}<div class="text" dir="auto">{_text(text)}</div></div>'
+    return f'<div class="card {who}">{_label(who)}<div class="text" dir="auto">{_text(text)}</div></div>'
+
+
+def _label(who: str) -> str:
+    return f'<div class="who">{_text(who)}</div>' if who else ""
+
+
+def _json(value: object) -> str:
+    return f"<pre>{_text(json.dumps(value, indent=2, ensure_ascii=False))}</pre>"
 
 
 def _tools(digest: TrajectoryDigest) -> str:
@@ -123,8 +174,7 @@ def _tools(digest: TrajectoryDigest) -> str:
 def _artifacts(turn: ConversationTurn) -> str:
     if not turn.artifacts_shown:
         return ""
-    shown = json.dumps(turn.artifacts_shown, indent=2, ensure_ascii=False)
-    return f'<div class="card tools"><div class="who">artifacts</div><pre>{_text(shown)}</pre></div>'
+    return f'<div class="card tools">{_label("artifacts")}{_json(turn.artifacts_shown)}</div>'
 
 
 def _items(texts: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stm_backends.cli import datastores, item_logs, render, transfer
+from stm_backends.cli import datastores, figures, item_logs, render, transfer
 from stm_backends.cli.completion import conversations
 from stm_backends.cli.item_logs import LogName
 from stm_backends.cli.options import BackendName, SealingName, Url
@@ -104,10 +104,10 @@ def _as_json(one: TranscriptTurn) -> dict[str, Any]:
 
 def _say_more(again: str, what: str, numbers: Sequence[int], page: TranscriptPage | LogPage) -> None:
     """Say on standard error what is not shown; `again` is the command that shows more."""
-    first = numbers[0] if numbers else page.oldest
+    first = min([*numbers, *page.missing], default=page.oldest)
     if first > page.oldest:
         typer.echo(f"Earlier {what}: {again} --before {first}", err=True)
     elif page.oldest:
         typer.echo(f"The {what} before number {page.oldest} are no longer stored.", err=True)
     if page.missing:
-        typer.echo(f"Not stored any more: {', '.join(map(str, page.missing))}", err=True)
+        typer.echo(f"Not stored any more: {figures.spans(page.missing)}", err=True)

@@ -97,7 +97,7 @@ def numbered(turns: Iterable[tuple[int, ConversationTurn]]) -> RenderableType:
     """Return turns with their numbers."""
     rows = _pairs()
     for number, turn in turns:
-        rows.add_row(Text(f"{number:,}", style="bold"))
+        rows.add_row(Text(str(number), style="bold"))
         _add_turn(rows, turn)
     return rows
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final, TextIO
+from typing import Annotated, Any, Final, TextIO
 
 import typer
 
+from stm_backends.backend import Backend
 from stm_backends.cli import datastores, item_logs, markdown, page, render, transfer
 from stm_backends.cli.completion import conversations
 from stm_backends.cli.conversation import Conversation, Whole
@@ -16,12 +17,20 @@ from stm_backends.cli.files import is_standard, writing
 from stm_backends.cli.item_logs import LogName
 from stm_backends.cli.options import BackendName, SealingName, Url
 from stm_backends.cli.outcome import reported, run, told_as
+from stm_backends.drivers.contract import Record
 from stm_backends.errors import ConfigurationError
+from stm_backends.records.body import Transcript
 from stm_backends.records.keys import memory_key
+from stm_backends.types import MemoryKey
 
 _FORMATS: Final[dict[str, Callable[[Conversation], str]]] = {
     "--json": lambda shown: json.dumps(shown.as_json(), indent=2),
     "--md": markdown.document,
+}
+
+_FORMATS_OF_LOGS: Final[dict[str, Callable[[item_logs.Found, str], str]]] = {
+    "--json": lambda found, key: json.dumps(item_logs.document(found, key), indent=2),
+    "--md": markdown.log,
 }
 
 
@@ -57,7 +66,8 @@ def show(  # noqa: PLR0913, PLR0917 -- one per option
     """Show one conversation: summary, pending turns, recent turns, health, tokens and times.
 
     With --html, the page also has the turns that the summary covers, up to the newest 10,000 of all. Of a
-    conversation that an agent framework keeps, its newest items are shown; `history` shows all.
+    conversation that an agent framework keeps, its newest items are shown, and with --html up to 10,000;
+    `history` shows all. Turns and items have the numbers that `history` gives them.
 
     With --output, only you can read the file that is written. If the file exists, it is replaced once the
     new text is complete.
@@ -72,14 +82,15 @@ def show(  # noqa: PLR0913, PLR0917 -- one per option
                 kind = item_logs.kind_in(log)
                 record = await opened.driver.load(memory_key(parsed), last=0)
                 if kind is not None or record is None:
-                    return await item_logs.page_of(opened, parsed, kind)
-                document = await opened.sessions.export(parsed)
-                shown = Conversation.of(
-                    document,
-                    named,
-                    full_zone_turns=full_zone_turns,
-                    transcript=opened.codec.open_body(record.body).transcript,
-                )
+                    found = await item_logs.page_of(opened, parsed, kind)
+                    if out is not None:
+                        again = f"stm-backends history {named} --log {found.kind}"
+                        whole = Whole.of_log(opened.item_log(parsed, found.kind), found.page, again)
+                        async for part in page.log_page(found, named, whole):
+                            out.write(part)
+                    return found
+                document, transcript = await _exported(opened, parsed, record)
+                shown = Conversation.of(document, named, transcript, full_zone_turns=full_zone_turns)
                 if out is not None:
                     async for part in page.page(shown, await Whole.of(opened, parsed, shown)):
                         out.write(part)
@@ -101,13 +112,23 @@ def show(  # noqa: PLR0913, PLR0917 -- one per option
         # Text of a conversation may have surrogates, which no encoding has.
         with writing(output) as out:
             found = run(work(out if as_page else None))
-            if isinstance(found, item_logs.Found):
-                if not as_json:
-                    raise ConfigurationError(
-                        f"{asked[0]} is for conversations with turns; the items are in --json"
-                    )
-                out.write(f"{json.dumps(item_logs.document(found, named), indent=2)}\n")
-            elif not as_page:
-                out.write(f"{_FORMATS[asked[0]](found).rstrip()}\n")
+            if not as_page:
+                if isinstance(found, item_logs.Found):
+                    text = _FORMATS_OF_LOGS[asked[0]](found, named)
+                else:
+                    text = _FORMATS[asked[0]](found)
+                out.write(f"{text.rstrip()}\n")
     if not is_standard(output):
         typer.echo(f"Written to {output}", err=True)
+
+
+async def _exported(opened: Backend, key: MemoryKey, record: Record) -> tuple[dict[str, Any], Transcript]:
+    """Return a conversation whose record was loaded before, and what its turns are numbered by."""
+    while True:
+        document = await opened.sessions.export(key)
+        after = await opened.driver.load(memory_key(key), last=0)
+        if after is not None and after.version == record.version:
+            body = opened.codec.open_body(record.body)
+            return document, body.transcript or Transcript.begun(record.version, body)
+        # Turns may have left it before it was exported. If it was erased, the next export says so.
+        record = after or record

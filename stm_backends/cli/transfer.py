@@ -6,21 +6,23 @@ import json
 import re
 import unicodedata
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Final, TextIO, cast
+from typing import Any, Final, TextIO, cast
 
 import typer
 
-from stm_backends.admin.importing import Import, Lines, OnConflict, is_page
-from stm_backends.admin.log_lines import LogLines, is_log
+from stm_backends.admin.importing import Import, Lines, OnConflict, Session, is_page
+from stm_backends.admin.log_lines import End, LogLines, is_log
 from stm_backends.admin.log_lines import is_page as is_log_page
 from stm_backends.admin.receipt import Receipt
+from stm_backends.admin.sessions import Sessions
 from stm_backends.backend import Backend, open_backend
 from stm_backends.cli import graphs, item_logs
 from stm_backends.cli.exports import ExportFile, Line
+from stm_backends.cli.figures import spans
 from stm_backends.cli.item_logs import is_there
-from stm_backends.cli.outcome import counted
+from stm_backends.cli.outcome import Named, counted, fail, say_wrong
 from stm_backends.cli.progress import Progress
 from stm_backends.cli.render import plain
 from stm_backends.cli.replay.conversations import BadFile
@@ -151,32 +153,97 @@ async def selected(
             yield key, kind
 
 
+class Exported:
+    """Counts what an export of conversations and a user's graph writes, and reports what cannot be read."""
+
+    def __init__(self, user: str | None) -> None:
+        self._told = set[str]()
+        self.unread_vertices = graphs.Unread(f"a vertex of the graph of {user}", self._told)
+        self._conversations = self._vertices = self._unread = 0
+        self._incomplete = set[MemoryKey]()
+
+    @property
+    def count(self) -> int:
+        """How many conversations, logs and vertices were written."""
+        return self._conversations + self._vertices
+
+    def __str__(self) -> str:
+        """Return what was written."""
+        vertices = f" and {graphs.counted(self._vertices)}" if self._vertices else ""
+        return f"{counted(self._conversations, 'conversation')}{vertices}"
+
+    def wrote(self) -> None:
+        """Count a conversation or a log that was written."""
+        self._conversations += 1
+
+    def wrote_vertex(self) -> None:
+        """Count a vertex that was written."""
+        self._vertices += 1
+
+    def failed(self, key: MemoryKey, error: StmError) -> None:
+        """Report a conversation or a log of which nothing is written."""
+        self._unread += 1
+        fail(error, what=named(key), told=self._told)
+
+    def left_out(self, key: MemoryKey, what: str, error: StmError) -> None:
+        """Report turns or items that are left out of what is written."""
+        self._incomplete.add(key)
+        fail(error, what=f"{named(key)}, {what}", told=self._told)
+
+    def say_unread(self) -> bool:
+        """Say how much could not be read; returns whether there is any such."""
+        unread, holed, vertices = self._unread, len(self._incomplete), self.unread_vertices.count
+        if unread:
+            say_wrong(f"{counted(unread, 'conversation')} could not be exported")
+        if holed:
+            say_wrong(f"{counted(holed, 'conversation')} could not be exported whole")
+        if vertices:
+            say_wrong(f"{graphs.counted(vertices)} could not be exported")
+        return bool(unread or holed or vertices)
+
+
 async def write_export(
     backend: Backend,
     selected: AsyncIterator[tuple[MemoryKey, keys.LogKind | None]],
     out: TextIO,
-    *,
-    failed: Callable[[MemoryKey, StmError], None],
-    on_written: Callable[[], None],
+    exported: Exported,
 ) -> None:
     """Write conversations and logs, one per line after its pages.
 
-    `on_written` is called after each of them, and `failed` for each one that cannot be exported. Pages that
-    were written before are refused by an import, because the conversation is not there.
+    No line is written of one that cannot be read; turns and items that cannot be read are left out.
     """
     async for key, kind in selected:
-        sessions = backend.sessions
+        unread: dict[str, tuple[StmError, list[int]]] = {}
         try:
-            async for line in sessions.export_log_lines(key, kind) if kind else sessions.export_lines(key):
+            async for line in _lines_of(backend.sessions, key, kind, unread):
                 # ASCII, so that lone surrogates survive any encoding of the file.
                 out.write(f"{json.dumps(line, separators=(',', ':'))}\n")
         except (Corrupt, InvalidKey, SessionNotFound, Unavailable) as error:
             if isinstance(error, Unavailable) and error.operation != "export":
                 raise
             # Not an outage: turns were removed while they were exported.
-            failed(key, error)
+            exported.failed(key, error)
             continue
-        on_written()
+        for error, missing in unread.values():
+            what = f"items {spans(missing)} of its log of {kind}" if kind else f"turns {spans(missing)}"
+            exported.left_out(key, what, error)
+        exported.wrote()
+
+
+def _lines_of(
+    sessions: Sessions,
+    key: MemoryKey,
+    kind: keys.LogKind | None,
+    unread: dict[str, tuple[StmError, list[int]]],
+) -> AsyncIterator[dict[str, Any]]:
+    """Return the lines of a conversation or a log. Numbers that they leave out go to `unread`, by reason."""
+
+    def unreadable(error: Corrupt, numbers: Sequence[int]) -> None:
+        unread.setdefault(str(error), (error, []))[1].extend(numbers)
+
+    if kind is None:
+        return sessions.export_lines(key, unreadable=unreadable)
+    return sessions.export_log_lines(key, kind, unreadable=unreadable)
 
 
 @dataclass(slots=True)
@@ -184,7 +251,7 @@ class Imported:
     """How many conversations and graph vertices were imported, and how many were changed by that.
 
     `total` is their number in the file, and `skipped` that of lines of others that are not wanted; both are
-    set once the whole file was checked.
+    set once the whole file was checked. `holes` names the turns and items that the file lacks.
     """
 
     total: int = 0
@@ -194,6 +261,7 @@ class Imported:
     vertices: int = 0
     changed: int = 0
     changed_vertices: int = 0
+    holes: Named = field(default_factory=Named)
 
     @property
     def done(self) -> int:
@@ -241,7 +309,7 @@ async def import_all(
     checked, lines, logs = 0, Lines(), LogLines()
     with Progress(file.count, "checking", "lines") as progress:
         for line in file:
-            key = await _rehearse(backend, line, lines, logs, on_conflict)
+            key = await _rehearse(backend, line, lines, logs, on_conflict, imported.holes)
             if last != (last := key[:2]):
                 await require_owner(*last)
             if on_conflict == "refuse" and not _is_page(line):
@@ -283,11 +351,12 @@ async def _import(
 
 
 async def _rehearse(
-    backend: Backend, line: Line, lines: Lines, logs: LogLines, on_conflict: OnConflict
+    backend: Backend, line: Line, lines: Lines, logs: LogLines, on_conflict: OnConflict, holes: Named
 ) -> tuple[str, str, str, str]:
     """Import a line into memory, to find errors early; returns its tenant, user, kind and id.
 
-    A page is only read: its conversation refers to it, and has no place for all of them.
+    A page is only read: its conversation refers to it, and has no place for all of them. What the file lacks
+    of a conversation or a log is added to `holes`.
     """
     traits, document = backend.record_traits, line.document
     async with open_backend(
@@ -299,8 +368,15 @@ async def _rehearse(
                 return *graphs.owner_of(document), "vertex", graphs.id_of(document)
             if is_log(document):
                 log = logs.read(document)
+                if isinstance(log, End) and log.missing:
+                    holes.add(
+                        named(log.key), f"the file has no items {spans(log.missing)} of its log of {log.kind}"
+                    )
                 return log.key.tenant_id, log.key.user_id, log.kind, log.key.session_id
-            key = lines.read(document).key
+            read = lines.read(document)
+            key = read.key
+            if isinstance(read, Session) and read.missing:
+                holes.add(named(key), f"the file has no turns {spans(read.missing)}")
             if not is_page(document):
                 alone = {name: value for name, value in document.items() if name != "transcript"}
                 await rehearsal.sessions.import_(alone, on_conflict=on_conflict)

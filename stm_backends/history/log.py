@@ -23,6 +23,7 @@ from stm_backends.catalogue.card import Activity
 from stm_backends.drivers.checks import require_integer
 from stm_backends.drivers.contract import Driver, Record
 from stm_backends.errors import (
+    Corrupt,
     InvalidState,
     LimitReached,
     OutcomeUnknown,
@@ -43,7 +44,14 @@ from stm_backends.records.directory import Directory
 from stm_backends.records.keys import LogKind
 from stm_backends.records.ledger import Appended
 from stm_backends.records.limits import UNLIMITED, Guard, Whose, characters_in
-from stm_backends.records.pages import Copy, Pages, numbers_asked_for, require_one_place
+from stm_backends.records.pages import (
+    Copy,
+    Damaged,
+    Pages,
+    numbers_asked_for,
+    refused,
+    require_one_place,
+)
 from stm_backends.types import MemoryKey
 
 logger = logging.getLogger("stm_backends")
@@ -183,16 +191,19 @@ class ItemLog:
 
         return await self._whole("transcript", page)
 
-    async def each_page(self) -> AsyncGenerator[LogPage]:
+    async def each_page(self, *, damaged: Damaged = refused) -> AsyncGenerator[LogPage]:
         """Yield the whole log as of one moment, oldest items first, by the numbers of its pages.
 
-        Raises `Unavailable` if items that are still to come were removed since that moment.
+        `damaged` is called with the error for what cannot be read of a page before that is yielded, and by
+        default raises it. If it does not, these numbers are among the missing ones. Raises `Unavailable` if
+        items that are still to come were removed since that moment.
         """
         log = (await self._load("pages")).log
         end = log.low + len(log.items)
         for number in range(log.first // pages.TURNS, -(-end // pages.TURNS)):
             start = max(log.first, number * pages.TURNS)
-            page = await self._page(log, start, min(end, (number + 1) * pages.TURNS))
+            stop = min(end, (number + 1) * pages.TURNS)
+            page = await self._page(log, start, stop, damaged=damaged)
             if page.missing and _place_of((await self._load("pages")).log) != _place_of(log):
                 raise Unavailable(
                     "items were removed while the log was read; read it again",
@@ -201,11 +212,15 @@ class ItemLog:
                 )
             yield page
 
-    async def _page(self, log: Log, start: int, stop: int) -> LogPage:
+    async def _page(self, log: Log, start: int, stop: int, *, damaged: Damaged = refused) -> LogPage:
         """Return the items from `start` to `stop - 1`, of which some may be missing."""
-        copies = await self._copies(log, start, min(stop, log.low))
-        with located(self._driver.name, "transcript"):
-            read = {number: items.item_in(copy.turn) for number, copy in copies.items()}
+        read: dict[int, tuple[Item, float]] = {}
+        for number, copy in (await self._copies(log, start, min(stop, log.low), damaged=damaged)).items():
+            with located(self._driver.name, "transcript"):
+                try:
+                    read[number] = items.item_in(copy.turn)
+                except Corrupt as error:
+                    damaged(error)
         read |= {number: (one.item, one.at) for number, one in enumerate(log.held, log.low)}
         numbers = range(start, stop)
         return LogPage(
@@ -379,10 +394,13 @@ class ItemLog:
             last *= 4
         return found
 
-    async def _copies(self, log: Log, first: int, end: int) -> Mapping[int, Copy]:
+    async def _copies(
+        self, log: Log, first: int, end: int, *, damaged: Damaged = refused
+    ) -> Mapping[int, Copy]:
         """Return what pages have of the numbers from `first` to `end - 1`, as of the time of a load."""
-        transcript = log.folded.transcript
-        return {} if transcript is None else await self._pages.between(self._where, transcript, first, end)
+        if log.folded.transcript is None:
+            return {}
+        return await self._pages.between(self._where, log.folded.transcript, first, end, damaged=damaged)
 
     async def _removed(self, log: Log, removal: Removal) -> Item | None:
         """Return what a pop removed. Raises `Corrupt` if it is in no page any more."""

@@ -81,7 +81,8 @@ Damaged: TypeAlias = Callable[[Corrupt], None]
 """What is done about a part of a page that cannot be read."""
 
 
-def _refused(error: Corrupt) -> None:
+def refused(error: Corrupt) -> None:
+    """Raise the error: no part is left out."""
     raise error
 
 
@@ -90,10 +91,18 @@ def _left_out(error: Corrupt) -> None:
 
 
 class _Held(NamedTuple):
-    """What the entries of one record hold. If `is_rewritten`, its body has the whole page."""
+    """What one record holds, but for what it `lacks`. If it `is_whole`, its body has the page."""
 
     contents: Sequence[Mapping[str, Any]]
-    is_rewritten: bool
+    is_whole: bool = False
+    lacks: bool = False
+
+
+class _Candidates(NamedTuple):
+    """The copies of a page's turns that may count, see `candidates`, but for what the page `lacks`."""
+
+    copies: Mapping[int, Sequence[Copy]]
+    lacks: bool
 
 
 class Pages:
@@ -278,7 +287,7 @@ class Pages:
     # Reading
 
     async def read(
-        self, key: Key, transcript: Transcript, first: int, end: int, *, damaged: Damaged = _refused
+        self, key: Key, transcript: Transcript, first: int, end: int, *, damaged: Damaged = refused
     ) -> dict[int, StoredTurn]:
         """Return the turns from `first` to `end - 1` by number; all are below `base`. Loads pages at once.
 
@@ -294,7 +303,7 @@ class Pages:
         return found
 
     async def between(
-        self, key: Key, transcript: Transcript, first: int, end: int, *, damaged: Damaged = _refused
+        self, key: Key, transcript: Transcript, first: int, end: int, *, damaged: Damaged = refused
     ) -> dict[int, Copy]:
         """Return the copies that count of the turns that `read` returns; `damaged` is that of `read`."""
         if end <= first:
@@ -306,61 +315,68 @@ class Pages:
             )
         ]
         # Where the last turn of a page has copies that differ, only the next page says which of them counts.
-        while stop * TURNS < transcript.base and _differ(loaded[-1], stop * TURNS - 1):
+        while stop * TURNS < transcript.base and _differ(loaded[-1].copies, stop * TURNS - 1):
             loaded.append(await self._candidates(key, transcript, stop, _left_out))
             stop += 1
-            if not _differ(loaded[-1], (stop - 1) * TURNS):
+            if not _differ(loaded[-1].copies, (stop - 1) * TURNS):
                 break
         known = {transcript.base - 1: transcript.last}
         found: dict[int, Copy] = {}
         for candidates in reversed(loaded):
             stop -= 1
-            copies = resolved(candidates, known)
+            copies = resolved(candidates.copies, known, lacks=candidates.lacks)
             if stop * TURNS in copies and stop * TURNS < transcript.base:
                 known[stop * TURNS - 1] = copies[stop * TURNS].prev
             found |= {number: copy for number, copy in copies.items() if first <= number < end}
         return dict(sorted(found.items()))
 
-    async def _candidates(
-        self, key: Key, transcript: Transcript, page: int, damaged: Damaged
-    ) -> Mapping[int, Sequence[Copy]]:
-        """Return the copies of a page's turns that may count; see `candidates`."""
+    async def _candidates(self, key: Key, transcript: Transcript, page: int, damaged: Damaged) -> _Candidates:
         wanted = range(max(page * TURNS, transcript.first), min((page + 1) * TURNS, transcript.base))
         known = {transcript.base - 1: transcript.last}
         contents: list[Mapping[str, Any]] = []
-        found: Mapping[int, Sequence[Copy]] = {}
+        copies: Mapping[int, Sequence[Copy]] = {}
+        lacks = False
         for spill in range(SPILLS):
             held = await self._held(keys.page_key(key, transcript.epoch, page, spill), damaged)
             if held is None:
                 break
             contents += held.contents
-            found = candidates(contents, transcript.rev)
+            lacks = lacks or held.lacks
+            copies = candidates(contents, transcript.rev)
             # Turns that were changed later may be in a later record; so may those that the next turns name.
-            if not transcript.rev and (held.is_rewritten or _are_named(found, wanted, known)):
-                return found
-        if not found.keys() >= {*wanted}:
+            if not transcript.rev and (held.is_whole or _are_named(copies, wanted, known)):
+                return _Candidates(copies, lacks)
+        if not copies.keys() >= {*wanted}:
             # Records that a page spills to may live longer than those before them.
             scope, name = keys.page_key(key, transcript.epoch, page)
             async for later in operations.names_of(self._driver, scope, f"{name}."):
-                held = await self._held(Key(scope, later), damaged)
-                contents += held.contents if held is not None else ()
-            found = candidates(contents, transcript.rev)
-        return found
+                held = await self._held(Key(scope, later), damaged) or _Held(())
+                contents += held.contents
+                lacks = lacks or held.lacks
+            copies = candidates(contents, transcript.rev)
+        return _Candidates(copies, lacks)
 
     async def _held(self, where: Key, damaged: Damaged) -> _Held | None:
         """Return what one record holds; `None` if there is no such record."""
+        errors: list[Corrupt] = []
+
+        def noted(error: Corrupt) -> None:
+            errors.append(error)
+            damaged(error)
+
         try:
             record = await self._driver.load(where)
         except Corrupt as error:
             damaged(error)
-            return _Held((), is_rewritten=False)
+            return _Held((), lacks=True)
         if record is None:
             return None
         self._counted("read", 1)
-        contents = self.opened(record, damaged=damaged)
-        return _Held(contents, bool(record.body and contents and len(contents[0]["turns"]) == TURNS))
+        contents = self.opened(record, damaged=noted)
+        is_whole = bool(record.body and not errors and len(contents[0]["turns"]) == TURNS)
+        return _Held(contents, is_whole, lacks=bool(errors))
 
-    def opened(self, record: Record, *, damaged: Damaged = _refused) -> list[Mapping[str, Any]]:
+    def opened(self, record: Record, *, damaged: Damaged = refused) -> list[Mapping[str, Any]]:
         """Return what the entries of a page hold, its body first; `damaged` is that of `read`."""
         found: list[Mapping[str, Any]] = []
         with located(self._driver.name, "transcript"):
@@ -496,18 +512,24 @@ def candidates(contents: Iterable[Mapping[str, Any]], rev: int | None = None) ->
     return found
 
 
-def resolved(candidates: Mapping[int, Sequence[Copy]], known: Mapping[int, str]) -> dict[int, Copy]:
+def resolved(
+    candidates: Mapping[int, Sequence[Copy]], known: Mapping[int, str], *, lacks: bool = False
+) -> dict[int, Copy]:
     """Return the copy of each turn that counts, by number.
 
     It is the one whose id has the short hash that `known` has, or that the turn after it names, and otherwise
-    the last one.
+    the last one. If the page `lacks` what cannot be read, there may be no such one: another copy does not
+    take the place of the one that is named, nor does any copy before a number that is left out for this.
     """
     found: dict[int, Copy] = {}
     for number in sorted(candidates, reverse=True):
         after = found.get(number + 1)
         name = known.get(number, after.prev if after else "")
-        copies = candidates[number]
-        found[number] = next((one for one in copies if _name(one) == name), copies[0])
+        named = next((one for one in candidates[number] if _name(one) == name), None)
+        if named is not None:
+            found[number] = named
+        elif not lacks or not (name or (after is None and number + 1 in candidates)):
+            found[number] = candidates[number][0]
     return found
 
 

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from stm_backends import Backend, ConversationTurn, MemoryKey, ShortTermMemoryConfig, open_backend
+from stm_backends.admin.sessions import Sessions
 from stm_backends.cli import conversation
 from stm_backends.cli.app import app
 from stm_backends.drivers.contract import Key
@@ -225,8 +226,79 @@ def test_history_and_show_give_the_items_of_a_framework(kept: str) -> None:
     assert "Wish 180" in done.stdout
     document = json.loads(cli("show", "acme:u1:trip", "--url", kept, "--json").stdout)
     assert (document["log"], document["newest"], len(document["items"])) == ("openai-agents", 199, 20)
+
+
+def test_a_page_of_a_log_has_all_of_its_items_by_the_numbers_of_history(kept: str) -> None:
     done = cli("show", "acme:u1:trip", "--url", kept, "--html")
-    assert (done.exit_code, "--json" in done.stderr) == (2, True)
+    assert done.exit_code == 0, done.stderr
+    said = re.findall(
+        r'<p>#(\d+)[^<]*</p><div class="card user"><div class="who">user</div>.*?>Wish (\d+)<', done.stdout
+    )
+    assert said == [(str(number), str(number)) for number in range(199)]
+    assert re.search(
+        r'<p>#199[^<]*</p><div class="card tools"><div class="who">function_call</div><pre>', done.stdout
+    )
+    assert "<dt>items</dt><dd>200</dd>" in done.stdout
+    assert 'class="none"' not in done.stdout
+
+
+def test_a_page_of_a_log_says_what_it_leaves_out(kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def lose(first: int) -> None:
+        async with open_backend(kept) as backend:
+            scope, prefix = keys.pages_of(keys.log_key(KEY, "openai-agents"))
+            names = [name async for name in operations.names_of(backend.driver, scope, prefix)]
+            # As its time to live would.
+            await backend.driver.delete(Key(scope, names[first // 64]))
+
+    asyncio.run(lose(64))
+    page = cli("show", "acme:u1:trip", "--url", kept, "--html").stdout
+    assert "Not stored any more: numbers 64 to 127" in page
+    monkeypatch.setattr(conversation, "MOST", 30)
+    page = cli("show", "acme:u1:trip", "--url", kept, "--html").stdout
+    again = "stm-backends history acme:u1:trip --log openai-agents --before 170"
+    assert f"This page shows the newest 30 items. Numbers 0 to 169: {again}" in page
+    assert re.findall(r"Wish (\d+)<", page) == [str(number) for number in range(170, 199)]
+
+
+def test_markdown_of_a_log_has_its_newest_items_by_their_numbers(kept: str) -> None:
+    done = cli("show", "acme:u1:trip", "--url", kept, "--md")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.startswith(
+        "# Log of openai-agents\n\n```text\nacme:u1:trip\n```\n\n- **items**: 200, the newest 20 below\n"
+    )
+    said = re.findall(
+        r"^### Item (\d+), .*? UTC\n\nUser:\n\n```text\nWish (\d+)\n```$", done.stdout, re.MULTILINE
+    )
+    assert said == [(str(number), str(number)) for number in range(180, 199)]
+    assert re.search(r"^### Item 199, .*? UTC\n\nItem:\n\n```text\n{", done.stdout, re.MULTILINE)
+
+
+def turns_in(markdown: str) -> list[tuple[str, str]]:
+    """The numbers of turns in Markdown, and those in their texts."""
+    return re.findall(r"^### Turn (\d+), .*?Wish (\d+)$", markdown, re.MULTILINE | re.DOTALL)
+
+
+def test_markdown_numbers_turns_as_history_does(url: str) -> None:
+    said = turns_in(cli("show", "acme:u1:trip", "--md", "--url", url).stdout)
+    assert said == [(str(number), str(number)) for number in range(65, 70)]
+
+
+def test_markdown_numbers_turns_rightly_while_others_leave(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    export, more = Sessions.export, [*range(70, 90)]
+
+    async def after_others_left(sessions: Sessions, key: MemoryKey) -> dict[str, object]:
+        if more:
+            async with open_backend(url) as backend:
+                memory = backend.memory(KEY)
+                while more:
+                    number = more.pop(0)
+                    await memory.add_turn(ConversationTurn(f"Wish {number}", "Noted.", ts=1.7e9 + number))
+                await memory.flush()
+        return await export(sessions, key)
+
+    monkeypatch.setattr(Sessions, "export", after_others_left)
+    said = turns_in(cli("show", "acme:u1:trip", "--md", "--url", url).stdout)
+    assert said == [(str(number), str(number)) for number in range(85, 90)]
 
 
 def test_the_turns_come_first_and_of_several_logs_one_is_named(kept: str) -> None:

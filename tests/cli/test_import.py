@@ -17,8 +17,9 @@ from typer.testing import CliRunner, Result
 from stm_backends import MemoryKey, open_backend
 from stm_backends.cli.app import app
 from stm_backends.cli.exports import ExportFile, FileLimits, Line
-from stm_backends.drivers.contract import ANY
-from stm_backends.records.keys import vertex_key
+from stm_backends.drivers.contract import ANY, Key
+from stm_backends.records import operations
+from stm_backends.records.keys import log_key, memory_key, pages_of, vertex_key
 from stm_backends.tiers import MemoryManager, MemoryTier
 from tests.support.transcripts import converse, numbered, told
 
@@ -327,6 +328,58 @@ def test_a_damaged_vertex_is_named_and_everything_else_is_exported(url: str, tmp
     assert "1 graph vertex could not be exported" in done.stderr
     [line] = file.read_text().splitlines()
     assert json.loads(line)["properties"]["key"] == "finding"
+
+
+def test_a_damaged_page_costs_an_export_no_more_than_its_turns(url: str, tmp_path: Path) -> None:
+    long, other, noted = (MemoryKey("acme", "u", name) for name in ("long", "other", "noted"))
+
+    async def fill() -> None:
+        async with open_backend(url) as backend:
+            await converse(backend, long, range(200))
+            await converse(backend, other, range(200))
+            log = backend.item_log(noted, "langchain")
+            for number in range(200):
+                await log.add([{"type": "human", "data": {"content": f"Wish {number}"}}])
+            for record, number in ((memory_key(long), 1), (log_key(noted, "langchain"), 0)):
+                scope, prefix = pages_of(record)
+                names = [name async for name in operations.names_of(backend.driver, scope, prefix)]
+                where = Key(scope, names[number])
+                await backend.driver.replace(where, b"stm/9 page", version="v", expect=ANY, ttl=None)
+
+    asyncio.run(fill())
+    file, there = tmp_path / "out.jsonl", f"sqlite:///{tmp_path}/there.db"
+    done = cli("export", "--user", "acme:u", "-o", file, "--url", url)
+    assert done.exit_code == 1
+    assert "Error: acme:u:long, turns 64 to 127: " in done.stderr
+    assert "Error: acme:u:noted, items 0 to 63 of its log of langchain: " in done.stderr
+    assert f"3 conversations written to {file}" in done.stderr
+    assert "Error: 2 conversations could not be exported whole" in done.stderr
+
+    done = cli("import", file, "--url", there)
+    assert done.exit_code == 0
+    assert done.stderr == (
+        "3 conversations imported\n"
+        "acme:u:long: the file has no turns 64 to 127\n"
+        "acme:u:noted: the file has no items 0 to 63 of its log of langchain\n"
+    )
+
+    async def found(key: MemoryKey) -> list[tuple[int, str]]:
+        async with open_backend(there) as backend:
+            return await told(backend, key)
+
+    assert asyncio.run(found(other)) == numbered(range(200))
+    assert asyncio.run(found(long)) == numbered(range(64)) + numbered(range(128, 200))
+    shown = cli("history", "acme:u:long", "-n", 40, "--before", 120, "--url", there)
+    assert shown.stderr == (
+        f"Earlier turns: stm-backends history acme:u:long --url {there} -n 40 --before 80\n"
+        "Not stored any more: 80 to 119\n"
+    )
+    assert cli("export", "--user", "acme:u", "--url", there).exit_code == 0, "what is missing is no error"
+
+    assert cli("history", "acme:u:long", "-n", 40, "--before", 120, "--url", url).exit_code == 1
+    assert cli("import", file, "--replace", "--url", url).exit_code == 0
+    shown = cli("history", "acme:u:long", "-n", 40, "--before", 120, "--url", url)
+    assert (shown.exit_code, "Not stored any more: 80 to 119" in shown.stderr) == (0, True)
 
 
 def test_the_same_error_of_many_vertices_is_printed_once_with_their_number(url: str, tmp_path: Path) -> None:

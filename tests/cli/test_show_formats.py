@@ -116,10 +116,9 @@ def test_joiners_stay_where_scripts_and_emoji_need_them() -> None:
     assert plain("\U0001f469\u200d\u200c\u200d\U0001f680") == "\U0001f469\\u200d\\u200c\\u200d\U0001f680"
 
 
-def test_markdown_keeps_stored_text_within_its_fences(hostile: str) -> None:
-    shown = cli("show", hostile, "--md").stdout
+def outside_fences(markdown: str) -> list[str]:
     outside, fence = list[str](), ""
-    for line in shown.splitlines():
+    for line in markdown.splitlines():
         if fence:
             fence = "" if line == fence else fence
         elif found := re.fullmatch("(`{3,})text", line):
@@ -128,10 +127,42 @@ def test_markdown_keeps_stored_text_within_its_fences(hostile: str) -> None:
             outside.append(line)
     assert not fence
     assert not any("<" in line or "Not a heading" in line for line in outside)
+    return outside
+
+
+def test_markdown_keeps_stored_text_within_its_fences(hostile: str) -> None:
+    outside = outside_fences(cli("show", hostile, "--md").stdout)
     assert [line for line in outside if line.startswith("#")] == [
-        *("# Conversation", "## Summary", "## Recent", "### Turn 1, 2025-10-09 08:53:20 UTC"),
-        "### Turn 2",
+        *("# Conversation", "## Summary", "## Recent", "### Turn 0, 2025-10-09 08:53:20 UTC"),
+        "### Turn 1",
     ]
+
+
+def test_markup_in_a_log_is_text_in_every_format(hostile: str) -> None:
+    async def add() -> None:
+        async with stm_backends.open_backend(os.environ["STM_BACKENDS_URL"]) as backend:
+            items = [
+                {"role": CANARY, "content": "```\n# Not a heading\n````"},
+                {"role": "user", "content": CANARY + UNSEEN},
+                {"type": "function_call", "name": CANARY, UNSEEN: 1},
+            ]
+            await backend.item_log(KEY, "openai-agents").add(items)
+
+    asyncio.run(add())
+    page = cli("show", hostile, "--log", "openai-agents", "--html").stdout
+    seen = Seen(page)
+    assert {tag for tag, _ in seen.tags} <= {
+        *("html", "head", "meta", "title", "style", "body", "main", "h1", "small", "dl", "div", "dt", "dd"),
+        *("article", "p", "pre", "span"),
+    }
+    classes = {value for _, attributes in seen.tags for name, value in attributes if name == "class"}
+    assert classes == {"card user", "card tools", "who", "text", "esc"}
+    assert seen.text.count(CANARY) == 2
+    markdown = cli("show", hostile, "--log", "openai-agents", "--md").stdout
+    found = [line.partition(",")[0] for line in outside_fences(markdown) if line.startswith("#")]
+    assert found == ["# Log of openai-agents", "### Item 0", "### Item 1", "### Item 2"]
+    for char in UNSEEN:
+        assert char.isprintable() or char not in page + markdown
 
 
 def test_json_has_the_conversation_and_its_figures(hostile: str) -> None:
@@ -222,9 +253,9 @@ def test_marks_of_a_replay_are_not_shown_and_its_ledger_is_explained(replayed: s
     assert "turn:trip#12" in cli("show", replayed, "--json").stdout, "as it is stored"
 
 
-def test_markdown_counts_turns_from_the_first_of_the_conversation(replayed: str) -> None:
+def test_markdown_numbers_turns_from_0_for_the_first_of_the_conversation(replayed: str) -> None:
     shown = cli("show", replayed, "--md", "--full-zone-turns", "1").stdout
-    assert re.findall("^### Turn ([0-9]+)", shown, re.MULTILINE) == ["13", "14"]
+    assert re.findall("^### Turn ([0-9]+)", shown, re.MULTILINE) == ["12", "13"]
 
 
 def test_the_help_of_show_says_who_can_read_what_is_written_by_itself() -> None:

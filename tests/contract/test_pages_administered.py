@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stm_backends import Backend, MemoryKey, Sealing, StaticKeys
+from stm_backends import Backend, MemoryBudget, MemoryKey, Sealing, StaticKeys
 from stm_backends.admin.copying import Copy, Item, Owner
 from stm_backends.admin.purging import Purge, Purged
 from stm_backends.drivers.contract import ANY, Driver, Key, Record
@@ -21,7 +21,7 @@ from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.sqlite.driver import SqliteDriver
 from stm_backends.drivers.sqlite.settings import SqliteSettings
 from stm_backends.drivers.wrapper import WrapperDriver
-from stm_backends.errors import InvalidState, OutcomeUnknown, SessionExists, SessionNotFound
+from stm_backends.errors import Corrupt, InvalidState, OutcomeUnknown, SessionExists, SessionNotFound
 from stm_backends.history import log as item_log
 from stm_backends.history.log import ItemLog
 from stm_backends.memory.shared.snapshot import Snapshot
@@ -324,6 +324,22 @@ async def test_pages_whose_record_is_gone_are_removed(driver: Driver, clock: Fak
     assert await told(backend, OTHER) == numbered(range(20))
 
 
+async def test_a_page_that_a_fold_after_expire_has_stored_goes_with_a_purge(
+    driver: Driver, clock: FakeClock
+) -> None:
+    backend = Backend(driver)
+    await converse(backend, KEY, range(20), config=replace(KEPT, budget=MemoryBudget(full_zone_turns=20)))
+    await backend.sessions.expire("acme", ttl=DAY)
+    # Folds what is there, and adds nothing.
+    await converse(backend, KEY, range(0))
+    await clock.pass_time(DAY + 1)
+    assert await driver.load(WHERE) is None
+    left = len(await pages_of(driver, KEY))
+    assert left > 0
+    assert (await purge(driver, clock)).pages == left
+    assert not await pages_of(driver, KEY)
+
+
 async def test_the_pages_of_a_sealed_conversation_are_purged(driver: Driver, clock: FakeClock) -> None:
     backend = Backend(driver, sealing=Sealing(StaticKeys({"k": bytes(32)}, primary="k")))
     await converse(backend, KEY, range(40), ts=lambda number: 1_000_000_000.0)
@@ -386,9 +402,9 @@ async def test_a_sealed_conversation_is_copied_without_its_keys(driver: Driver, 
 # Export and import
 
 
-async def exported(backend: Backend, key: MemoryKey = KEY) -> list[dict[str, Any]]:
+async def exported(backend: Backend, key: MemoryKey = KEY, **options: Any) -> list[dict[str, Any]]:
     # As a file has them.
-    return json.loads(json.dumps([line async for line in backend.sessions.export_lines(key)]))
+    return json.loads(json.dumps([line async for line in backend.sessions.export_lines(key, **options)]))
 
 
 async def imported(backend: Backend, lines: list[dict[str, Any]], **options: Any) -> list[MemoryKey]:
@@ -452,6 +468,84 @@ async def test_a_conversation_whose_pages_are_all_gone_is_exported_without_them(
     await pages.erase(driver, WHERE)
     await imported(Backend(target), await exported(Backend(driver)))
     assert await told(Backend(target), KEY) == [(28, "t28"), (29, "t29")]
+
+
+async def damage(driver: Driver, record: Key, *numbers: int) -> None:
+    scope, prefix = keys.pages_of(record)
+    names = [name async for name in operations.names_of(driver, scope, prefix)]
+    for number in numbers:
+        where = Key(scope, names[number])
+        await driver.replace(where, b"stm/1 page turns1\nnot", version="v", expect=ANY, ttl=None)
+
+
+class Unread:
+    """What an export was told of."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def __call__(self, error: Corrupt, numbers: Sequence[int]) -> None:
+        assert "could not read the stored bytes" in str(error)
+        self.numbers += numbers
+
+
+async def test_a_damaged_page_is_named_and_all_others_are_exported(driver: Driver, target: Driver) -> None:
+    await converse(Backend(driver), KEY, range(30))
+    await damage(driver, WHERE, 0, 2)
+    unread = Unread()
+    lines = await exported(Backend(driver), unreadable=unread)
+    assert unread.numbers == [0, 1, 2, 3, 8, 9, 10, 11]
+    assert lines[-1]["transcript"] == {"first": 0, "base": 28, "missing": 8}
+    await imported(Backend(target), lines)
+    page = await reading(Backend(target), KEY).transcript(after=-1, limit=100)
+    assert page.missing == tuple(unread.numbers)
+    assert [(turn.number, turn.id) for turn in page.turns] == numbered(range(4, 8)) + numbered(range(12, 30))
+
+
+async def test_a_program_is_not_given_a_conversation_without_its_damaged_page(driver: Driver) -> None:
+    await converse(Backend(driver), KEY, range(30))
+    await damage(driver, WHERE, 2)
+    with pytest.raises(Corrupt):
+        await exported(Backend(driver))
+    with pytest.raises(Corrupt):
+        await Backend(driver).sessions.copy(KEY, Backend(driver).sessions, under=OTHER)
+    assert await told(Backend(driver), OTHER) == []
+
+
+@pytest.mark.parametrize("on_conflict", ["refuse", "merge", "replace"])
+async def test_a_conversation_without_a_page_is_imported(
+    driver: Driver, target: Driver, on_conflict: str
+) -> None:
+    await converse(Backend(driver), KEY, range(30))
+    await damage(driver, WHERE, *range(7))
+    *before, last = await exported(Backend(driver), unreadable=Unread())
+    assert (before, last["transcript"]["missing"]) == ([], 28)
+    await converse(Backend(driver), OTHER, range(30))
+    others = await exported(Backend(driver), OTHER)
+    assert await imported(Backend(target), [*others, last], on_conflict=on_conflict) == [OTHER, KEY]
+    assert await told(Backend(target), OTHER) == numbered(range(30))
+    page = await reading(Backend(target), KEY).transcript(after=-1, limit=100)
+    assert page.missing == tuple(range(28))
+    assert [turn.number for turn in page.turns] == [28, 29]
+    await converse(Backend(target), KEY, range(30, 50))
+    assert await told(Backend(target), KEY) == numbered(range(28, 50))
+
+
+async def test_no_other_copy_stands_in_for_a_turn_that_cannot_be_read(driver: Driver) -> None:
+    await converse(Backend(driver), KEY, range(33))
+    transcript = await transcript_in(driver)
+    assert transcript.base == 31
+    where = keys.page_key(WHERE, transcript.epoch, 7)
+    await driver.delete(where)
+    # What another process took for these turns, before those that count.
+    stale = [Leaving(name, b'{"turn_id":"%b"}' % name.encode()) for name in ("a", "b", "c")]
+    start = replace(transcript, base=28, last="")
+    await Pages(driver, CODEC).put(WHERE, start, stale, summary=None, ttl=None)
+    assert [turn["turn_id"] for turn in (await exported(Backend(driver)))[-2]["turns"]] == ["a", "b", "c"]
+    await driver.append(where, b"stm/1 page turns1\nnot", initial_version="v", ttl=None)
+    unread = Unread()
+    lines = await exported(Backend(driver), unreadable=unread)
+    assert (unread.numbers, lines[-1]["transcript"]["missing"]) == ([28, 29, 30], 3)
 
 
 @pytest.mark.parametrize("without", [0, 3, 6, 7])
@@ -619,6 +713,24 @@ async def test_expire_gives_a_log_and_its_pages_one_time_to_live(driver: Driver,
     await clock.pass_time(2)
     assert await noted_in(driver) == []
     assert not await log_pages(driver)
+
+
+async def test_a_damaged_page_of_a_log_is_named_and_all_others_are_exported(
+    driver: Driver, target: Driver
+) -> None:
+    await noted(driver, range(30))
+    await damage(driver, LOG, 2)
+    unread, sessions = Unread(), Backend(driver).sessions
+    lines = [line async for line in sessions.export_log_lines(KEY, "langchain", unreadable=unread)]
+    assert (unread.numbers, lines[-1]["missing"]) == ([8, 9, 10, 11], 4)
+    with pytest.raises(Corrupt):
+        assert [line async for line in sessions.export_log_lines(KEY, "langchain")]
+    await imported(Backend(target), json.loads(json.dumps(lines)))
+    page = await ItemLog(target, KEY, "langchain").transcript(after=-1, limit=100)
+    assert page.missing == (8, 9, 10, 11)
+    assert [one.item["content"] for one in page.items] == [
+        f"item {number}" for number in range(30) if number not in page.missing
+    ]
 
 
 async def test_the_receipt_of_an_erasure_counts_the_pages_of_a_log(driver: Driver) -> None:
