@@ -94,7 +94,7 @@ class _Found(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """How many bytes the load has: by the average entry, as `LOAD` has it, or more if they are here."""
+        """The bytes of the load: by the average entry, as `LOAD` has it, or more if they are here."""
         if self.last < self.length:
             return max(self.size * self.last // self.length, self.loaded)
         return self.size

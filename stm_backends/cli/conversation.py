@@ -20,7 +20,7 @@ from stm_backends.records.codec import load_body, load_turn
 from stm_backends.types import MemoryBudget, MemoryKey, ShortTermMemoryConfig, StoredTurn
 
 MOST: Final = 10_000
-"""How many turns of a whole conversation a page shows: the newest. A browser opens so many at once."""
+"""A page shows this many of the newest turns of a whole conversation; a browser can open as many at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Conversation:
 
     @property
     def archived(self) -> int:
-        """How many turns are in pages of the transcript."""
+        """The number of turns in pages of the transcript."""
         return self.transcript.base - self.transcript.first
 
     @property

@@ -65,7 +65,7 @@ Entry: TypeAlias = Add | Pop
 
 
 class Removal(NamedTuple):
-    """What a pop removed: an item, the one with a `number` in a page, or `None` if the log was empty."""
+    """The result of a pop: an item, the one with a `number` in a page, or `None` if the log was empty."""
 
     at: float
     item: Item | None
@@ -157,7 +157,7 @@ class Log:
 
     @property
     def count(self) -> int:
-        """How many items there are, in pages or not."""
+        """The number of items, in pages or not."""
         return self.low - self.first + len(self.items)
 
     def newest(self, count: int) -> list[Item] | None:

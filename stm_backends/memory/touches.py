@@ -32,9 +32,9 @@ EVERY_S: Final = 60.0
 """How many seconds after a touch of a conversation a process makes the next."""
 
 REMEMBERED: Final = 4_096
-"""Of how many conversations a process remembers when it touched them; one of more is touched more often.
+"""The number of conversations whose last touch a process remembers; it touches others more often.
 
-So many touches of others wait at most.
+At most as many touches of others wait.
 """
 
 AT_ONCE: Final = 8
@@ -53,7 +53,7 @@ class _Noted:
     """A record of a conversation that this process adds to.
 
     `at` is the time of its last activity in epoch seconds, `due` that of the next touch by the loop's clock.
-    `anew` says that something was erased: what the card says of the conversation counts no more.
+    `reset` says that something was erased, so that the counts and texts of the card no longer count.
     """
 
     key: MemoryKey
@@ -61,7 +61,7 @@ class _Noted:
     look: Look | None
     at: float
     ttl: float | None
-    anew: bool = False
+    reset: bool = False
     waits: bool = True
     running: bool = False
     due: float = -math.inf
@@ -105,13 +105,13 @@ class Touches:
         *,
         ttl: float | None,
         at: float | None = None,
-        anew: bool = False,
+        reset: bool = False,
     ) -> None:
         """Note an activity `at` epoch seconds, by default now, in the record of a kind; returns at once.
 
         `look` is called when the touch is made; without one, the touch reads the record. The conversation
-        lives `ttl` seconds; `None` means for ever. With `anew`, something of it was erased, and nothing that
-        the card says of it may stay.
+        lives `ttl` seconds; `None` means for ever. With `reset`, something of it was erased, and the counts
+        and texts of the card no longer count.
         """
         at = self._catalogue.clock() if at is None else at
         place = key, kind
@@ -119,7 +119,7 @@ class Touches:
         if noted is None:
             noted = self._leaving.pop(place) or _Noted(key, kind, look, at, ttl)
             self._noted[place] = noted
-        noted.look, noted.ttl, noted.anew = look, ttl, noted.anew or anew
+        noted.look, noted.ttl, noted.reset = look, ttl, noted.reset or reset
         noted.at, noted.waits = max(noted.at, at), True
         self._arm(noted)
 
@@ -170,12 +170,12 @@ class Touches:
             self._workers -= 1
 
     async def _touch(self, noted: _Noted) -> None:
-        anew, noted.anew = noted.anew, False
+        reset, noted.reset = noted.reset, False
         noted.running, noted.waits = True, False
         noted.due = asyncio.get_running_loop().time() + self._every
-        kind = "" if anew else noted.kind
+        kind = "" if reset else noted.kind
         try:
-            seen = None if anew or noted.look is None else noted.look()
+            seen = None if reset or noted.look is None else noted.look()
             card = await self._catalogue.touch(noted.key, seen, kind=kind, at=noted.at, ttl=noted.ttl)
             noted.faults = 0
             if card is not None:
@@ -186,7 +186,7 @@ class Touches:
             raise
         except StorageError as error:
             noted.faults += 1
-            noted.anew = noted.anew or anew
+            noted.reset = noted.reset or reset
             noted.waits = noted.faults <= FAULTS and not self._closing
             if not noted.waits:
                 self._observer.touches("lost", 1)

@@ -29,7 +29,7 @@ FORMAT: Final = 1
 """The major version that this library writes, and the only one that it reads, but for `_NEWER`."""
 
 _NEWER: Final = {"paged-log": 2}
-"""What has another major version: older versions of this library must neither show nor change it."""
+"""The kinds with another major version: older versions of this library must neither show nor change them."""
 
 LARGEST_CONTENT: Final = 256 * 1024 * 1024
 """The most bytes of JSON in a transformed envelope, so that a few stored bytes cannot fill the memory."""

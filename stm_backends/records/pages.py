@@ -44,7 +44,7 @@ TURNS: Final = 64
 """How many turns a page has. Part of the format."""
 
 MOST: Final = 1_000
-"""How many turns one call returns at most."""
+"""The number of turns that one call returns at most."""
 
 SPILLS: Final = 1_000
 """How many records a page takes at most: what does not fit into one goes to the next."""
@@ -74,7 +74,7 @@ class Copy(NamedTuple):
 
 
 Damaged: TypeAlias = Callable[[Corrupt], None]
-"""What is done about a part of a page that cannot be read."""
+"""Called with the error of a part of a page that cannot be read."""
 
 
 def _refused(error: Corrupt) -> None:
@@ -137,7 +137,7 @@ class Pages:
     ) -> None:
         """Store turns of one page as one entry or, if that is too large, as several.
 
-        A turn that has no room beside a checkpoint is stored without one.
+        A turn that leaves no room for a checkpoint is stored without one.
         """
         page = transcript.base // TURNS
         try:

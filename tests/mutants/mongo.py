@@ -21,7 +21,7 @@ class AnswersInTheOrderAsked(MongoDriver):
 
 
 class ReadsForTheFirst(MongoDriver):
-    """Reads as many entries of a record as the first of several loads wants, whatever the others want."""
+    """Reads as many entries of a record as the first of several loads wants."""
 
     async def _fetch(self, wanted: Sequence[Wanted]) -> dict[Wanted, dict[str, Any]]:
         first = {one.key: one for one in reversed(wanted)}

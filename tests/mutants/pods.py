@@ -422,7 +422,7 @@ class _NoRevisions(Pages):
 
 
 class IgnoresRevisions(_Transcribing):
-    """Takes the last copy of a turn, whatever revision it is of."""
+    """Takes the last copy of a turn, even if its revision is older."""
 
     pages = _NoRevisions
 

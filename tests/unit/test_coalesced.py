@@ -391,7 +391,7 @@ def test_no_load_wants_more_entries_than_datastores_can_count() -> None:
 
 
 class SharesAnswersOfARecord(Coalesced[Any, Any]):
-    """A mutant: loads of a record in one request get the same answer, whatever each of them wants."""
+    """A mutant: loads of a record in one request get the answer that the first of them wants."""
 
     async def _fetch_all(self, keys: Sequence[Any]) -> Any:
         first = {one.key: one for one in reversed(keys)}

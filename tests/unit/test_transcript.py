@@ -485,7 +485,7 @@ async def test_of_the_last_turn_of_a_page_that_copy_counts_which_the_next_page_n
     store = Pages(driver, Codec())
     turns = leaving(*"abcdefghijkl")
     await store.put(RECORD, Transcript("e"), turns, summary="", ttl=None)
-    # Another process took turns of its own for those that follow "c" and "g"; its write was refused.
+    # Another process took its own turns for those that follow "c" and "g"; its write was refused.
     for base, last, other in (3, "c", "x"), (7, "g", "y"):
         mark = Transcript("e", base=base, last=digest(last))
         await store.put(RECORD, mark, leaving(other), summary="", ttl=None)

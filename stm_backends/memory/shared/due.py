@@ -13,7 +13,7 @@ from stm_backends.records import pages
 from stm_backends.types import ShortTermMemoryConfig
 
 PAGES_AT_ONCE: Final = 16
-"""How many pages of turns leave a record at once, so that processes which soon end make progress, too."""
+"""The pages of turns that leave a record at once. Processes that soon end make progress, too."""
 
 REPEATS_KEPT: Final = 16
 """How many repeats at the head of a record justify a write that removes them."""

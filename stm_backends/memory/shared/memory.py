@@ -102,7 +102,7 @@ class DistributedShortTermMemory:
 
     @property
     def waiting(self) -> int:
-        """How many turns wait in pages of the transcript for a summary, as of the last load.
+        """The number of turns that wait in pages of the transcript for a summary, as of the last load.
 
         They have left the record while the summarizer failed or fell behind, and the model is not shown them.
         """
@@ -250,10 +250,10 @@ class DistributedShortTermMemory:
     ) -> TranscriptPage:
         """Return up to `limit` turns of the whole conversation by their numbers, oldest first.
 
-        Those before a number, after one, or around one; by default the newest. One or two pages are read
-        beside the record, whatever the length of the conversation. A page of turns is as of one moment, so
-        that reading the next page by the number of a turn misses none and repeats none. A conversation
-        without a transcript has the turns that are retained in full.
+        Those before a number, after one, or around one; by default the newest. However long the conversation
+        is, the record and one or two pages are read. A page of turns is as of one moment, so that reading the
+        next page by the number of a turn misses none and repeats none. A conversation without a
+        transcript has the turns that are retained in full.
         """
         return await read_page(self._shared, before=before, after=after, at=at, limit=limit)
 
