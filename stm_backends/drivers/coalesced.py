@@ -29,14 +29,14 @@ ALL: Final = 2**31 - 1
 """More entries than a record has; datastores take no larger number."""
 
 
-class Wanted(NamedTuple):
+class LoadKey(NamedTuple):
     """The arguments of a load: a record, and the number of its newest entries."""
 
     key: Key
     last: int
 
     @classmethod
-    def of(cls, key: Key, last: int | None) -> Wanted:
+    def of(cls, key: Key, last: int | None) -> LoadKey:
         """Return what a load with `last` asks for."""
         return cls(key, ALL if last is None else min(last, ALL))
 
@@ -71,7 +71,7 @@ class _Batch(Generic[K, A]):
 class Coalesced(Generic[K, A]):
     """Groups loads that wait at the same time; each caller gets the answer for its own key.
 
-    A key is that of a record or, where loads of the newest entries share requests too, a `Wanted`.
+    A key is that of a record or, where loads of the newest entries share requests too, a `LoadKey`.
 
     `fetch` reads several records with one request. It returns what it found by key; a key that is missing
     has no record. Its errors reach all callers of the request. `size` is the number of bytes of what was

@@ -76,7 +76,7 @@ class Removal(NamedTuple):
         return self.item if self.number is None else paged.get(self.number)
 
 
-class Held(NamedTuple):
+class Placed(NamedTuple):
     """An item that is not in a page, and where it was added: as the `nth` of an entry, at a time or 0.
 
     `place` is that of the entry in the tail; it is -1 in the body, where the item has no entry. `rev` is its
@@ -127,7 +127,7 @@ class Log:
         self._skipped = skipped
         paged = folded.transcript
         self.first, self.low, self.rev = (0, 0, 0) if paged is None else (paged.first, paged.base, paged.rev)
-        held = [Held(item, -1, "", nth, 0.0, self.rev) for nth, item in enumerate(folded.items)]
+        held = [Placed(item, -1, "", nth, 0.0, self.rev) for nth, item in enumerate(folded.items)]
         held = [] if skipped else held
         self.popped = dict(folded.popped)
         self.ids: dict[str, None] = {}
@@ -137,7 +137,7 @@ class Log:
             self.ids[entry.id] = None
             if isinstance(entry, Add):
                 held += [
-                    Held(item, place, entry.id, nth, entry.at, self.rev)
+                    Placed(item, place, entry.id, nth, entry.at, self.rev)
                     for nth, item in enumerate(entry.items)
                 ]
                 continue

@@ -49,7 +49,7 @@ _Place: TypeAlias = tuple[MemoryKey, str]
 
 
 @dataclass(slots=True, eq=False)
-class _Noted:
+class _Active:
     """A record of a conversation that this process adds to.
 
     `at` is the time of its last activity in epoch seconds, `due` that of the next touch by the loop's clock.
@@ -83,16 +83,16 @@ class Touches:
         self._catalogue = catalogue
         self._every = every
         self._observer = observer
-        self._noted: Bounded[_Place, _Noted] = Bounded(most, forgotten=self._displaced)
+        self._noted: Bounded[_Place, _Active] = Bounded(most, forgotten=self._displaced)
         # Those that were displaced before their touch.
-        self._leaving: Bounded[_Place, _Noted] = Bounded(most, forgotten=self._given_up)
+        self._leaving: Bounded[_Place, _Active] = Bounded(most, forgotten=self._given_up)
         self.start_over()
 
     def start_over(self) -> None:
         """Forget what was noted on an event loop that has ended."""
         self._noted.clear()
         self._leaving.clear()
-        self._queue: OrderedDict[_Noted, None] = OrderedDict()
+        self._queue: OrderedDict[_Active, None] = OrderedDict()
         self._background = Background(self)
         self._workers = 0
         self._closing = False
@@ -117,13 +117,13 @@ class Touches:
         place = key, kind
         noted = self._noted.use(place)
         if noted is None:
-            noted = self._leaving.pop(place) or _Noted(key, kind, look, at, ttl)
+            noted = self._leaving.pop(place) or _Active(key, kind, look, at, ttl)
             self._noted[place] = noted
         noted.look, noted.ttl, noted.reset = look, ttl, noted.reset or reset
         noted.at, noted.waits = max(noted.at, at), True
         self._arm(noted)
 
-    def _arm(self, noted: _Noted) -> None:
+    def _arm(self, noted: _Active) -> None:
         """Let a touch wait for its time, or for a worker if it is due."""
         loop = asyncio.get_running_loop()
         if noted.running or noted.timer is not None:
@@ -133,7 +133,7 @@ class Touches:
         else:
             noted.timer = loop.call_at(noted.due, self._enter, noted)
 
-    def _enter(self, noted: _Noted) -> None:
+    def _enter(self, noted: _Active) -> None:
         if noted.timer is not None:
             noted.timer.cancel()
             noted.timer = None
@@ -142,11 +142,11 @@ class Touches:
             self._workers += 1
             self._background.start(self._work(), name="stm-catalogue")
 
-    def _displaced(self, place: _Place, noted: _Noted) -> None:
+    def _displaced(self, place: _Place, noted: _Active) -> None:
         if noted.waits or noted.running:
             self._leaving[place] = noted
 
-    def _given_up(self, _: _Place, noted: _Noted) -> None:
+    def _given_up(self, _: _Place, noted: _Active) -> None:
         if noted.timer is not None:
             noted.timer.cancel()
         noted.waits = False
@@ -169,7 +169,7 @@ class Touches:
         finally:
             self._workers -= 1
 
-    async def _touch(self, noted: _Noted) -> None:
+    async def _touch(self, noted: _Active) -> None:
         reset, noted.reset = noted.reset, False
         noted.running, noted.waits = True, False
         noted.due = asyncio.get_running_loop().time() + self._every

@@ -210,7 +210,7 @@ class Pages:
 
         async def rewrite(page: int) -> None:
             try:
-                await self.seal(key, before.epoch, page, known)
+                await self.compact(key, before.epoch, page, known)
             except StorageError as error:
                 logger.warning(
                     "could not rewrite a full page of a transcript, which takes more room as it is: %s "
@@ -221,7 +221,7 @@ class Pages:
 
         await operations.together(range(before.base // TURNS, end // TURNS), rewrite)
 
-    async def seal(self, key: Key, epoch: str, page: int, known: Mapping[int, str]) -> bool:
+    async def compact(self, key: Key, epoch: str, page: int, known: Mapping[int, str]) -> bool:
         """Write a page as one body and drop the entries that were read; returns whether that was done.
 
         `known` has short hashes of ids by number. A page that is not full, or has spilled, stays as it is.

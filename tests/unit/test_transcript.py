@@ -511,7 +511,7 @@ async def test_rewriting_a_page_keeps_what_was_added_meanwhile(
         return await fold(*given, **options)
 
     monkeypatch.setattr(ledger, "fold", later)
-    assert await store.seal(RECORD, "e", 0, {})
+    assert await store.compact(RECORD, "e", 0, {})
     found = await store.read(RECORD, Transcript("e", base=4, rev=1), 0, 4)
     assert [one.id for one in found.values()] == ["a", "b", "x", "y"]
 
@@ -530,7 +530,7 @@ async def test_rewriting_a_page_does_not_bring_it_back(
         return await fold(*given, **options)
 
     monkeypatch.setattr(ledger, "fold", erased)
-    assert not await store.seal(RECORD, "e", 0, {})
+    assert not await store.compact(RECORD, "e", 0, {})
     assert (await driver.scan("acme:u1:page", limit=9)).names == ()
 
 

@@ -20,7 +20,7 @@ from stm_backends.memory.defaults import remembering
 from stm_backends.memory.estimating import checked_config
 from stm_backends.memory.policy import CatchUp, Fold, Recover, Wait
 from stm_backends.memory.shared.backgrounds import Backgrounds
-from stm_backends.memory.shared.due import Held, Mark, Move
+from stm_backends.memory.shared.due import Held, KeepTranscript, Move
 from stm_backends.memory.shared.folds import Stats, attempt_of
 from stm_backends.memory.shared.reading import TranscriptPage, TranscriptTurn, read_all, read_page
 from stm_backends.memory.view import artifact_in
@@ -293,7 +293,7 @@ class DistributedShortTermMemory:
                     degraded = snapshot.body.health is MemoryHealth.DEGRADED
                     in_vain = degraded and (
                         attempt != first
-                        or not isinstance(step, Fold | CatchUp | Held | Mark | Move | Recover)
+                        or not isinstance(step, Fold | CatchUp | Held | KeepTranscript | Move | Recover)
                     )
                     hopeless = maintenance.hopeless and isinstance(step, Wait)
                     # Work that fails is not started over and over.
