@@ -47,6 +47,24 @@ KEY = MemoryKey("acme", "u1", "chat")
 RECORD = keys.memory_key(KEY)
 KEPT = config(transcript=True, total_max_tokens=0, summary_max_tokens=100_000)
 
+UNREADABLE = pytest.mark.parametrize(
+    "options",
+    [{"sealing": Sealing(StaticKeys({"k": bytes(32)}, primary="k"))}, {"transforms": [Zlib(threshold=1)]}],
+    ids=["sealed", "compressed"],
+)
+"""Options of a backend that stores no text as it is."""
+
+
+def stored_in_pages(store: MemoryStore) -> bytes:
+    """Return all bytes of all pages."""
+    return b"".join(
+        value
+        for scope, records in store.scopes.items()
+        if scope.endswith(":page")
+        for record in records.records.values()
+        for value in (record.body or b"", *record.tail)
+    )
+
 
 @pytest.fixture
 async def backend() -> AsyncIterator[Backend]:
@@ -188,11 +206,7 @@ def test_the_facade_for_threads_reads_the_same() -> None:
         assert said(memory.transcript(before=2).turns) == ["u0", "u1"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"sealing": Sealing(StaticKeys({"k": bytes(32)}, primary="k"))}, {"transforms": [Zlib(threshold=1)]}],
-    ids=["sealed", "compressed"],
-)
+@UNREADABLE
 async def test_pages_are_sealed_and_transformed_as_all_else(
     options: dict[str, Any], small_pages: None
 ) -> None:
@@ -201,13 +215,7 @@ async def test_pages_are_sealed_and_transformed_as_all_else(
         memory = memory_of(opened)
         await talked(memory, range(9))
         assert said(await all_of(memory)) == [f"u{number}" for number in range(9)]
-    everything = b"".join(
-        value
-        for scope, records in store.scopes.items()
-        if scope.endswith(":page")
-        for record in records.records.values()
-        for value in (record.body or b"", *record.tail)
-    )
+    everything = stored_in_pages(store)
     assert everything
     assert b"u3" not in everything
 
