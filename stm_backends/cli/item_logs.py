@@ -37,7 +37,7 @@ LogName: TypeAlias = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class ShownLog:
+class Found:
     """A page of the log of a framework."""
 
     kind: LogKind
@@ -61,7 +61,7 @@ async def is_there(opened: Backend, key: MemoryKey, kind: LogKind) -> bool:
 
 async def page_of(
     opened: Backend, key: MemoryKey, kind: LogKind | None, *, before: int | None = None, limit: int = SHOWN
-) -> ShownLog:
+) -> Found:
     """Return the newest items of a log, or those before a number; by default of the only log.
 
     Raises `SessionNotFound` if there is none, and `ConfigurationError` if there are several.
@@ -73,7 +73,7 @@ async def page_of(
         raise SessionNotFound(f"there is no {what} under this key")
     if len(kinds) > 1:
         raise ConfigurationError(f"the conversation has several logs; give one: {_options(kinds)}")
-    return ShownLog(kinds[0], await opened.item_log(key, kinds[0]).transcript(before=before, limit=limit))
+    return Found(kinds[0], await opened.item_log(key, kinds[0]).transcript(before=before, limit=limit))
 
 
 def _options(kinds: list[LogKind]) -> str:
@@ -97,7 +97,7 @@ def numbered(page: LogPage) -> RenderableType:
     return rows
 
 
-def shown(found: ShownLog, key: str) -> RenderableType:
+def shown(found: Found, key: str) -> RenderableType:
     """Return what `show` prints of a log."""
     facts = Table.grid(padding=(0, 2))
     for name, value in _facts(found).items():
@@ -105,7 +105,7 @@ def shown(found: ShownLog, key: str) -> RenderableType:
     return Group(Text(plain(key), style="bold"), facts, numbered(found.page))
 
 
-def document(found: ShownLog, key: str) -> dict[str, Any]:
+def document(found: Found, key: str) -> dict[str, Any]:
     """Return what `show --json` prints of a log."""
     page = found.page
     return {
@@ -117,7 +117,7 @@ def document(found: ShownLog, key: str) -> dict[str, Any]:
     }
 
 
-def _facts(found: ShownLog) -> dict[str, str]:
+def _facts(found: Found) -> dict[str, str]:
     page = found.page
     last = max((one.at for one in page.items), default=0.0)
     count = page.newest - page.oldest + 1
