@@ -103,8 +103,8 @@ def open_backend(  # noqa: PLR0913 -- one for each setting
 class Backend(AbstractAsyncContextManager["Backend"]):
     """One driver and the objects that use it: memories, conversations, saved states, sessions, statistics.
 
-    `open_backend` creates a backend by name. Pass a driver to this class to use a client of your own.
-    Closing a backend closes its driver.
+    `open_backend` creates a backend by name. Pass a driver to this class to use your own client. Closing a
+    backend closes its driver.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The memory and the state store on a client of your own.
+"""The memory and the state store on your own client.
 
 The table must exist: `stm-backends schema dynamo` prints what creates it.
 """

@@ -29,7 +29,7 @@ from stm_backends.drivers.checks import (
     require_rewrite,
     require_ttl,
 )
-from stm_backends.drivers.coalesced import LARGE_BYTES, Coalesced, Wanted
+from stm_backends.drivers.coalesced import LARGE_BYTES, Coalesced, LoadKey
 from stm_backends.drivers.contract import (
     ABSENT,
     ANY,
@@ -185,7 +185,7 @@ class MongoDriver:
     async def load(self, key: Key, *, last: int | None = None) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist."""
         require_last(last)
-        wanted = Wanted.of(key, last)
+        wanted = LoadKey.of(key, last)
 
         async def work(_: Collection) -> Document | None:
             # MongoDB promises linearizable reads only for a filter that matches one document.
@@ -317,7 +317,7 @@ class MongoDriver:
         )
         return found[0]["scope"] if found else None
 
-    async def _fetch(self, wanted: Sequence[Wanted]) -> dict[Wanted, Document]:
+    async def _fetch(self, wanted: Sequence[LoadKey]) -> dict[LoadKey, Document]:
         """Return the documents for several loads by one command; each document is one snapshot.
 
         A document has at least the entries that are wanted. Among several, what is large has no contents.

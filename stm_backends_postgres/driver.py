@@ -22,7 +22,7 @@ from stm_backends.drivers.checks import (
     require_ttl,
     skipped_of,
 )
-from stm_backends.drivers.coalesced import LARGE_BYTES, Coalesced, Wanted
+from stm_backends.drivers.coalesced import LARGE_BYTES, Coalesced, LoadKey
 from stm_backends.drivers.contract import (
     ANY,
     KEEP,
@@ -94,7 +94,7 @@ class _Found(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """How many bytes the load has: by the average entry, as `LOAD` has it, or more if they are here."""
+        """The bytes of the load: by the average entry, as `LOAD` has it, or more if they are here."""
         if self.last < self.length:
             return max(self.size * self.last // self.length, self.loaded)
         return self.size
@@ -203,7 +203,7 @@ class PostgresDriver:
         """
         require_last(last)
         await self._require_ready("load")
-        found = await self._edge.run("load", lambda: self._loads.load(Wanted.of(key, last)))
+        found = await self._edge.run("load", lambda: self._loads.load(LoadKey.of(key, last)))
         if found is None:
             return None
         skipped, loaded = skipped_of(found.length, last), found.loaded
@@ -368,7 +368,7 @@ class PostgresDriver:
         if self._known is not None:
             self._known[hash(key)] = True
 
-    async def _find(self, wanted: Sequence[Wanted]) -> dict[Wanted, _Found]:
+    async def _find(self, wanted: Sequence[LoadKey]) -> dict[LoadKey, _Found]:
         """Return what several loads want, all from one snapshot; among several, what is large is empty."""
         here = self._statements
         if len(wanted) > 1:
@@ -465,9 +465,9 @@ class PostgresDriver:
         return answer
 
 
-def _by_place(wanted: Sequence[Wanted], rows: Iterable[Row]) -> dict[Wanted, _Found]:
+def _by_place(wanted: Sequence[LoadKey], rows: Iterable[Row]) -> dict[LoadKey, _Found]:
     """Return the records in the rows of a load; `place` is the number of what is wanted, from 1."""
-    found: dict[Wanted, _Found] = {}
+    found: dict[LoadKey, _Found] = {}
     before, tail = 0, list[bytes]()
     place: int
     for place, version, body, length, size, entry in rows:

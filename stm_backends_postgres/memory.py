@@ -1,4 +1,4 @@
-"""The memory and the state store on a client of your own.
+"""The memory and the state store on your own client.
 
 The tables must exist: `stm-backends schema postgres` prints what creates them.
 """

@@ -71,7 +71,7 @@ _END: Final = "SET version = '', body = NULL, expires = '-infinity', first = r.n
 # number of newest entries, $3. Among several, a load of more than $4 bytes has neither the body
 # nor an entry: they are the bytes of the record or, by the average entry, those of its newest entries.
 #
-# LATERAL with OFFSET 0 keeps the entries a query of their own, whose bounds are known before it reads. In a
+# LATERAL with OFFSET 0 keeps the entries a separate query, whose bounds are known before it reads. In a
 # plain join of several records, the index finds all entries of a record, and the bounds only filter them.
 LOAD: Final = """
     SELECT {place} AS place, version,

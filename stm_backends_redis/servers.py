@@ -1,4 +1,4 @@
-"""One server, and how commands are sent to it: on a connection that they share, or on one of their own."""
+"""One server, and how commands are sent to it: on a connection that they share, or on separate ones."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class Capacity:
 
 
 class _Sending:
-    """How both kinds of clients send commands: on connections that their `pool` opens, each at most once.
+    """Sends the commands of both kinds of clients on connections of their `pool`, each at most once.
 
     Commands of concurrent tasks share one connection, a stream, if the client `can_spare` one. Related
     commands each get a connection of the pool, as do large ones and those that are sent `apart`: the others
@@ -235,7 +235,7 @@ class _Sending:
             await self._stream.close()
 
     async def _send(self, commands: Sequence[Command]) -> list[Any]:
-        """Send commands on a connection of their own."""
+        """Send commands on a separate connection."""
         async with self._limit or contextlib.nullcontext():
             connection: Any = await self._connection()
             try:
@@ -267,7 +267,7 @@ class _Sending:
 class Server(_Sending):
     """One server, through a client of `redis.asyncio`.
 
-    A client that was made here comes with a `limit` for the connections beside the stream's. Only such a
+    A client that was made here comes with a `limit` for the connections other than the stream's. Only such a
     client is closed, together with those in `also`.
     """
 

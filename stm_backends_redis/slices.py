@@ -1,4 +1,4 @@
-"""How records are read: what is small at once, what is large in slices, between which others are served.
+"""Loads of records: small ones at once, large ones in slices, between which others are served.
 
 A server copies an answer before it does anything else. A record of 12 MB keeps it from all other clients for
 5 ms, and the connection for longer. Read one after the other, slices of it keep neither.
@@ -15,13 +15,13 @@ from stm_backends_redis import statements
 from stm_backends_redis.statements import Statement
 
 LARGE: Final = 128 * 1024
-"""What has more bytes than this is large, and is read in slices of so many bytes."""
+"""Loads of more bytes than this are large; they are read in slices of this size."""
 
 _BYTES_A_SECOND: Final = 50_000_000
 """A slice has so many bytes for each second of a round trip, so that a far server costs few round trips."""
 
 _AT_ONCE: Final = 2
-"""How many loads of what is large are served at the same time."""
+"""The number of large loads that are served at the same time."""
 
 _ATTEMPTS: Final = 2
 """How often a record that changes meanwhile is read in slices, before it is read at once."""
@@ -29,7 +29,7 @@ _ATTEMPTS: Final = 2
 _ANY_SIZE: Final = 2**53
 
 _REMEMBERED: Final = 10_000
-"""Of how many loads the driver remembers the size."""
+"""The number of loads whose size the driver remembers."""
 
 
 class Ask(Protocol):

@@ -88,7 +88,7 @@ return found
 )
 
 HEAD_ALONE: Final = 2
-"""How many elements LOAD_SMALL returns of what is large. A whole record has at least three."""
+"""The number of elements that LOAD_SMALL returns of a large record. A whole one has at least three."""
 
 # The time at which a script decides expiry. As in Redis, a record is still alive in its last millisecond.
 _NOW: Final = """

@@ -21,17 +21,17 @@ from stm_backends.records.codec import Codec
 from stm_backends.records.large.pointers import time_of
 
 IMPORTED: Final = "import-"
-"""What the epoch of a transcript begins with that was imported; an id with the time follows."""
+"""The prefix of the epoch of an imported transcript; an id with the time follows."""
 
 IMPORTING_S: Final = 86_400.0
-"""For how many seconds the pages of an import are kept that has not stored its record."""
+"""The seconds for which an import keeps its pages before it has stored its record."""
 
 PAGED: Final[tuple[keys.Kind, ...]] = ("memory", *keys.LOG_KINDS)
 """The kinds of records that have pages."""
 
 
 def imported_after(until: float) -> Callable[[str], bool]:
-    """Return what says of a page's name whether an import has stored it since a time, in epoch seconds."""
+    """Return a predicate of page names: an import has stored the page since `until`, in epoch seconds."""
 
     def is_imported(name: str) -> bool:
         epoch = keys.page_epoch(name)
@@ -51,7 +51,7 @@ def transcript_of(kind: str, codec: Codec, body: bytes | None) -> Transcript | N
 class DeadPages:
     """Finds dead pages, which no record of theirs has or comes to have; removes nothing.
 
-    `spared` says of the name of a page that it is none, whatever the record says.
+    `spared` says which names of pages never count as dead.
     """
 
     def __init__(

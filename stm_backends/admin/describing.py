@@ -39,7 +39,7 @@ async def describe(driver: Driver, codec: Codec, key: MemoryKey, kind: str = "")
         "memory": partial(_of_memory, driver, codec, key)
     }
     for log_kind in keys.LOG_KINDS:
-        # Ids that just fit beside a short kind name no record of a long one.
+        # Ids that just fit a short kind name no record of a long one.
         with suppress(InvalidKey):
             places[log_kind] = ItemLog(driver, key, log_kind, codec=codec).activity
     if kind and (own := await _read(kind, places.pop(kind))) is not None:

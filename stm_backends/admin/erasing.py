@@ -95,7 +95,7 @@ class Erasure:
         transcripts = [place for place, kind in places.items() if kind in ("conversations", "logs")]
         for place in transcripts:
             await self._pages(place, places[place])
-        # Last: whoever writes a card looks for the conversation afterwards.
+        # Last: a process that writes a card looks for the conversation afterwards.
         card = keys.card_key(key)
         await self._card(card)
         for beneath in prefixes:
@@ -173,8 +173,8 @@ class Erasure:
     async def _card(self, card: Key) -> None:
         """Erase a card and all of its names in the index, expired or not.
 
-        The names come first: whoever writes the card again looks for its name afterwards. Each is deleted
-        under its version, so that an erasure whose answer is lost deletes none that was put later.
+        The names come first: a process that writes the card again looks for its name afterwards. Each is
+        deleted under its version, so that an erasure whose answer is lost deletes none that was put later.
         """
         scope = keys.scope(*keys.owner_of(card.scope), "recent")
         async for name in names_of(card, operations.names(self._driver, scope)):

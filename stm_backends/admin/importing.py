@@ -1,6 +1,6 @@
 """Storing exported conversations; see `exporting` for their lines.
 
-The pages of a transcript are stored first, in an epoch of their own, and the record that refers to them last.
+The pages of a transcript are stored first, in a new epoch, and the record that refers to them last.
 So an interrupted import shows nothing of them, and leaves pages that `purge` removes after a day.
 """
 
@@ -94,7 +94,7 @@ class Lines:
 
     @property
     def begun(self) -> bool:
-        """Whether pages came whose conversation is still to come."""
+        """Pages came, and their conversation has not come yet."""
         return self._key is not None
 
     def read(self, document: Mapping[str, Any]) -> Session | Page:

@@ -10,8 +10,8 @@
  "missing": how many of these have no item, because it is stored no more, or could not be read}
 ```
 
-An import stores the items in pages of an epoch of their own, and the record that refers to them last. So an
-import that is interrupted shows nothing, and leaves pages that `purge` removes after a day.
+An import stores the items in pages of a new epoch, and the record that refers to them last. So an import that
+is interrupted shows nothing, and leaves pages that `purge` removes after a day.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ expired before; users and tenants whose data keys were erased; users who left th
 COUNTED: Final[tuple[Counted, ...]] = get_args(Counted)
 
 RECORDS: Final[tuple[Counted, ...]] = ("conversations", "logs", "states", "paused_runs", "graph_records")
-"""The kinds that are records of their own."""
+"""The kinds that are records."""
 
 LEFT_OVER: Final[tuple[Counted, ...]] = ("pages", "parts")
 """The kinds that a conversation has, and that may be left when its record is gone."""
@@ -46,7 +46,7 @@ class Receipt:
     as to a role for one tenant. `remains` says what the datastore keeps of deleted records, and where;
     `cleaned` is `False` if the driver could not remove all that it can, such as SQLite's write-ahead log, and
     `None` if the driver does not say. `keys_left` says that the data was sealed and that the backend had no
-    sealing, so that data keys in a store of their own were not erased.
+    sealing, so that data keys in a separate store were not erased.
     """
 
     tenant_id: str

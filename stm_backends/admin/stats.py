@@ -1,6 +1,6 @@
 """Statistics of stored conversations for operators, read with the driver contract alone.
 
-`of_user` reads every record, and `listed` only the catalogue's cards, beside the names of all else.
+`of_user` reads every record; `listed` reads the catalogue's cards, and only the names of all else.
 
 Each record is loaded once, `AT_ONCE` at a time, so memory use depends on the size of a few records and not on
 their number. An unreadable record is counted and named. The contract tells no time to live, so no expiry is

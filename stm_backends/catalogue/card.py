@@ -102,15 +102,15 @@ def after_activity(
     at: float = 0.0,
     now: float,
     known: bool = False,
-    anew: bool = False,
+    reset: bool = False,
 ) -> Content:
     """Return the card after an activity, which moves it to the front unless a later one was noted.
 
     What a process has `known` may lack what others have added. If something later was noted, it takes no
-    turns away, and its preview does not count. With `anew`, the counts and texts of the card do not count.
+    turns away, and its preview does not count. With `reset`, the counts and texts of the card do not count.
     """
     old = before or {}
-    said: Content = {} if anew else old
+    said: Content = {} if reset else old
     at = float(min(max(seen.at, at), now))
     latest = old.get("at", 0.0)
     behind = known and at < latest

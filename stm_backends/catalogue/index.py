@@ -5,13 +5,13 @@
 
 The card decides. A change of slot puts the new name, then writes the card, then deletes the old name, so
 that a conversation is in the index at every moment, wherever a process is killed. A name that is behind its
-card is left over, and whoever reads it removes it. A name that is ahead of its card belongs to a write that
-is under way, and stays.
+card is left over, and the process that reads it removes it. A name that is ahead of its card belongs to a
+write that is under way, and stays.
 
 A card is only written for a conversation that exists: a first card is checked against the records before and
-after it is written, because an erasure may come in between. An erasure removes the names before the card, and
-whoever has put a name looks for it once the card is written: a conversation that begins again while it is
-erased is in the list. Any other name is deleted under its version, if the card does not have it.
+after it is written, because an erasure may come in between. An erasure removes the names before the card. A
+process that has put a name looks for it once the card is written: a conversation that begins again while it
+is erased is in the list. Any other name is deleted under its version, if the card does not have it.
 
 A touch says how long its conversation lives. No operation does, so a card that is made without a touch lives
 as long as the entry of its user, which outlives each record, and is shown while its conversation is there.
@@ -146,8 +146,8 @@ class Catalogue:
             found = known or await self._describe(key, kind if before is not None else "")
             if found is None:
                 return None
-            anew = known is None and kind not in found.counts
-            return after_activity(before, found, at=at, now=now, known=known is not None, anew=anew)
+            reset = known is None and kind not in found.counts
+            return after_activity(before, found, at=at, now=now, known=known is not None, reset=reset)
 
         written = await self._write(keys.card_key(key), key, changed, ttl=ttl)
         if written.after is None and written.before is not None:
@@ -308,7 +308,7 @@ class Catalogue:
         """Delete the name of a card in a slot, unless it is the card's own meanwhile."""
         name = _recent(where, slot)
         found = await self._driver.load(name, last=0)
-        # The card is read after the name: whoever writes one of this slot later looks for its name.
+        # The card is read after the name: a process that writes one of this slot later looks for its name.
         if found is not None and not await self.is_at(where, slot):
             await races.retried(lambda: self._driver.delete(name, expect=found.version))
 

@@ -425,8 +425,8 @@ def import_(  # noqa: PLR0913, PLR0917 -- each is an option
     With --merge, missing turns, vertices and edges are added. With --replace, what exists is replaced.
 
     The whole file is checked before anything is stored. It must not change meanwhile. With --only, lines of
-    other tenants and users are not imported, whoever wrote them into the file. With --merge, --ttl also
-    applies to existing conversations that get a turn.
+    other tenants and users are not imported. With --merge, --ttl also applies to existing conversations that
+    get a turn.
     """
     imported = transfer.Imported()
     on_conflict: OnConflict = "merge" if merge else "replace" if replace else "refuse"

@@ -21,7 +21,7 @@ from stm_backends.records.codec import load_body, load_turn
 from stm_backends.types import MemoryBudget, MemoryKey, ShortTermMemoryConfig, StoredTurn
 
 MOST: Final = 10_000
-"""How many turns or items a page shows: the newest. A browser opens so many at once."""
+"""A page shows this many of the newest turns or items; a browser can open as many at once."""
 
 One = TypeVar("One")
 
@@ -91,7 +91,7 @@ class Conversation:
 
     @property
     def archived(self) -> int:
-        """How many turns are in pages of the transcript."""
+        """The number of turns in pages of the transcript."""
         return self.transcript.base - self.transcript.first
 
     @property

@@ -23,7 +23,7 @@ from stm_backends.records.keys import LogKind
 from stm_backends.types import MemoryKey
 
 SHOWN: Final = 20
-"""How many items `show` shows."""
+"""The number of items that `show` shows."""
 
 _SPEAKERS: Final[dict[str, Literal["user", "assistant"]]] = {
     "user": "user",

@@ -16,10 +16,10 @@ K = TypeVar("K", bound=Hashable)
 A = TypeVar("A")
 
 LARGE_BYTES: Final = 256 * 1024
-"""What has more bytes than this is loaded apart from what has fewer, which would wait for it."""
+"""Loads of more bytes than this do not share requests with smaller ones, which would wait for them."""
 
 REMEMBERED: Final = 10_000
-"""How many keys of what is large are remembered. Each takes some 130 bytes."""
+"""The number of large keys that are remembered. Each takes some 130 bytes."""
 
 _WEIGHT: Final = 1 / 16
 """How much the newest request counts in the average size of an answer."""
@@ -29,20 +29,20 @@ ALL: Final = 2**31 - 1
 """More entries than a record has; datastores take no larger number."""
 
 
-class Wanted(NamedTuple):
-    """What a load asks for: a record, and how many of its newest entries."""
+class LoadKey(NamedTuple):
+    """The arguments of a load: a record, and the number of its newest entries."""
 
     key: Key
     last: int
 
     @classmethod
-    def of(cls, key: Key, last: int | None) -> Wanted:
+    def of(cls, key: Key, last: int | None) -> LoadKey:
         """Return what a load with `last` asks for."""
         return cls(key, ALL if last is None else min(last, ALL))
 
 
 class LargeKeys:
-    """What was found to be large, by record or by load, at most `REMEMBERED`; those seen last are kept."""
+    """The records or loads that were found to be large: the last `REMEMBERED` seen."""
 
     def __init__(self) -> None:
         self._hashes: Bounded[int, bool] = Bounded(REMEMBERED)
@@ -71,7 +71,7 @@ class _Batch(Generic[K, A]):
 class Coalesced(Generic[K, A]):
     """Groups loads that wait at the same time; each caller gets the answer for its own key.
 
-    A key is that of a record or, where loads of the newest entries share requests too, a `Wanted`.
+    A key is that of a record or, where loads of the newest entries share requests too, a `LoadKey`.
 
     `fetch` reads several records with one request. It returns what it found by key; a key that is missing
     has no record. Its errors reach all callers of the request. `size` is the number of bytes of what was
@@ -83,7 +83,7 @@ class Coalesced(Generic[K, A]):
     `max_keys` keys, or fewer if their answers would, by the average so far, exceed `max_bytes`. After
     a request that was not answered, the next ones have at most half as many.
 
-    What is large is loaded in a request of its own. At most `large_in_flight` of these are in progress
+    A large load is a separate request. At most `large_in_flight` of these are in progress
     besides the others, so small loads wait for none. If it was not known to be large, it is loaded so after
     the request that it shared, once.
 

@@ -79,9 +79,9 @@ class Home:
         self.changing = asyncio.Lock()
         """Held while it opens or closes. The next event loop, and a forked process, get another one."""
         self.is_open = False
-        """Whether it was opened, and has not been closed."""
+        """It was opened, and has not been closed."""
         self.was_entered = False
-        """Whether it was entered at any time, successfully or not."""
+        """It was entered at some time, successfully or not."""
 
     async def open(self, begin: Callable[[], Awaitable[None]], end: Callable[[], Awaitable[None]]) -> None:
         """Enter, and await `begin` unless it is open; if that fails, await `end` and leave.

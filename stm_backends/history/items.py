@@ -65,7 +65,7 @@ Entry: TypeAlias = Add | Pop
 
 
 class Removal(NamedTuple):
-    """What a pop removed: an item, the one with a `number` in a page, or `None` if the log was empty."""
+    """The result of a pop: an item, the one with a `number` in a page, or `None` if the log was empty."""
 
     at: float
     item: Item | None
@@ -82,7 +82,7 @@ class Removal(NamedTuple):
         return Removal(min(self.at, now), item)
 
 
-class Held(NamedTuple):
+class Placed(NamedTuple):
     """An item that is not in a page, and where it was added: as the `nth` of an entry, at a time or 0.
 
     `place` is that of the entry in the tail; it is -1 in the body, where the item has no entry. `rev` is its
@@ -133,7 +133,7 @@ class Log:
         self._skipped = skipped
         paged = folded.transcript
         self.first, self.low, self.rev = (0, 0, 0) if paged is None else (paged.first, paged.base, paged.rev)
-        held = [Held(item, -1, "", nth, 0.0, self.rev) for nth, item in enumerate(folded.items)]
+        held = [Placed(item, -1, "", nth, 0.0, self.rev) for nth, item in enumerate(folded.items)]
         held = [] if skipped else held
         self.popped = dict(folded.popped)
         self.ids: dict[str, None] = {}
@@ -143,7 +143,7 @@ class Log:
             self.ids[entry.id] = None
             if isinstance(entry, Add):
                 held += [
-                    Held(item, place, entry.id, nth, entry.at, self.rev)
+                    Placed(item, place, entry.id, nth, entry.at, self.rev)
                     for nth, item in enumerate(entry.items)
                 ]
                 continue
@@ -163,7 +163,7 @@ class Log:
 
     @property
     def count(self) -> int:
-        """How many items there are, in pages or not."""
+        """The number of items, in pages or not."""
         return self.low - self.first + len(self.items)
 
     def newest(self, count: int) -> list[Item] | None:

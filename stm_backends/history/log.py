@@ -66,9 +66,9 @@ LONG: Final = 128
 """From how many entries on those that are older than the newest `KEPT` move to pages."""
 
 KEPT: Final = 64
-"""How many entries stay at most: enough for a model's context, and for what `items.MARGIN` reads beside it.
+"""The entries that stay at most: enough for a model's context, and for `items.MARGIN` entries before it.
 
-`LONG` is a multiple of it, so that one of so many additions moves, whichever process makes it.
+`LONG` is a multiple of it, so that one of as many additions moves, whichever process makes it.
 """
 
 LARGE: Final = 4 * 1024 * 1024
@@ -76,10 +76,10 @@ KEPT_BYTES: Final = 1024 * 1024
 """After how many bytes that one object has added it moves what is older than the newest `KEPT_BYTES`."""
 
 AT_ONCE: Final = 512
-"""How many entries move in one step at most, so that a log that is long already holds up no addition."""
+"""The entries that one step moves at most, so that a log that is long already holds up no addition."""
 
 PAGES_AT_ONCE: Final = 8
-"""How many pages are loaded concurrently."""
+"""The number of pages that are loaded concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class ItemLog:
     """The items of one conversation, in order, shared by every process that opens the same key.
 
     Items are JSON objects; they are returned as new objects equal to those that were added. All items are
-    kept, those of a long log in pages beside its record. A log expires `ttl_s` seconds after the last write;
+    kept, the oldest of a long log in pages. A log expires `ttl_s` seconds after the last write;
     `None` means never. Its pages expire by themselves, so a long log with a time to live loses its oldest
     items while it goes on: those that were moved to pages at least so long ago. `clock` is in epoch seconds.
     """
@@ -301,7 +301,7 @@ class ItemLog:
         await races.retried(lambda: pages.erase_dead(self._driver, self._where, self._mark))
         if self._touches is not None:
             # The records say whether anything is left of the conversation; nothing that was erased is.
-            self._touches.note(self._key, self._kind, None, ttl=self._ttl_s, at=0.0, anew=True)
+            self._touches.note(self._key, self._kind, None, ttl=self._ttl_s, at=0.0, reset=True)
 
     async def _mark(self) -> tuple[str | None, Transcript | None]:
         """Load what says which pages the record has."""

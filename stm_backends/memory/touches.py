@@ -32,9 +32,9 @@ EVERY_S: Final = 60.0
 """How many seconds after a touch of a conversation a process makes the next."""
 
 REMEMBERED: Final = 4_096
-"""Of how many conversations a process remembers when it touched them; one of more is touched more often.
+"""The number of conversations whose last touch a process remembers; it touches others more often.
 
-So many touches of others wait at most.
+At most as many touches of others wait.
 """
 
 AT_ONCE: Final = 8
@@ -49,11 +49,11 @@ _Place: TypeAlias = tuple[MemoryKey, str]
 
 
 @dataclass(slots=True, eq=False)
-class _Noted:
+class _Active:
     """A record of a conversation that this process adds to.
 
     `at` is the time of its last activity in epoch seconds, `due` that of the next touch by the loop's clock.
-    `anew` says that something was erased: what the card says of the conversation counts no more.
+    `reset` says that something was erased, so that the counts and texts of the card no longer count.
     """
 
     key: MemoryKey
@@ -61,7 +61,7 @@ class _Noted:
     look: Look | None
     at: float
     ttl: float | None
-    anew: bool = False
+    reset: bool = False
     waits: bool = True
     running: bool = False
     due: float = -math.inf
@@ -83,16 +83,16 @@ class Touches:
         self._catalogue = catalogue
         self._every = every
         self._observer = observer
-        self._noted: Bounded[_Place, _Noted] = Bounded(most, forgotten=self._displaced)
+        self._noted: Bounded[_Place, _Active] = Bounded(most, forgotten=self._displaced)
         # Those that were displaced before their touch.
-        self._leaving: Bounded[_Place, _Noted] = Bounded(most, forgotten=self._given_up)
+        self._leaving: Bounded[_Place, _Active] = Bounded(most, forgotten=self._given_up)
         self.start_over()
 
     def start_over(self) -> None:
         """Forget what was noted on an event loop that has ended."""
         self._noted.clear()
         self._leaving.clear()
-        self._queue: OrderedDict[_Noted, None] = OrderedDict()
+        self._queue: OrderedDict[_Active, None] = OrderedDict()
         self._background = Background(self)
         self._workers = 0
         self._closing = False
@@ -105,25 +105,25 @@ class Touches:
         *,
         ttl: float | None,
         at: float | None = None,
-        anew: bool = False,
+        reset: bool = False,
     ) -> None:
         """Note an activity `at` epoch seconds, by default now, in the record of a kind; returns at once.
 
         `look` is called when the touch is made; without one, the touch reads the record. The conversation
-        lives `ttl` seconds; `None` means for ever. With `anew`, something of it was erased, and nothing that
-        the card says of it may stay.
+        lives `ttl` seconds; `None` means for ever. With `reset`, something of it was erased, and the counts
+        and texts of the card no longer count.
         """
         at = self._catalogue.clock() if at is None else at
         place = key, kind
         noted = self._noted.use(place)
         if noted is None:
-            noted = self._leaving.pop(place) or _Noted(key, kind, look, at, ttl)
+            noted = self._leaving.pop(place) or _Active(key, kind, look, at, ttl)
             self._noted[place] = noted
-        noted.look, noted.ttl, noted.anew = look, ttl, noted.anew or anew
+        noted.look, noted.ttl, noted.reset = look, ttl, noted.reset or reset
         noted.at, noted.waits = max(noted.at, at), True
         self._arm(noted)
 
-    def _arm(self, noted: _Noted) -> None:
+    def _arm(self, noted: _Active) -> None:
         """Let a touch wait for its time, or for a worker if it is due."""
         loop = asyncio.get_running_loop()
         if noted.running or noted.timer is not None:
@@ -133,7 +133,7 @@ class Touches:
         else:
             noted.timer = loop.call_at(noted.due, self._enter, noted)
 
-    def _enter(self, noted: _Noted) -> None:
+    def _enter(self, noted: _Active) -> None:
         if noted.timer is not None:
             noted.timer.cancel()
             noted.timer = None
@@ -142,11 +142,11 @@ class Touches:
             self._workers += 1
             self._background.start(self._work(), name="stm-catalogue")
 
-    def _displaced(self, place: _Place, noted: _Noted) -> None:
+    def _displaced(self, place: _Place, noted: _Active) -> None:
         if noted.waits or noted.running:
             self._leaving[place] = noted
 
-    def _given_up(self, _: _Place, noted: _Noted) -> None:
+    def _given_up(self, _: _Place, noted: _Active) -> None:
         if noted.timer is not None:
             noted.timer.cancel()
         noted.waits = False
@@ -169,13 +169,13 @@ class Touches:
         finally:
             self._workers -= 1
 
-    async def _touch(self, noted: _Noted) -> None:
-        anew, noted.anew = noted.anew, False
+    async def _touch(self, noted: _Active) -> None:
+        reset, noted.reset = noted.reset, False
         noted.running, noted.waits = True, False
         noted.due = asyncio.get_running_loop().time() + self._every
-        kind = "" if anew else noted.kind
+        kind = "" if reset else noted.kind
         try:
-            seen = None if anew or noted.look is None else noted.look()
+            seen = None if reset or noted.look is None else noted.look()
             card = await self._catalogue.touch(noted.key, seen, kind=kind, at=noted.at, ttl=noted.ttl)
             noted.faults = 0
             if card is not None:
@@ -186,7 +186,7 @@ class Touches:
             raise
         except StorageError as error:
             noted.faults += 1
-            noted.anew = noted.anew or anew
+            noted.reset = noted.reset or reset
             noted.waits = noted.faults <= FAULTS and not self._closing
             if not noted.waits:
                 self._observer.touches("lost", 1)

@@ -163,7 +163,7 @@ class Transcript:
 
     @property
     def waiting(self) -> int:
-        """How many turns have left the record that no summary covers, though one is to."""
+        """The number of turns that have left the record and wait for a summary."""
         return self.base - self.summarized
 
     def moved(self, turn_ids: Sequence[str], *, summarized: bool) -> Transcript:
@@ -226,7 +226,7 @@ class Body:
 
     @property
     def left(self) -> int:
-        """How many turns have left a record without a transcript, as far as it says.
+        """The number of turns that have left a record without a transcript, as far as it says.
 
         Of turns that were to be dropped, as under the strategy `truncation`, only the newest are remembered.
         """

@@ -29,7 +29,7 @@ FORMAT: Final = 1
 """The major version that this library writes, and the only one that it reads, but for `_NEWER`."""
 
 _NEWER: Final = {"paged-log": 2}
-"""What has another major version: older versions of this library must neither show nor change it."""
+"""The kinds with another major version: older versions of this library must neither show nor change them."""
 
 LARGEST_CONTENT: Final = 256 * 1024 * 1024
 """The most bytes of JSON in a transformed envelope, so that a few stored bytes cannot fill the memory."""
@@ -93,13 +93,14 @@ class Codec:
 
     def seal(self, kind: EnvelopeKind, content: Mapping[str, Any]) -> bytes:
         """Return the envelope of one JSON object whose values `require_json` has accepted."""
-        return self._sealed(kind, encode_json(content))
+        return self.seal_encoded(kind, encode_json(content))
 
     def seal_steps(self, kind: EnvelopeKind, content: Mapping[str, Any]) -> Steps[bytes]:
         """Do what `require_json` and `seal` do, in steps."""
-        return self._sealed(kind, (yield from _encode_steps(content, kind)))
+        return self.seal_encoded(kind, (yield from _encode_steps(content, kind)))
 
-    def _sealed(self, kind: EnvelopeKind, data: bytes) -> bytes:
+    def seal_encoded(self, kind: EnvelopeKind, data: bytes) -> bytes:
+        """Return the envelope of one JSON object that is encoded already."""
         if not self._transforms:
             return self._headers[kind] + data
         if len(data) > LARGEST_CONTENT:
@@ -121,7 +122,7 @@ class Codec:
 
     def open(self, kind: EnvelopeKind, envelope: bytes) -> dict[str, Any]:
         """Return the JSON object in an envelope. Raises `Corrupt` if it cannot be read."""
-        data = self._opened(kind, envelope)
+        data = self.open_encoded(kind, envelope)
         try:
             content = decode_json(data)
         except (ValueError, RecursionError):
@@ -130,15 +131,15 @@ class Codec:
 
     def open_steps(self, kind: EnvelopeKind, envelope: bytes) -> Steps[dict[str, Any]]:
         """Do what `open` does, in steps."""
-        data = self._opened(kind, envelope)
+        data = self.open_encoded(kind, envelope)
         try:
             content = yield from _decode_steps(data)
         except (ValueError, RecursionError):
             raise Corrupt(f"the stored {kind} is not JSON") from None
         return _as_object(kind, content, data)
 
-    def _opened(self, kind: EnvelopeKind, envelope: bytes) -> bytes:
-        """Return the JSON in an envelope."""
+    def open_encoded(self, kind: EnvelopeKind, envelope: bytes) -> bytes:
+        """Return the JSON in an envelope, which is not decoded. Raises `Corrupt` if it cannot be read."""
         header = self._headers[kind]
         if envelope.startswith(header):
             return envelope[len(header) :]
@@ -183,17 +184,9 @@ class Codec:
         """Say whether an envelope claims to be of this kind."""
         return envelope.partition(b"\n")[0].split(b" ")[:2] == self._headers[kind].split()
 
-    def seal_encoded(self, kind: EnvelopeKind, data: bytes) -> bytes:
-        """Return the envelope of one JSON object that is encoded already."""
-        return self._sealed(kind, data)
-
-    def open_encoded(self, kind: EnvelopeKind, envelope: bytes) -> bytes:
-        """Return the JSON in an envelope, which is not decoded. Raises `Corrupt` if it cannot be read."""
-        return self._opened(kind, envelope)
-
     def seal_turn(self, stored: StoredTurn) -> bytes:
         """Return the entry of one turn. Raises `InvalidState` if it is not JSON."""
-        return self._sealed("turn", encode_turn(stored))
+        return self.seal_encoded("turn", encode_turn(stored))
 
     def open_turn(self, entry: bytes) -> StoredTurn:
         """Return the turn of one entry. Raises `Corrupt` if it cannot be read."""

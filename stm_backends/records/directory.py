@@ -256,7 +256,7 @@ class Directory:
 
     async def forget_seal(self, tenant: str) -> None:
         """Remove the mark of a tenant of whom nothing is left; the next write with keys marks it again."""
-        await races.retried(lambda: self._driver.delete(keys.seal_key(tenant)))
+        await races.retried(lambda: self._driver.delete(keys.mark_key(tenant)))
         self.doubt((tenant, ""))
 
     def listed(self, owner: tuple[str, str] | None, ttl: float | None = None) -> Listing:

@@ -219,7 +219,7 @@ def data_keys_scope(tenant_id: str) -> str:
     return _bounded(f"{_escape(tenant_id, _UNSAFE_IN_PART) if tenant_id else ''}::keys")
 
 
-def seal_key(tenant_id: str) -> Key:
+def mark_key(tenant_id: str) -> Key:
     """Return the key of the mark that a tenant's data is sealed or, with `""`, what names no tenant."""
     return Key(_bounded(f"{_escape(tenant_id, _UNSAFE_IN_PART) if tenant_id else ''}::seal"), "keys")
 

@@ -44,7 +44,7 @@ TURNS: Final = 64
 """How many turns a page has. Part of the format."""
 
 MOST: Final = 1_000
-"""How many turns one call returns at most."""
+"""The number of turns that one call returns at most."""
 
 SPILLS: Final = 1_000
 """How many records a page takes at most: what does not fit into one goes to the next."""
@@ -78,7 +78,7 @@ LoadMark: TypeAlias = Callable[[], Awaitable[tuple[str | None, Transcript | None
 
 
 Damaged: TypeAlias = Callable[[Corrupt], None]
-"""What is done about a part of a page that cannot be read."""
+"""Called with the error of a part of a page that cannot be read."""
 
 
 def refused(error: Corrupt) -> None:
@@ -161,7 +161,7 @@ class Pages:
     ) -> None:
         """Store turns of one page as one entry or, if that is too large, as several.
 
-        A turn that has no room beside a checkpoint is stored without one.
+        A turn that leaves no room for a checkpoint is stored without one.
         """
         page = transcript.base // TURNS
         try:
@@ -235,7 +235,7 @@ class Pages:
 
         async def rewrite(page: int) -> None:
             try:
-                await self.seal(key, before.epoch, page, known, rev=rev)
+                await self.compact(key, before.epoch, page, known, rev=rev)
             except StorageError as error:
                 logger.warning(
                     "could not rewrite a full page of a transcript, which takes more room as it is: %s "
@@ -246,7 +246,9 @@ class Pages:
 
         await operations.together(range(before.base // TURNS, end // TURNS), rewrite)
 
-    async def seal(self, key: Key, epoch: str, page: int, known: Mapping[int, str], *, rev: int = 0) -> bool:
+    async def compact(
+        self, key: Key, epoch: str, page: int, known: Mapping[int, str], *, rev: int = 0
+    ) -> bool:
         """Write a page as one body and drop the entries that were read; returns whether that was done.
 
         `known` has short hashes of ids by number. A page that is not full, or has spilled, stays as it is. So

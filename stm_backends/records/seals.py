@@ -77,7 +77,7 @@ class Clear:
 
 async def load_mark(driver: Driver, tenant: str) -> Mark:
     """Return the mark of a tenant or, with `""`, of what names no tenant. The driver must not seal."""
-    record = await driver.load(keys.seal_key(tenant))
+    record = await driver.load(keys.mark_key(tenant))
     if record is None:
         return Mark(ABSENT, {})
     checks: object = _CODEC.open("seal", record.body or b"").get("keys")
@@ -89,4 +89,4 @@ async def load_mark(driver: Driver, tenant: str) -> Mark:
 async def store_mark(driver: Driver, tenant: str, before: Mark, checks: Mapping[str, str]) -> bool:
     """Store the mark of a tenant; `False` if another process has changed it."""
     change = ledger.Change(_CODEC.seal("seal", {"keys": dict(checks)}), ttl=None)
-    return await ledger.replace(driver, keys.seal_key(tenant), change, expect=before.expect)
+    return await ledger.replace(driver, keys.mark_key(tenant), change, expect=before.expect)

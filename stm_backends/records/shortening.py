@@ -25,7 +25,7 @@ MayGo: TypeAlias = Callable[[Mapping[int, Copy]], bool]
 
 
 class Bodies(NamedTuple):
-    """What a kind of record says of its transcript in a body, and the same body with another transcript."""
+    """Two functions for a kind of record: one reads the transcript in a body, one puts another into it."""
 
     transcript_of: Callable[[bytes | None], Transcript | None]
     with_transcript: Callable[[bytes | None, Transcript], bytes]

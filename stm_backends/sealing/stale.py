@@ -27,7 +27,7 @@ _IN_DOUBT: Final = 256
 """For how many records a process remembers values that were perhaps stored."""
 
 _IN_DOUBT_OF_ONE: Final = 16
-"""How many such values of one record it remembers: the newest, since a caller may retry without end."""
+"""The number of values of one record that it remembers: the newest, since a caller may retry without end."""
 
 Seal = Callable[[Key, bytes, bytes, str], Awaitable[bytes]]
 """Seals a value of a record for a slot; the last argument is the operation."""

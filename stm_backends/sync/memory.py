@@ -47,7 +47,7 @@ class Memory:
 
     @property
     def waiting(self) -> int:
-        """How many turns wait in pages of the transcript for a summary, as of the last load."""
+        """The number of turns that wait in pages of the transcript for a summary, as of the last load."""
         return self._memory.waiting
 
     @property

@@ -272,7 +272,7 @@ def brings_back(state: State, run: Simulation) -> bool:
 
 
 def forgets_all(state: State, run: Simulation) -> bool:
-    """Begin anew without an erasure."""
+    """Begin again without an erasure."""
     sure = any(turn in run.acked for turn in state.log)
     if sure:
         state.erase()

@@ -1,4 +1,4 @@
-"""What removes pages leaves those that a record has, or comes to have, while it is removing."""
+"""A removal of pages leaves those that a record has, or comes to have meanwhile."""
 
 from __future__ import annotations
 

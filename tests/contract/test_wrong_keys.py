@@ -26,7 +26,7 @@ from stm_backends import (
 from stm_backends.admin.copying import UNOWNED, Copy, Owner
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.in_memory import MemoryDriver
-from stm_backends.records.keys import data_keys_key, directory_key, seal_key
+from stm_backends.records.keys import data_keys_key, directory_key, mark_key
 from stm_backends.sealing.wrapping import LocalWrapping
 from stm_backends.testing.workbench.spy import SpyDriver
 
@@ -125,7 +125,7 @@ async def test_a_process_with_other_keys_writes_nothing(
         before = await everything(backend)
         if not marked:
             for tenant in ("acme", ""):
-                await backend.driver.delete(seal_key(tenant))
+                await backend.driver.delete(mark_key(tenant))
     await refuses(url, other, error)
     async with open_backend(url, sealing=K1) as backend:
         assert await everything(backend) == before
@@ -144,7 +144,7 @@ async def test_an_erasure_with_other_keys_erases_nothing(
         await fill(backend)
         before = await everything(backend)
         if not marked:
-            await backend.driver.delete(seal_key("acme"))
+            await backend.driver.delete(mark_key("acme"))
     async with open_backend(url, sealing=other) as backend:
         with pytest.raises(KeyMismatch):
             await backend.sessions.erase_with_receipt("acme", user)
@@ -156,7 +156,7 @@ async def test_an_erasure_with_other_keys_erases_nothing(
 async def test_an_erasure_of_a_tenant_that_is_not_there_stores_nothing(url: str) -> None:
     async with open_backend(url, sealing=K1) as backend:
         assert await backend.sessions.erase_user("nobody", "here") == 0
-        assert await backend.driver.load(seal_key("nobody")) is None
+        assert await backend.driver.load(mark_key("nobody")) is None
 
 
 async def fold(backend: Backend) -> None:
@@ -195,7 +195,7 @@ async def test_what_was_read_is_not_sealed_again_with_other_bytes_of_the_new_key
 async def test_a_tenant_sealed_before_there_were_marks_is_marked_when_it_is_met(url: str) -> None:
     async with open_backend(url, sealing=K1) as backend:
         await fill(backend)
-        await backend.driver.delete(seal_key("acme"))
+        await backend.driver.delete(mark_key("acme"))
     async with open_backend(url, sealing=K1) as backend:
         await add(backend, ADA)
     async with open_backend(url) as backend:
@@ -320,8 +320,8 @@ async def test_no_data_key_is_made_where_another_one_is_in_use(
             await fill(backend)
             before = await everything(backend)
             if not marked:
-                await backend.driver.delete(seal_key("acme"))
-                await backend.driver.delete(seal_key(""))
+                await backend.driver.delete(mark_key("acme"))
+                await backend.driver.delete(mark_key(""))
         if wrong == "another store":
             async with open_backend("memory://", sealing=enveloped(other.driver)) as backend:
                 await fill(backend)

@@ -59,7 +59,7 @@ class PutsNamesByTheClock(Catalogue):
 
 
 class BelievesNames(Catalogue):
-    """Lists a card at the place of its name, whatever the card says."""
+    """Lists a card at the place of its name, even if the card has another place."""
 
     async def _cards_of(self, cards: str, names: Any) -> dict[str, Content]:
         found: dict[str, Content] = {}

@@ -114,7 +114,7 @@ class WritesBehind(FaultyDriver):
 
 
 class WritesOverDamage(FaultyDriver):
-    """Appends to what is left of a damaged record, and counts it anew."""
+    """Appends to what is left of a damaged record, and counts it again from the start."""
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         self.store.damaged.discard(key.scope)

@@ -134,7 +134,7 @@ class ClosesWhatAnotherOpens(FaultyDriver):
 
 
 class ClosesWhatWasOpenedMeanwhile(FaultyDriver):
-    """Closes late, and then whatever is open."""
+    """Closes late, and then also closes a driver that was opened meanwhile."""
 
     async def close(self) -> None:
         await asyncio.sleep(0.01)

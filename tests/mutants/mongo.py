@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from stm_backends.drivers.coalesced import Wanted
+from stm_backends.drivers.coalesced import LoadKey
 from stm_backends.drivers.contract import Key
 from stm_backends_mongo.calls import Calls
 from stm_backends_mongo.driver import MongoDriver
@@ -16,14 +16,14 @@ T = TypeVar("T")
 class AnswersInTheOrderAsked(MongoDriver):
     """Assigns the documents of a shared find to the keys by position; absent records have no document."""
 
-    async def _fetch(self, wanted: Sequence[Wanted]) -> dict[Wanted, dict[str, Any]]:
+    async def _fetch(self, wanted: Sequence[LoadKey]) -> dict[LoadKey, dict[str, Any]]:
         return dict(zip(wanted, (await super()._fetch(wanted)).values(), strict=False))
 
 
 class ReadsForTheFirst(MongoDriver):
-    """Reads as many entries of a record as the first of several loads wants, whatever the others want."""
+    """Reads as many entries of a record as the first of several loads wants."""
 
-    async def _fetch(self, wanted: Sequence[Wanted]) -> dict[Wanted, dict[str, Any]]:
+    async def _fetch(self, wanted: Sequence[LoadKey]) -> dict[LoadKey, dict[str, Any]]:
         first = {one.key: one for one in reversed(wanted)}
         found = await super()._fetch([*first.values()])
         return {one: found[first[one.key]] for one in wanted if first[one.key] in found}
@@ -32,7 +32,7 @@ class ReadsForTheFirst(MongoDriver):
 class OneBadDocumentFailsAll(MongoDriver):
     """Checks the documents where they are shared, so that a damaged one fails the loads of others."""
 
-    async def _fetch(self, wanted: Sequence[Wanted]) -> dict[Wanted, dict[str, Any]]:
+    async def _fetch(self, wanted: Sequence[LoadKey]) -> dict[LoadKey, dict[str, Any]]:
         found = await super()._fetch(wanted)
         for one in found.values():
             self._record_of(one)

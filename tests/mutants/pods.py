@@ -422,13 +422,13 @@ class _NoRevisions(Pages):
 
 
 class IgnoresRevisions(_Transcribing):
-    """Takes the last copy of a turn, whatever revision it is of."""
+    """Takes the last copy of a turn, even if its revision is older."""
 
     pages = _NoRevisions
 
 
-class _SealsBlindly(Pages):
-    async def seal(self, *where: Any) -> bool:
+class _CompactsBlindly(Pages):
+    async def compact(self, *where: Any) -> bool:
         async def blind(
             driver: Driver, key: Key, record: Record, change: ledger.Change, **options: Any
         ) -> bool:
@@ -436,10 +436,10 @@ class _SealsBlindly(Pages):
             return await ledger.replace(driver, key, ledger.Change(change.body, ttl=None), expect=ANY)
 
         with mock.patch.object(ledger, "fold", blind):
-            return await super().seal(*where)
+            return await super().compact(*where)
 
 
 class RewritesPagesBlindly(_Transcribing):
     """Rewrites a full page without the condition that it is as it was read."""
 
-    pages = _SealsBlindly
+    pages = _CompactsBlindly

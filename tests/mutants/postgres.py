@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
-from stm_backends.drivers.coalesced import Wanted
+from stm_backends.drivers.coalesced import LoadKey
 from stm_backends.errors import OutcomeUnknown
 from stm_backends_postgres.client import Connection, HandedIn, Lender
 from stm_backends_postgres.connections import Connections
@@ -98,15 +98,15 @@ class RetriesLostWrites(PostgresDriver):
 class AnswersInOrder(PostgresDriver):
     """Gives the records that a shared statement found to its callers in order, as if none were missing."""
 
-    async def _find(self, wanted: Sequence[Wanted]) -> dict[Wanted, Any]:
+    async def _find(self, wanted: Sequence[LoadKey]) -> dict[LoadKey, Any]:
         return dict(zip(wanted, (await super()._find(wanted)).values(), strict=False))
 
 
 class ReadsAlikeForAll(PostgresDriver):
     """Reads as many entries of each record as the first of several loads wants."""
 
-    async def _find(self, wanted: Sequence[Wanted]) -> dict[Wanted, Any]:
-        alike = [Wanted(one.key, wanted[0].last) for one in wanted]
+    async def _find(self, wanted: Sequence[LoadKey]) -> dict[LoadKey, Any]:
+        alike = [LoadKey(one.key, wanted[0].last) for one in wanted]
         found = await super()._find(alike)
         return {one: found[like] for one, like in zip(wanted, alike, strict=True) if like in found}
 

@@ -202,7 +202,7 @@ class DuckDriver:
                 enough = alive and max(drop, len(rewrite)) <= found.next - found.first
                 if not enough or found.version != expect:
                     return False
-                content(cursor, found)  # what is damaged stays so, and is not counted anew below
+                content(cursor, found)  # what is damaged stays so, and is not counted again below
                 first = found.first + drop
             elif expect is ABSENT and alive:
                 return False

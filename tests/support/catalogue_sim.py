@@ -35,7 +35,7 @@ OWNER = ("t", "u")
 
 @dataclass(frozen=True)
 class World:
-    """What is simulated: for how many steps, and which faults there are."""
+    """The arguments of a simulation: the number of steps, and the faults."""
 
     seed: int
     steps: int = 500
@@ -46,7 +46,7 @@ class World:
 
 
 class Conversation:
-    """What is known of one conversation.
+    """One conversation, as far as the model knows.
 
     `listed` says that it must be in the list: a touch was acknowledged that began after the last erasure.
     `changes` counts what was begun, ended or came late; `under_way` is what has not ended. `haunted` says

@@ -1,4 +1,4 @@
-"""Touches in a process of its own, which is killed at its n-th operation on the datastore.
+"""Touches in a separate process, which is killed at its n-th operation on the datastore.
 
     python -m tests.support.dying_touch URL EVERY
 

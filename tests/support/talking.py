@@ -1,4 +1,4 @@
-"""Conversations with transcripts in processes of their own: killed at a moment of a fold, or in a hurry.
+"""Conversations with transcripts in separate processes: killed at a moment of a fold, or in a hurry.
 
     python -m tests.support.talking killed URL MOMENT ...
     python -m tests.support.talking hurrying URL NAME TURNS AT_ONCE

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stm_backends.drivers.coalesced import ALL, LARGE_BYTES, Coalesced, LargeKeys, Wanted
+from stm_backends.drivers.coalesced import ALL, LARGE_BYTES, Coalesced, LargeKeys, LoadKey
 from stm_backends.drivers.contract import Key
 from stm_backends.errors import Unavailable
 
@@ -335,10 +335,10 @@ class Newest:
 
     def __init__(self, kind: type[Coalesced[Any, Any]] = Coalesced) -> None:
         self.records = {key: [b"1", b"2", b"3"] for key in (A, B, C)}
-        self.requests: list[tuple[Wanted, ...]] = []
-        self.loads: Coalesced[Wanted, list[bytes]] = kind(self.fetch, size=self.size, in_flight=1)
+        self.requests: list[tuple[LoadKey, ...]] = []
+        self.loads: Coalesced[LoadKey, list[bytes]] = kind(self.fetch, size=self.size, in_flight=1)
 
-    async def fetch(self, wanted: Sequence[Wanted]) -> dict[Wanted, list[bytes]]:
+    async def fetch(self, wanted: Sequence[LoadKey]) -> dict[LoadKey, list[bytes]]:
         self.requests.append(tuple(wanted))
         await asyncio.sleep(0)
         found = {one: self.records[one.key][-one.last :] if one.last else [] for one in wanted}
@@ -352,7 +352,7 @@ class Newest:
     def size(found: list[bytes]) -> int:
         return LARGE_BYTES + 1 if found == [LEFT_OUT] else sum(map(len, found))
 
-    async def load(self, *wanted: Wanted) -> list[list[bytes] | None]:
+    async def load(self, *wanted: LoadKey) -> list[list[bytes] | None]:
         return await asyncio.gather(*map(self.loads.load, wanted))
 
 
@@ -361,7 +361,7 @@ LEFT_OUT = b"left out"
 
 async def test_loads_of_different_numbers_of_entries_share_a_request() -> None:
     store = Newest()
-    wanted = [Wanted(A, 1), Wanted(B, ALL), Wanted(A, 2), Wanted(A, ALL), Wanted(C, 0), Wanted(B, ALL)]
+    wanted = [LoadKey(A, 1), LoadKey(B, ALL), LoadKey(A, 2), LoadKey(A, ALL), LoadKey(C, 0), LoadKey(B, ALL)]
     whole = [b"1", b"2", b"3"]
     assert await store.load(*wanted) == [whole[2:], whole, whole[1:], whole, [], whole]
     assert store.requests == [(wanted[0],), tuple(wanted[1:5])]
@@ -370,8 +370,8 @@ async def test_loads_of_different_numbers_of_entries_share_a_request() -> None:
 async def test_few_entries_of_a_large_record_share_requests() -> None:
     store = Newest()
     store.records[A] = [LARGE, b"1", b"2"]
-    assert await store.load(Wanted(A, ALL)) == [store.records[A]]
-    small = [Wanted(B, 1), Wanted(A, 2), Wanted(C, 1)]
+    assert await store.load(LoadKey(A, ALL)) == [store.records[A]]
+    small = [LoadKey(B, 1), LoadKey(A, 2), LoadKey(C, 1)]
     assert await store.load(*small) == [[b"3"], [b"1", b"2"], [b"3"]]
     assert store.requests[1:] == [(small[0],), (small[1], small[2])]
 
@@ -379,7 +379,7 @@ async def test_few_entries_of_a_large_record_share_requests() -> None:
 async def test_newest_entries_that_are_large_are_loaded_alone() -> None:
     store = Newest()
     store.records[A] = [b"1", LARGE]
-    wanted = [Wanted(B, 1), Wanted(A, 1), Wanted(C, 1)]
+    wanted = [LoadKey(B, 1), LoadKey(A, 1), LoadKey(C, 1)]
     for _ in range(2):
         assert await store.load(*wanted) == [[b"3"], [LARGE], [b"3"]]
     assert store.requests[:3] == [(wanted[0],), tuple(wanted[1:]), (wanted[1],)], "it was not known"
@@ -387,11 +387,11 @@ async def test_newest_entries_that_are_large_are_loaded_alone() -> None:
 
 
 def test_no_load_wants_more_entries_than_datastores_can_count() -> None:
-    assert [Wanted.of(A, last).last for last in (0, 20, ALL, ALL + 1, None)] == [0, 20, ALL, ALL, ALL]
+    assert [LoadKey.of(A, last).last for last in (0, 20, ALL, ALL + 1, None)] == [0, 20, ALL, ALL, ALL]
 
 
 class SharesAnswersOfARecord(Coalesced[Any, Any]):
-    """A mutant: loads of a record in one request get the same answer, whatever each of them wants."""
+    """A mutant: loads of a record in one request get the answer that the first of them wants."""
 
     async def _fetch_all(self, keys: Sequence[Any]) -> Any:
         first = {one.key: one for one in reversed(keys)}
@@ -403,7 +403,7 @@ class KnowsRecordsOnly(Coalesced[Any, Any]):
     """A mutant: remembers of a record whether all of it is large, for loads of its newest entries too."""
 
     async def load(self, key: Any) -> Any:
-        whole = Wanted(key.key, ALL)
+        whole = LoadKey(key.key, ALL)
         return await (self._alone.load(key) if whole in self._large else super().load(key))
 
 

@@ -231,8 +231,6 @@ async def test_an_expired_conversation_is_erased_by_its_key(aged: tuple[Backend,
 
 async def test_a_driver_without_these_methods_is_erased_all_the_same(driver: Driver) -> None:
     class Plain(WrapperDriver):
-        inner_: Driver
-
         def __getattribute__(self, name: str) -> Any:
             # Hides the driver within from those who look for its methods.
             if name in ("inner", "scan_expired", "finish_erasure"):

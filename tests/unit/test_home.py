@@ -258,7 +258,7 @@ async def test_what_opened_after_a_concurrent_opening_failed_is_guarded() -> Non
 
 
 class Opening:
-    """What opens and closes as slowly as the test wants, and says what it did."""
+    """An object that opens and closes as slowly as the test wants, and says what it did."""
 
     def __init__(self) -> None:
         self.home = Home()

@@ -27,11 +27,9 @@ from stm_backends.history.items import Add, Pop
 from stm_backends.history.log import LONG, ItemLog
 from stm_backends.records import codec, keys, operations, pages
 from stm_backends.records.codec import Codec
-from stm_backends.records.compression import Zlib
 from stm_backends.records.directory import Directory
 from stm_backends.records.pages import Copy
 from stm_backends.records.shortening import Shortening
-from stm_backends.sealing.keys import Sealing, StaticKeys
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.types import MemoryKey
 from tests.unit.test_item_log import (
@@ -46,6 +44,7 @@ from tests.unit.test_item_log import (
     possible,
     raw,
 )
+from tests.unit.test_transcript import UNREADABLE, stored_in_pages
 
 KEY = MemoryKey("acme", "u", "s")
 WHERE = keys.log_key(KEY, "langchain")
@@ -197,11 +196,7 @@ async def test_what_cannot_be_asked_for_is_refused(driver: Driver) -> None:
         await log_on(driver).items(limit)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"sealing": Sealing(StaticKeys({"k": bytes(32)}, primary="k"))}, {"transforms": [Zlib(threshold=1)]}],
-    ids=["sealed", "compressed"],
-)
+@UNREADABLE
 async def test_pages_of_logs_are_sealed_and_transformed_as_all_else(
     options: dict[str, Any], small: None
 ) -> None:
@@ -211,13 +206,7 @@ async def test_pages_of_logs_are_sealed_and_transformed_as_all_else(
         for number in range(20):
             await log.add([{"content": f"secret {number}"}])
         assert [item["content"] for item in await log.items()] == [f"secret {n}" for n in range(20)]
-        everything = b"".join(
-            value
-            for scope, records in store.scopes.items()
-            if scope.endswith(":page")
-            for record in records.records.values()
-            for value in (record.body or b"", *record.tail)
-        )
+        everything = stored_in_pages(store)
         assert everything
         assert b"secret" not in everything
 
@@ -286,11 +275,11 @@ async def test_clearing_a_log_leaves_the_pages_of_the_next_one(
     for number in range(4):
         await log_on(driver).add(numbered(number))
 
-    async def begin_anew() -> None:
+    async def begin_again() -> None:
         for number in (200, 210, 220):
             await log_on(driver).add(numbered(number))
 
-    interrupted = Interrupted(driver, moment, begin_anew)
+    interrupted = Interrupted(driver, moment, begin_again)
     await log_on(interrupted).clear()
     assert interrupted.moments > 5
     # Before the record is gone, they are of the log that is cleared.

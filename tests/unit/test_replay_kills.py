@@ -85,7 +85,7 @@ class SlowToStart:
 
 
 def test_a_pod_is_killed_only_once_all_others_have_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_Pod", SlowToStart)
+    monkeypatch.setattr(run, "_PodProcess", SlowToStart)
     turns = tuple(ConversationTurn(f"u{number}", "Yes.") for number in range(60))
     report = Replay(SETUP, [Conversation("a", turns)], pods=3, concurrency=1, kill_every=KILL_EVERY_S).run()
     assert report.turns == 60

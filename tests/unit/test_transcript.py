@@ -55,6 +55,24 @@ KEY = MemoryKey("acme", "u1", "chat")
 RECORD = keys.memory_key(KEY)
 KEPT = config(transcript=True, total_max_tokens=0, summary_max_tokens=100_000)
 
+UNREADABLE = pytest.mark.parametrize(
+    "options",
+    [{"sealing": Sealing(StaticKeys({"k": bytes(32)}, primary="k"))}, {"transforms": [Zlib(threshold=1)]}],
+    ids=["sealed", "compressed"],
+)
+"""Options of a backend that stores no text as it is."""
+
+
+def stored_in_pages(store: MemoryStore) -> bytes:
+    """Return all bytes of all pages."""
+    return b"".join(
+        value
+        for scope, records in store.scopes.items()
+        if scope.endswith(":page")
+        for record in records.records.values()
+        for value in (record.body or b"", *record.tail)
+    )
+
 
 @pytest.fixture
 async def backend() -> AsyncIterator[Backend]:
@@ -196,11 +214,7 @@ def test_the_facade_for_threads_reads_the_same() -> None:
         assert said(memory.transcript(before=2).turns) == ["u0", "u1"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"sealing": Sealing(StaticKeys({"k": bytes(32)}, primary="k"))}, {"transforms": [Zlib(threshold=1)]}],
-    ids=["sealed", "compressed"],
-)
+@UNREADABLE
 async def test_pages_are_sealed_and_transformed_as_all_else(
     options: dict[str, Any], small_pages: None
 ) -> None:
@@ -209,13 +223,7 @@ async def test_pages_are_sealed_and_transformed_as_all_else(
         memory = memory_of(opened)
         await talked(memory, range(9))
         assert said(await all_of(memory)) == [f"u{number}" for number in range(9)]
-    everything = b"".join(
-        value
-        for scope, records in store.scopes.items()
-        if scope.endswith(":page")
-        for record in records.records.values()
-        for value in (record.body or b"", *record.tail)
-    )
+    everything = stored_in_pages(store)
     assert everything
     assert b"u3" not in everything
 
@@ -521,7 +529,7 @@ async def test_rewriting_a_page_keeps_what_was_added_meanwhile(
         return await fold(*given, **options)
 
     monkeypatch.setattr(ledger, "fold", later)
-    assert await store.seal(RECORD, "e", 0, {})
+    assert await store.compact(RECORD, "e", 0, {})
     found = await store.read(RECORD, Transcript("e", base=4, rev=1), 0, 4)
     assert [one.id for one in found.values()] == ["a", "b", "x", "y"]
 
@@ -540,7 +548,7 @@ async def test_rewriting_a_page_does_not_bring_it_back(
         return await fold(*given, **options)
 
     monkeypatch.setattr(ledger, "fold", erased)
-    assert not await store.seal(RECORD, "e", 0, {})
+    assert not await store.compact(RECORD, "e", 0, {})
     assert (await driver.scan("acme:u1:page", limit=9)).names == ()
 
 

@@ -40,7 +40,7 @@ class ReadBack:
     """The content of all conversations, and the counts of the memories that flushed them.
 
     `pending` turns have left the full zone and are not in a summary yet. `in_transcript` turns can be read in
-    the transcripts, which keep all turns, whatever the strategy.
+    the transcripts, which keep all turns under every strategy.
     """
 
     findings: Findings = field(default_factory=Findings)

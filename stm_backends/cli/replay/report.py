@@ -76,7 +76,7 @@ class Report:
 
     @property
     def let_go(self) -> int:
-        """How many turns the strategy dropped from the records; the transcripts keep them."""
+        """The number of turns that the strategy dropped from the records; the transcripts keep them."""
         return 0 if self.newest is None else self.turns - self.in_full - self.found.lost
 
     @property

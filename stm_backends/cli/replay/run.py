@@ -76,7 +76,7 @@ def _interrupts_ignored() -> Generator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-class _Pod:
+class _PodProcess:
     """A process, its pipe and its unacknowledged turns.
 
     `slot` is its number among the running pods; its replacement gets the same.
@@ -139,8 +139,8 @@ class Replay:
         self._kill_every = kill_every
         self._on_turn = on_turn
         self._report = RunReport()
-        self._pods: dict[connection.Connection, _Pod] = {}
-        self._free: deque[_Pod] = deque()
+        self._pods: dict[connection.Connection, _PodProcess] = {}
+        self._free: deque[_PodProcess] = deque()
         self._tries: Counter[str] = Counter()
 
     def run(self) -> RunReport:
@@ -157,7 +157,7 @@ class Replay:
         return self._report
 
     def _start_pod(self, slot: int) -> None:
-        pod = _Pod(len(self._report.pods) + 1, slot, self._setup)
+        pod = _PodProcess(len(self._report.pods) + 1, slot, self._setup)
         self._pods[pod.pipe] = pod
         self._report.pods.append(pod.report)
 
@@ -224,7 +224,7 @@ class Replay:
             if pod.ready_by is not None and time.monotonic() > pod.ready_by:
                 raise ReplayFailed(f"pod {pod.report.number} did not start within {_START_S:g} s")
 
-    def _heard(self, pod: _Pod, message: object, *, stopping: bool) -> None:
+    def _heard(self, pod: _PodProcess, message: object, *, stopping: bool) -> None:
         match message:
             case Ready():
                 pod.ready_by = None
@@ -242,7 +242,7 @@ class Replay:
             case _:
                 raise AssertionError(message)
 
-    def _done(self, pod: _Pod, done: Done) -> None:
+    def _done(self, pod: _PodProcess, done: Done) -> None:
         del pod.holds[done.session, done.place]
         pod.report.add_ms.append(done.add_ms)
         pod.report.read_ms.append(done.read_ms)
@@ -255,7 +255,7 @@ class Replay:
         self._free.append(pod)
         self._on_turn(self._report)
 
-    def _gone(self, pod: _Pod, *, stopping: bool) -> None:
+    def _gone(self, pod: _PodProcess, *, stopping: bool) -> None:
         del self._pods[pod.pipe]
         pod.pipe.close()
         pod.process.join()

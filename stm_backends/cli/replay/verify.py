@@ -31,7 +31,7 @@ class Findings:
 
     @property
     def total(self) -> int:
-        """How many problems there are."""
+        """The number of problems."""
         return self.lost + self.doubled + self.out_of_order + self.foreign
 
     def __bool__(self) -> bool:

@@ -209,7 +209,7 @@ def load_steps(content: object, config: ShortTermMemoryConfig, known: State | No
         health = MemoryHealth(fields.get("health"))
         gone = int(kept.pop("gone", 0))
         body = load_body(kept)
-        loaded = _Turns(known)
+        loaded = _DistinctTurns(known)
         lists = [_listed(fields.pop(name, None)) for name in ("backlog", "pending", "turns")]
         backlog = yield from loaded.of(lists[0])
         pending = yield from loaded.of(lists[1])
@@ -238,7 +238,7 @@ def _listed(payloads: object) -> list[object]:
     return [*cast("Sequence[object]", payloads)]
 
 
-class _Turns:
+class _DistinctTurns:
     """The turns of one state, each id once.
 
     A turn without an id gets one from its content and the number of equal turns before it, so that every

@@ -30,7 +30,7 @@ AGAIN_AFTER: Final = 0.5
 
 
 class _Put(NamedTuple):
-    """What was put into pages, from `at` on, and is not known to have left the record.
+    """Turns that were put into pages, from `at` on, and are not known to have left the record.
 
     `digests` are those of the turns, which would take far more memory.
     """

@@ -13,7 +13,7 @@ from stm_backends.records import pages
 from stm_backends.types import ShortTermMemoryConfig
 
 PAGES_AT_ONCE: Final = 16
-"""How many pages of turns leave a record at once, so that processes which soon end make progress, too."""
+"""The pages of turns that leave a record at once. Processes that soon end make progress, too."""
 
 REPEATS_KEPT: Final = 16
 """How many repeats at the head of a record justify a write that removes them."""
@@ -48,11 +48,11 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class KeepTranscript:
     """Write that the record keeps a transcript, so that processes without the setting keep it, too."""
 
 
-Due: TypeAlias = Step | Compact | Move | Held | Mark
+Due: TypeAlias = Step | Compact | Move | Held | KeepTranscript
 
 
 def next_step(
@@ -127,7 +127,7 @@ def or_mark(step: Due, snapshot: Snapshot) -> Due:
     transcript = snapshot.body.transcript
     is_new = transcript is not None and transcript.epoch == snapshot.version
     idle = step is None or isinstance(step, Wait) or (isinstance(step, Held) and not step.overdue)
-    return Mark() if idle and is_new and snapshot.body.left else step
+    return KeepTranscript() if idle and is_new and snapshot.body.left else step
 
 
 def unless_held(step: Due, move: Move | None, lease_left: float, *, overdue: bool = False) -> Due:

@@ -352,7 +352,7 @@ class Writes(PlannedWork):
 
     @property
     def keeps_transcript(self) -> bool:
-        """Whether turns that leave the record are kept, as far as this process knows."""
+        """As far as this process knows, turns that leave the record are kept."""
         return self.config.transcript or self.shared.seen.body.transcript is not None
 
     def hurry(self) -> None:
@@ -362,7 +362,7 @@ class Writes(PlannedWork):
 
     @property
     def _moved(self) -> bool:
-        """Whether turns may have moved to pages while this process last waited for a summary."""
+        """Turns may have moved to pages while this process last waited for a summary."""
         return self._mover is not None
 
     @contextlib.asynccontextmanager

@@ -17,7 +17,7 @@ from stm_backends.memory import log, policy
 from stm_backends.memory.policy import CatchUp, Fold, Recover, Trim, Wait
 from stm_backends.memory.schedule import TICK_S, Plan, Schedule, now
 from stm_backends.memory.shared import due
-from stm_backends.memory.shared.due import Compact, Due, Held, Mark, Move
+from stm_backends.memory.shared.due import Compact, Due, Held, KeepTranscript, Move
 from stm_backends.memory.shared.folds import AGAIN, LOST, Writes, attempt_of
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.room import RoomRequest
@@ -244,7 +244,7 @@ class Maintenance(Writes):
                 return step, await self.trim(snapshot, Trim(count, lost=True))
             case Compact():
                 return step, await self.compact(snapshot.unleased(), step)
-            case Mark():
+            case KeepTranscript():
                 return step, await self.mark(snapshot)
             case Recover():
                 return step, await self.recover(snapshot.unleased())

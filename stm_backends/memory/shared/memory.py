@@ -20,7 +20,7 @@ from stm_backends.memory.defaults import remembering
 from stm_backends.memory.estimating import checked_config
 from stm_backends.memory.policy import CatchUp, Fold, Recover, Wait
 from stm_backends.memory.shared.backgrounds import Backgrounds
-from stm_backends.memory.shared.due import Held, Mark, Move
+from stm_backends.memory.shared.due import Held, KeepTranscript, Move
 from stm_backends.memory.shared.folds import Stats, attempt_of
 from stm_backends.memory.shared.reading import TranscriptPage, TranscriptTurn, read_all, read_page
 from stm_backends.memory.view import artifact_in
@@ -102,7 +102,7 @@ class DistributedShortTermMemory:
 
     @property
     def waiting(self) -> int:
-        """How many turns wait in pages of the transcript for a summary, as of the last load.
+        """The number of turns that wait in pages of the transcript for a summary, as of the last load.
 
         They have left the record while the summarizer failed or fell behind, and the model is not shown them.
         """
@@ -250,10 +250,10 @@ class DistributedShortTermMemory:
     ) -> TranscriptPage:
         """Return up to `limit` turns of the whole conversation by their numbers, oldest first.
 
-        Those before a number, after one, or around one; by default the newest. One or two pages are read
-        beside the record, whatever the length of the conversation. A page of turns is as of one moment, so
-        that reading the next page by the number of a turn misses none and repeats none. A conversation
-        without a transcript has the turns that are retained in full.
+        Those before a number, after one, or around one; by default the newest. However long the conversation
+        is, the record and one or two pages are read. A page of turns is as of one moment, so that reading the
+        next page by the number of a turn misses none and repeats none. A conversation without a
+        transcript has the turns that are retained in full.
         """
         return await read_page(self._shared, before=before, after=after, at=at, limit=limit)
 
@@ -293,7 +293,7 @@ class DistributedShortTermMemory:
                     degraded = snapshot.body.health is MemoryHealth.DEGRADED
                     in_vain = degraded and (
                         attempt != first
-                        or not isinstance(step, Fold | CatchUp | Held | Mark | Move | Recover)
+                        or not isinstance(step, Fold | CatchUp | Held | KeepTranscript | Move | Recover)
                     )
                     hopeless = maintenance.hopeless and isinstance(step, Wait)
                     # Work that fails is not started over and over.

@@ -113,7 +113,7 @@ class Interruptions(Contract):
         must_be(
             (await loaded(await bench.driver(), key)).tail,
             (b"a",) * 4,
-            "a driver whose opening has returned is open, whatever became of another opening",
+            "a driver whose opening has returned is open, even if another opening was cancelled",
         )
 
     @check("driver.lifecycle")

@@ -80,7 +80,7 @@ class Newest(Contract):
 
     @check("driver.last")
     async def test_loads_at_once_have_as_many_entries_as_each_asked_for(self, bench: Bench) -> None:
-        """Loads of a record share an answer, whatever each of them has asked for."""
+        """Loads of a record share an answer, even if they have asked for different numbers of entries."""
         driver, keys = await _asked(bench), (bench.key(), bench.key())
         for key in keys:
             await append_all(driver, key, b"a", b"b", b"c")
@@ -93,7 +93,7 @@ class Newest(Contract):
 
     @check("driver.last")
     async def test_newest_entries_of_any_size_loaded_at_once_are_whole(self, bench: Bench) -> None:
-        """What is large is left out of a request that loads share, and is not loaded then."""
+        """Large records are left out of a request that loads share, and are not loaded then."""
         writer, driver, scope = await bench.driver(), await _asked(bench), bench.scope()
         # A record holds at least two entries of half the largest one.
         size = min(LARGE_ENTRY, writer.traits.max_entry) // 2

@@ -1,4 +1,4 @@
-"""Checks that a conversation with a transcript can be read as a whole, whatever happens while turns move."""
+"""Checks that a conversation with a transcript can always be read as a whole, also while turns move."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from stm_backends.types import MemoryHealth, ShortTermMemoryConfig
 ZONE: Final = 2
 
 PAGE: Final = 64
-"""How many turns are stored together once they have left the record."""
+"""The number of turns that are stored together once they have left the record."""
 
 ALL: Final = "every turn that was acknowledged is there once, in order"
 
 
 class Transcripts(Contract):
-    """Checks that a conversation with a transcript can be read as a whole, whatever happens meanwhile."""
+    """Checks that a conversation with a transcript can always be read as a whole."""
 
     @check("memory.transcript")
     async def test_every_turn_can_be_read_after_it_has_left_the_record(self, bench: MemoryBench) -> None:
@@ -122,7 +122,7 @@ class Transcripts(Contract):
 
     @check("memory.transcript")
     async def test_a_copy_that_comes_late_does_not_undo_a_change(self, bench: MemoryBench) -> None:
-        """Of the copies of a turn the last one is shown, whatever revision it is of."""
+        """Of the copies of a turn the last one is shown, even if its revision is older."""
         copy_first, key = bench.memories.copy_first, bench.key()
         if copy_first is None:
             not_asked("needs `Memories.copy_first`")

@@ -48,7 +48,7 @@ BEYOND_THE_PROTOCOL: Final = (
 
 
 Act: TypeAlias = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
-"""What a check does in place of an operation; it is given what carries the operation out."""
+"""Called by a check in place of an operation, with a function that carries the operation out."""
 
 
 async def _nothing(_: Any) -> None:

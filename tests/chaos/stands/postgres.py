@@ -114,7 +114,7 @@ def postgres_faults(primary: Callable[[], Awaitable[str]]) -> dict[str, Fault]:
     async def migrate(chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
         """Migrate from layout 2 in a transaction that stays open, so that all wait for its locks.
 
-        A column of a later layout joins the table, or leaves it: present statements are planned anew.
+        A column of a later layout joins the table, or leaves it: present statements are planned again.
         """
         connection = await asyncpg.connect(await primary(), timeout=10)
         figures: dict[str, Any] = {}

@@ -71,7 +71,7 @@ class StandbyStand(PostgresStand):
     async def _fail_over(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
         """Kill the primary, at times while the standby hangs, and promote the standby.
 
-        In the end the former primary is made anew, as a standby of the other one.
+        In the end the former primary is made again, as a standby of the other one.
         """
         old = self._primary
         (new,) = (server for server in self.servers if server is not old)

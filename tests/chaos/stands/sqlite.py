@@ -51,7 +51,7 @@ class SqliteStand:
                 self._doing, f"BEGIN IMMEDIATE; DROP INDEX {_INDEX[0]}; {_INDEX[1]}; COMMIT"
             ),
             "schema-migrated": self._migrate,
-            # A reader that stays keeps the log of writes from beginning anew.
+            # A reader that stays keeps the log of writes from starting over.
             "long-read": partial(self._doing, "BEGIN; SELECT count(*) FROM sqlite_master"),
         }
         return {**faults, "disk-full": self._full} if self._disk.can_fill else faults
@@ -65,7 +65,7 @@ class SqliteStand:
 
     @contextlib.asynccontextmanager
     async def _migrate(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
-        """Give a table a column of a later layout, or take it away: statements are prepared anew."""
+        """Give a table a column of a later layout, or take it away: statements are prepared again."""
         with closing(await asyncio.to_thread(self._connect)) as connection:
             done = False
             for change in ("ADD COLUMN later TEXT", "DROP COLUMN later"):

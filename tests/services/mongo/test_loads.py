@@ -93,7 +93,7 @@ async def test_loads_of_different_numbers_of_entries_share_a_find(place, setting
 
 
 async def test_what_is_large_of_the_newest_comes_alone(place, settings_of, keys):
-    """What is small of a large record comes with the others."""
+    """The newest entries of a large record come with the others if they are small."""
     entry, sent, (other, small, large, *_) = bytes(LARGE_BYTES // 4), Sent(), keys
     async with AsyncMongoClient(place.url, event_listeners=[sent]) as client:
         driver = MongoDriver(settings_of(place), client=client)

@@ -824,7 +824,7 @@ async def test_loads_of_the_newest_at_once_have_as_many_as_each_wants(url, schem
 
 
 async def test_newest_entries_that_are_large_delay_no_others(driver):
-    """What is small of a large record comes with the others, and what is large by itself."""
+    """The newest entries of a large record come with the others if they are small, and alone if large."""
     small, large, key = (Key("scope", name) for name in ("small", "large", "other"))
     entry = bytes(LARGE_BYTES // 4)
     for record, entries in (
