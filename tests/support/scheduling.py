@@ -32,6 +32,16 @@ class ByServer(LoadScopeScheduling):
             return found[1]
         return nodeid
 
+    def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+        """Forget a group that is done; after each test, pytest-xdist 3.8 would count all of them."""
+        test = self.registered_collections[node][item_index]
+        group = self._split_scope(test)
+        tests = self.assigned_work[node][group]
+        tests[test] = True
+        if all(tests.values()):
+            del self.assigned_work[node][group]
+        self._reschedule(node)
+
     def remove_node(self, node: WorkerController) -> str | None:
         """Give the others what a crashed worker has left; returns the test that it ran.
 

@@ -55,7 +55,9 @@ def imports_of(name: str) -> set[str]:
             found |= submodules
             if submodules != {f"{module}.{alias.name}" for alias in node.names}:
                 found.add(module)
-        waiting += [*node.orelse] if is_for_types_only(node) else ast.iter_child_nodes(node)
+        inner = node.orelse if is_for_types_only(node) else ast.iter_child_nodes(node)
+        # No expression holds a statement, and most of a tree is expressions.
+        waiting += [one for one in inner if not isinstance(one, ast.expr)]
     return found
 
 

@@ -50,6 +50,8 @@ EARLY: Final = 0.2
 LATE: Final = 0.45
 """How far when it ends. Records expire half a tick after a whole one, so the model's answer is certain."""
 
+_WATCHED: Final = "an operation of a random history (clause driver.model)"
+
 
 @dataclass
 class Modelled:
@@ -77,7 +79,10 @@ class DriverMachine(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.datastore = self.make_datastore()
-        self.drivers: list[Driver] = [self.run(_open(self.datastore)) for _ in range(2)]
+        with contextlib.ExitStack() as watch:
+            watch.enter_context(WATCHDOG.watching(_WATCHED, LONGEST_CHECK_S))
+            self.drivers: list[Driver] = [self.run(_open(self.datastore)) for _ in range(2)]
+            self.watch = watch.pop_all()
         self.scopes = [f"machine:{uuid.uuid4().hex}:{number}" for number in range(2)]
         self.model: dict[Key, Modelled] = {}
         self.now = 0.0
@@ -90,8 +95,8 @@ class DriverMachine(RuleBasedStateMachine):
 
     def run(self, work: Awaitable[T]) -> T:
         """Run one operation to its end."""
-        with WATCHDOG.watching("an operation of a random history (clause driver.model)", LONGEST_CHECK_S):
-            return self.loop.run_until_complete(work)
+        WATCHDOG.go_on()
+        return self.loop.run_until_complete(work)
 
     def teardown(self) -> None:
         """Remove what the machine stored, and close what it opened."""
@@ -101,7 +106,7 @@ class DriverMachine(RuleBasedStateMachine):
                     self.run(self.drivers[0].delete(Key(scope, name)))
         finally:
             # A loop that stays open would complain when it is collected, long after this check.
-            with contextlib.closing(self.loop):
+            with self.watch, contextlib.closing(self.loop):
                 for driver in self.drivers:
                     self.run(driver.close())
 

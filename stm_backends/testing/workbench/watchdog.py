@@ -25,6 +25,7 @@ class Watchdog:
     def __init__(self) -> None:
         self._stderr = 2
         self._over = threading.Event()
+        self._left = _STEPS
 
     def keep_stderr(self) -> Callable[[], None]:
         """Keep the standard error as it is now, because pytest captures it; returns how to forget it."""
@@ -41,6 +42,7 @@ class Watchdog:
     def watching(self, what: str, limit: float) -> Generator[None]:
         """End the process if the body goes on long after a limit in seconds that it keeps by itself."""
         self._over = over = threading.Event()
+        self.go_on()
         threading.Thread(
             target=self._watch, args=(over, what, limit), name="stm-watchdog", daemon=True
         ).start()
@@ -49,6 +51,10 @@ class Watchdog:
         finally:
             over.set()
 
+    def go_on(self) -> None:
+        """Begin the limit of what is watched anew, for its next step; a thread for each would cost more."""
+        self._left = _STEPS
+
     def call_off(self) -> None:
         """Let what is watched now take its time, for example in a debugger."""
         self._over.set()
@@ -56,9 +62,10 @@ class Watchdog:
     def _watch(self, over: threading.Event, what: str, limit: float) -> None:
         late = STUCK_S
         # In steps, because a process that was stopped for long (Ctrl-Z) may have its limit end first.
-        for _ in range(_STEPS):
+        while self._left > 0:
             if over.wait((limit + late) / _STEPS):
                 return
+            self._left -= 1
         message = (
             f"\nstm-backends: {what} has not ended within {limit:g} s, and nothing could end it in the "
             f"{late:g} s since: the driver blocks the event loop, or a thread of the driver does not end. "
