@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -21,7 +22,14 @@ from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.sqlite.driver import SqliteDriver
 from stm_backends.drivers.sqlite.settings import SqliteSettings
 from stm_backends.drivers.wrapper import WrapperDriver
-from stm_backends.errors import Corrupt, InvalidState, OutcomeUnknown, SessionExists, SessionNotFound
+from stm_backends.errors import (
+    Corrupt,
+    InvalidState,
+    OutcomeUnknown,
+    SessionExists,
+    SessionNotFound,
+    Unavailable,
+)
 from stm_backends.history import log as item_log
 from stm_backends.history.log import ItemLog
 from stm_backends.memory.shared.snapshot import Snapshot
@@ -749,3 +757,53 @@ async def test_a_log_in_pages_is_sealed_with_another_key(driver: Driver) -> None
         assert (await backend.sessions.reseal("acme")).ok
     async with Backend(driver, sealing=Sealing(StaticKeys({"two": two}, primary="two"))) as backend:
         assert await noted_in(backend.driver) == [*range(30)]
+
+
+async def lines_of_log(driver: Driver) -> list[dict[str, Any]]:
+    return [line async for line in Backend(driver).sessions.export_log_lines(KEY, "langchain")]
+
+
+async def test_what_lacks_a_page_that_was_refused_is_refused_too(
+    driver: Driver, target: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if a caller goes on after the error."""
+    await converse(Backend(driver), KEY, range(30))
+    await noted(driver, range(30))
+    lines = [*await exported(Backend(driver)), *await lines_of_log(driver)]
+    put, failures = Pages.put_new, [False, True]
+
+    async def failing(self: Pages, *given: Any, **options: Any) -> None:
+        if failures and failures.pop(0):
+            raise Unavailable("away", backend="memory", operation="replace")
+        await put(self, *given, **options)
+
+    monkeypatch.setattr(Pages, "put_new", failing)
+    importing, refused = Backend(target).sessions.importing(), list[type[Exception]]()
+    for line in lines:
+        if line is lines[-1] or line["format"] == "stm-session":
+            failures[:] = [False, True]
+        try:
+            assert await importing.add(line) is None
+        except (Unavailable, InvalidState) as error:
+            refused.append(type(error))
+    assert refused == [Unavailable, *[InvalidState] * 6, Unavailable, *[InvalidState] * 7]
+    assert await told(Backend(target), KEY) == []
+    assert await noted_in(target) == []
+    failures.clear()
+    for line in lines:
+        await importing.add(line)
+    assert await told(Backend(target), KEY) == numbered(range(30))
+    assert await noted_in(target) == [*range(30)]
+
+
+@pytest.mark.parametrize("change", [*({"at": at} for at in (10**400, 1e308, math.inf, math.nan, -1.0)), {}])
+async def test_lines_of_a_log_that_no_export_writes_are_refused(
+    driver: Driver, target: Driver, change: dict[str, Any]
+) -> None:
+    await noted(driver, range(10))
+    line, *_ = await lines_of_log(driver)
+    line["items"][1] |= change
+    line["first"] += 0 if change else 1
+    with pytest.raises(InvalidState):
+        await Backend(target).sessions.importing().add(line)
+    assert await log_pages(target) == []
