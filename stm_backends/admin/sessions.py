@@ -106,6 +106,7 @@ class Sessions:
         Without its transcript: `export_lines` has that, too. Raises `SessionNotFound`, and `Corrupt` if this
         version cannot read all of it.
         """
+        keys.require_key(key)
         document = await Export(self._driver, self._codec, self._directory, key).document()
         self._observer.exported(Subject.of(key))
         return document
@@ -123,6 +124,7 @@ class Sessions:
         be read. It raises the error by default. If it does not, these turns are left out, and the lines can
         be imported: such turns are missing there, as those are whose page has expired.
         """
+        keys.require_key(key)
         async for line in Export(self._driver, self._codec, self._directory, key).lines(unreadable):
             if line["format"] == FORMAT:
                 self._observer.exported(Subject.of(key))
@@ -137,6 +139,7 @@ class Sessions:
         that exists stays as it is. `unreadable` is that of `export_lines`. Raises `SessionNotFound`, and
         `Corrupt`.
         """
+        keys.require_key(key)
         async for line in log_lines.lines_of(self._driver, self._codec, key, kind, unreadable):
             yield line
         self._observer.exported(Subject.of(key))
@@ -199,6 +202,7 @@ class Sessions:
         is no copy.
         """
         importing, copied = to.importing(on_conflict=on_conflict, ttl=ttl), under or key
+        keys.require_key(copied)
         try:
             async for line in self.export_lines(key):
                 await importing.add({**line, "key": dump_key(copied)})
@@ -216,11 +220,15 @@ class Sessions:
         `kv:v1:` and its composite. Other `kv:v1:` states of the user, and paused runs, are erased with the
         user. The user leaves the tenant's directory with the last record.
         """
+        # Without a session id, the user would be erased.
+        keys.require_key(key)
         receipt = await self.erase_with_receipt(key.tenant_id, key.user_id, key.session_id)
         return bool(receipt.records or any(receipt.erased.get(kind) for kind in LEFT_OVER))
 
     async def erase_user(self, tenant: str, user: str) -> int:
         """Erase all records of a user, of every kind, and the user's data keys; returns how many records."""
+        # Without a user, the tenant would be erased.
+        keys.require_part("user_id", user)
         return (await self.erase_with_receipt(tenant, user)).records
 
     async def erase_tenant(self, tenant: str) -> int:
@@ -239,6 +247,8 @@ class Sessions:
         keys that this backend lacks. A backend without `sealing` erases the records alone; see
         `Receipt.keys_left`.
         """
+        if session is not None:
+            keys.require_part("user_id", user)
         erasure = Erasure(self._driver, self._codec, self._directory, self._erase_keys, self._observer)
         return await erasure.erase(tenant, user, session)
 

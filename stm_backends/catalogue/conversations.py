@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
+import math
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from stm_backends.catalogue.card import Card, Content, card_of, checked_changes
 from stm_backends.catalogue.index import Catalogue, Place
 from stm_backends.drivers.checks import require_count
-from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.contract import MAX_KEY_BYTES, Driver
 from stm_backends.errors import ConfigurationError, SessionNotFound
 from stm_backends.records import keys, operations
+from stm_backends.records.codec import require_json
 from stm_backends.types import MemoryKey
 
 PAGE: Final = 200
@@ -77,10 +80,14 @@ class Conversations:
 
         `metadata` replaces the metadata, and an empty title brings back the beginning of the first message.
         Raises `InvalidState` for a title of more than 500 characters, or for metadata that is no JSON object
-        or takes more than 4,096 bytes; `SessionNotFound`.
+        or takes more than 4,096 bytes, and for NaN, infinities and lone surrogates in either;
+        `SessionNotFound`.
         """
         keys.require_key(key)
         changes = checked_changes(title=title, metadata=metadata, pinned=pinned, archived=archived)
+        for name, value in changes.items():
+            # Browsers are sent cards. An import keeps what was stored without this check.
+            require_json(value, name, strict=True)
         return self._card(key, await self._catalogue.update(key, changes))
 
     async def rebuild(self, tenant: str, user: str) -> int:
@@ -105,7 +112,7 @@ class Conversations:
 
     def _card(self, key: MemoryKey, content: Content | None) -> Card:
         if content is None:
-            raise SessionNotFound("there is no conversation under this key")
+            raise SessionNotFound("there is no conversation under this key: one begins with its first turn")
         return card_of(keys.card_key(key), content)
 
 
@@ -113,11 +120,24 @@ def _text_of(place: Place) -> str:
     return base64.urlsafe_b64encode(json.dumps(place).encode()).decode("ascii")
 
 
-def _place_of(text: str) -> Place:
+_SLOT: Final = re.compile("[0-9a-f]{8}")
+
+_LONGEST: Final = 16 * MAX_KEY_BYTES
+"""More characters than any place has: JSON and base64 make at most eight of a byte of a name."""
+
+
+def _place_of(text: object) -> Place:
+    """Return the place that a page gave to a caller, who may have got this text from anyone."""
     try:
+        if not isinstance(text, str) or len(text) > _LONGEST:
+            raise ValueError("not a place")
         slot, before, name = json.loads(base64.urlsafe_b64decode(text.encode("ascii")))
-        if not (isinstance(slot, str) and isinstance(before, float) and isinstance(name, str) and slot):
-            raise ValueError(text)
-    except (ValueError, TypeError, UnicodeError):
+        if not (
+            (isinstance(slot, str) and _SLOT.fullmatch(slot))
+            and (isinstance(before, float) and math.isfinite(before))
+            and isinstance(name, str)
+        ):
+            raise ValueError("not a place")
+    except (ValueError, TypeError, RecursionError):
         raise ConfigurationError("after is not what a page of conversations had as `after`") from None
     return Place(slot, before, name)

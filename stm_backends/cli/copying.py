@@ -197,7 +197,7 @@ async def _copied(  # noqa: PLR0913 -- one per option
         total = sum(counts.values())
         every = _together(counts)
         typer.echo(plain(f"Copying {counted(total, 'record')} of {every} from {origin} to {destination}"))
-        typer.echo("Pages of transcripts and cards of the catalogue come along, and are not counted.")
+        typer.echo("The catalogue of conversations comes along, and is not counted.")
         copies.append(copy)
         with Progress(total, "copying", "records") as progress:
             await copy.copy(progress.show)

@@ -65,14 +65,14 @@ def history(
         page = run(work())
     again = _command(key, {"--backend": backend, "--url": url, "--sealing": sealing}) + f" -n {limit}"
     if isinstance(page, item_logs.Found):
-        _show_items(page, again, as_json=as_json)
+        _show_items(page, again, before, as_json=as_json)
         return
     if as_json:
         for one in page.turns:
             typer.echo(json.dumps(_as_json(one)))
     elif page.turns:
         render.console.print(render.numbered((one.number, one.turn) for one in page.turns))
-    _say_more(again, "turns", [one.number for one in page.turns], page)
+    _say_more(again, "turns", [one.number for one in page.turns], page, before)
 
 
 def _command(key: str, given: Mapping[str, str | None]) -> str:
@@ -87,14 +87,14 @@ def _command(key: str, given: Mapping[str, str | None]) -> str:
     return shlex.join(words)
 
 
-def _show_items(found: item_logs.Found, again: str, *, as_json: bool) -> None:
+def _show_items(found: item_logs.Found, again: str, before: int | None, *, as_json: bool) -> None:
     page = found.page
     if as_json:
         for one in page.items:
             typer.echo(json.dumps(item_logs.as_json(one)))
     elif page.items:
         render.console.print(item_logs.numbered(page))
-    _say_more(f"{again} --log {found.kind}", "items", [one.number for one in page.items], page)
+    _say_more(f"{again} --log {found.kind}", "items", [one.number for one in page.items], page, before)
 
 
 def _as_json(one: TranscriptTurn) -> dict[str, Any]:
@@ -102,12 +102,16 @@ def _as_json(one: TranscriptTurn) -> dict[str, Any]:
     return where | dump_turn(StoredTurn(one.id, one.turn))
 
 
-def _say_more(again: str, what: str, numbers: Sequence[int], page: TranscriptPage | LogPage) -> None:
+def _say_more(
+    again: str, what: str, numbers: Sequence[int], page: TranscriptPage | LogPage, before: int | None
+) -> None:
     """Say on standard error what is not shown; `again` is the command that shows more."""
     first = min([*numbers, *page.missing], default=page.oldest)
     if first > page.oldest:
         typer.echo(f"Earlier {what}: {again} --before {first}", err=True)
     elif page.oldest:
         typer.echo(f"The {what} before number {page.oldest} are no longer stored.", err=True)
+    elif not numbers and not page.missing:
+        typer.echo(f"There are no {what}{'' if before is None else f' before number {before}'}.", err=True)
     if page.missing:
         typer.echo(f"Not stored any more: {figures.spans(page.missing)}", err=True)

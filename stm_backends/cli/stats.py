@@ -87,6 +87,8 @@ def stats(
                 if owner.tenant is not None and not await opened.sessions.has(owner.tenant, owner.user):
                     missing.append(owner)
             for owner in owners:
+                if owner in missing:
+                    continue
                 async for tenant in tenants_of(opened, owner):
                     each = Owner(tenant, owner.user)
                     row(each, await counting.of(opened, each))
@@ -97,7 +99,9 @@ def stats(
     with interruptible(so_far), Progress(None, "reading", "records") as progress:
         counting.progress = progress
         run(work())
-    if as_json:
+    if whose and len(missing) == len(given):
+        pass  # the errors say it all
+    elif as_json:
         typer.echo(json.dumps({"owner": None, **figures.as_json(counting.total, quick=quick)}))
     else:
         title = str(owners[0]) if one else "Total"

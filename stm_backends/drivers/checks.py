@@ -6,11 +6,11 @@ import asyncio
 import difflib
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Literal, cast
 
 from stm_backends.drivers.contract import AbsentType, AnyType, Expect, KeepType, Traits, Ttl
-from stm_backends.errors import ConfigurationError, StmError, TooLarge, Unavailable
+from stm_backends.errors import ConfigurationError, InvalidState, StmError, TooLarge, Unavailable
 from stm_backends.handed_in import call_now, described, number
 
 LONGEST_S: Final = 1e11
@@ -109,8 +109,21 @@ def require_seconds(name: str, value: object, *, zero: bool = False) -> None:
 def require_count(name: str, value: object, *, most: int | None = None) -> None:
     """Raise `ConfigurationError` unless a setting is an integer of at least 1, and at most `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most and value > most):
-        allowed = f"between 1 and {most:,}" if most else "an integer of at least 1"
+        allowed = f"an integer between 1 and {most:,}" if most else "an integer of at least 1"
         raise ConfigurationError(f"{name} must be {allowed}{_not(value)}")
+
+
+def require_backend(backend: object) -> None:
+    """Raise `ConfigurationError` for anything but an asynchronous backend."""
+    if not hasattr(backend, "driver"):
+        hint = "; give its `asynchronous`" if hasattr(backend, "asynchronous") else ""
+        raise ConfigurationError(f"backend is what open_backend(...) opens{_not(backend)}{hint}")
+
+
+def require_items(name: str, items: object) -> None:
+    """Raise `InvalidState` unless the items that a framework adds come one by one, as in a list."""
+    if not isinstance(items, Iterable) or isinstance(items, (str, bytes, Mapping)):
+        raise InvalidState(f"{name} must be a list{_not(cast('object', items))}")
 
 
 def require_integer(name: str, value: object, *, least: int | None = None) -> None:

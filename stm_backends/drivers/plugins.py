@@ -107,6 +107,8 @@ def open_driver(name_or_url: str, *, url: str | None = None, create: bool = Fals
     Raises `UnknownBackend`, `AmbiguousBackend` and `MissingExtra`, and `ConfigurationError` for an unknown
     option or a broken backend.
     """
+    if not isinstance(create, bool):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
+        raise ConfigurationError(f"create must be True or False, not {type(create).__name__}")
     entry_point, plugin, url = _resolve(name_or_url, url)
     if options.get("client") is None:
         _require_client(entry_point, plugin)

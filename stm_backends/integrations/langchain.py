@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from stm_backends.backend import Backend
-from stm_backends.drivers.checks import require_count
+from stm_backends.drivers.checks import require_backend, require_integer, require_items
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, located
 from stm_backends.extras import missing_extra
 from stm_backends.types import MemoryKey
@@ -54,8 +54,9 @@ class StmChatMessageHistory(BaseChatMessageHistory):
         limit: int | None = None,
     ) -> None:
         super().__init__()
+        require_backend(backend)
         if limit is not None:
-            require_count("limit", limit)
+            require_integer("limit", limit, least=0)
         self._limit = limit
         self._log = backend.item_log(key, "langchain", ttl_s=ttl_s)
         self._backend = backend.name
@@ -81,6 +82,13 @@ class StmChatMessageHistory(BaseChatMessageHistory):
         Raises `InvalidState` for a message that LangChain could not load again or that is not JSON, and
         `TooLarge`.
         """
+        require_items("messages", messages)
+        messages = [*messages]
+        for index, message in enumerate(messages):
+            if not isinstance(message, BaseMessage):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
+                raise InvalidState(
+                    f"messages[{index}] is {type(message).__name__}, not a message of LangChain"
+                )
         items = messages_to_dict(messages)
         try:
             messages_from_dict(items)

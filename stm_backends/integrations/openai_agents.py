@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, cast
 
 from stm_backends.backend import Backend
+from stm_backends.drivers.checks import require_backend, require_integer, require_items
 from stm_backends.extras import missing_extra
 from stm_backends.types import MemoryKey
 
@@ -42,6 +43,7 @@ class StmSession:
         ttl_s: float | None = None,
         session_settings: SessionSettings | dict[str, Any] | None = None,
     ) -> None:
+        require_backend(backend)
         self._log = backend.item_log(key, "openai-agents", ttl_s=ttl_s)
         self.session_id: str = key.session_id
         self.session_settings: SessionSettings | None = _settings(session_settings)
@@ -50,9 +52,12 @@ class StmSession:
         """Return the latest `limit` items, oldest first; by default, the limit of the settings applies.
 
         Takes one round trip, and with a limit reads only the newest items, however long the conversation is.
+        Raises `ConfigurationError` for a limit that is negative or no integer.
         """
         if limit is None:
             limit = _settings(self.session_settings).limit
+        if limit is not None:
+            require_integer("limit", limit, least=0)
         return cast("list[TResponseInputItem]", await self._log.items(limit))
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
@@ -60,6 +65,7 @@ class StmSession:
 
         Raises `InvalidState`, naming the path, for what is not JSON, and `TooLarge`.
         """
+        require_items("items", items)
         await self._log.add(items)
 
     async def pop_item(self) -> TResponseInputItem | None:

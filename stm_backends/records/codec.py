@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring as _quoted
 from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
@@ -622,16 +623,17 @@ DEEPEST_IN_TURN: Final = 100
 """The same within a turn, so that there is room for the state and the export around it."""
 
 
-def require_json(value: object, path: str, *, deepest: int = DEEPEST) -> None:
+def require_json(value: object, path: str, *, deepest: int = DEEPEST, strict: bool = False) -> None:
     """Raise `InvalidState`, with the path, unless JSON carries a value there and back.
 
     Accepted are tuples (which come back as lists), NaN, infinities, lone surrogates, and integers of any size
     that Python prints. Rejected are mappings with keys that are not strings, because JSON converts them to
-    strings and two keys could become equal, and values nested more than `deepest` levels deep.
+    strings and two keys could become equal, and values nested more than `deepest` levels deep. With `strict`,
+    NaN, infinities and lone surrogates are rejected, too: what other programs call JSON does not have them.
     """
     try:
-        if not _is_plain(value, deepest):
-            _require_json(value, path, deepest)
+        if strict or not _is_plain(value, deepest):
+            _require_json(value, path, deepest, strict)
     except RecursionError:
         raise InvalidState("a value is nested too deeply to be looked at from this depth of calls") from None
 
@@ -660,13 +662,15 @@ def _is_plain(value: object, deepest: int) -> bool:
     return False
 
 
-def _require_json(value: object, path: str, deepest: int) -> None:
+def _require_json(value: object, path: str, deepest: int, strict: bool) -> None:
     """Do what `require_json` says."""
     if isinstance(value, int) and value.bit_length() > _PRINTED_BITS:
         try:
             str(value)
         except ValueError:
             raise InvalidState(f"{path} is an integer of more digits than Python prints") from None
+    if strict:
+        _require_common(value, path)
     if value is None or isinstance(value, (str, int, float)):
         return
     if not deepest and isinstance(value, (dict, list, tuple)):
@@ -675,12 +679,22 @@ def _require_json(value: object, path: str, deepest: int) -> None:
         for key, item in cast("dict[object, object]", value).items():
             if not isinstance(key, str):
                 raise InvalidState(f"{path} has a key that is not a string: {type(key).__name__}")
-            _require_json(item, _below(path, f".{key}"), deepest - 1)
+            if strict:
+                _require_common(key, f"a key of {path}")
+            _require_json(item, _below(path, f".{key}"), deepest - 1, strict)
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(cast("Sequence[object]", value)):
-            _require_json(item, _below(path, f"[{index}]"), deepest - 1)
+            _require_json(item, _below(path, f"[{index}]"), deepest - 1, strict)
     else:
         raise InvalidState(f"{path} is {type(value).__name__}, which JSON does not have")
+
+
+def _require_common(value: object, path: str) -> None:
+    """Refuse a number or a text that only JSON of Python has."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidState(f"{path} is {value}, which JSON does not have")
+    if isinstance(value, str) and _SURROGATE.search(value):
+        raise InvalidState(f"{path} has half of a surrogate pair, which is no character")
 
 
 def _below(path: str, step: str) -> str:
@@ -693,6 +707,8 @@ def _below(path: str, step: str) -> str:
         else f"{path}{step[:_LONGEST_PATH]}"[:77] + "..."
     )
 
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 _LONGEST_PATH: Final = 80
 """How many characters of a path errors show."""

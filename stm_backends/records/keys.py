@@ -78,15 +78,17 @@ _ESCAPED = re.compile(rb"%([0-9A-F]{2})")
 
 def memory_key(key: MemoryKey) -> Key:
     """Return the key of a conversation's record."""
-    return Key(scope(key.tenant_id, key.user_id, "memory"), name(_checked("session_id", key.session_id)))
+    return Key(scope(key.tenant_id, key.user_id, "memory"), name(require_part("session_id", key.session_id)))
 
 
 def require_key(key: object) -> None:
-    """Raise `InvalidKey` for anything without the parts of a `MemoryKey`."""
+    """Raise `InvalidKey` for anything without the parts of a `MemoryKey`, each a text that is not blank."""
     if not all(hasattr(key, part) for part in ("tenant_id", "user_id", "session_id")):
         raise InvalidKey(
             f"a conversation's key must be a MemoryKey(tenant, user, session), not {type(key).__name__}"
         )
+    for part in ("tenant_id", "user_id", "session_id"):
+        require_part(part, getattr(key, part))
 
 
 def short_term_of(key: MemoryKey) -> MemoryKey:
@@ -110,7 +112,7 @@ def require_dialogue(key: MemoryKey) -> None:
 
 def log_key(key: MemoryKey, kind: LogKind) -> Key:
     """Return the key of the items that an agent framework keeps of a conversation."""
-    return Key(scope(key.tenant_id, key.user_id, kind), name(_checked("session_id", key.session_id)))
+    return Key(scope(key.tenant_id, key.user_id, kind), name(require_part("session_id", key.session_id)))
 
 
 def card_key(key: MemoryKey) -> Key:
@@ -118,7 +120,7 @@ def card_key(key: MemoryKey) -> Key:
 
     A session id that is too long for a name in the index is hashed; its card says it.
     """
-    session = name(_checked("session_id", key.session_id))
+    session = name(require_part("session_id", key.session_id))
     if len(session.encode()) > MAX_KEY_BYTES - _SLOT_BYTES:
         session = f"{NO_NAME}:{hashlib.sha256(session.encode()).hexdigest()}"
     return Key(scope(key.tenant_id, key.user_id, "card"), session)
@@ -201,12 +203,12 @@ def _beneath(key: Key, kind: Kind) -> Key:
 
 def directory_key(tenant_id: str, user_id: str) -> Key:
     """Return the key of the record that lists a user of a tenant."""
-    return Key(directory_scope(tenant_id), name(_checked("user_id", user_id)))
+    return Key(directory_scope(tenant_id), name(require_part("user_id", user_id)))
 
 
 def directory_scope(tenant_id: str) -> str:
     """Return the scope whose names are the users of a tenant."""
-    return _bounded(f"{_escape(_checked('tenant_id', tenant_id), _UNSAFE_IN_PART)}::users")
+    return _bounded(f"{_escape(require_part('tenant_id', tenant_id), _UNSAFE_IN_PART)}::users")
 
 
 def data_keys_key(tenant_id: str, user_id: str) -> Key:
@@ -231,8 +233,8 @@ def erased_data_key(key_id: str) -> Key:
 
 def scope(tenant_id: str, user_id: str, kind: Kind) -> str:
     """Return the scope of one kind of record of one user."""
-    tenant = _escape(_checked("tenant_id", tenant_id), _UNSAFE_IN_PART)
-    user = _escape(_checked("user_id", user_id), _UNSAFE_IN_PART)
+    tenant = _escape(require_part("tenant_id", tenant_id), _UNSAFE_IN_PART)
+    user = _escape(require_part("user_id", user_id), _UNSAFE_IN_PART)
     return _bounded(f"{tenant}:{user}:{kind}")
 
 
@@ -364,7 +366,8 @@ def _unquote(part: str) -> str:
     return re.sub("%(25|3A|6B)", lambda match: chr(int(match[1], 16)), part)
 
 
-def _checked(which: str, part: object) -> str:
+def require_part(which: str, part: object) -> str:
+    """Return a part of a key. Raises `InvalidKey` unless it is a text that is not blank."""
     if not isinstance(part, str) or not part.strip():
         raise InvalidKey(f"{which} must be a string that is not blank")
     return part

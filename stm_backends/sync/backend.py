@@ -21,9 +21,10 @@ from stm_backends.records.limits import Limits
 from stm_backends.sealing.keys import Sealing
 from stm_backends.sync.conversations import Conversations
 from stm_backends.sync.memory import Memory
+from stm_backends.sync.sessions import Sessions
 from stm_backends.sync.state_store import StateStore
 from stm_backends.sync.summarizers import PlainSummarizer, in_threads
-from stm_backends.sync.thread import LoopThread
+from stm_backends.sync.thread import LoopThread, require_coroutine
 from stm_backends.telemetry.observer import SILENT, Observer
 from stm_backends.types import MemoryIsolation, MemoryKey, as_config
 
@@ -83,6 +84,7 @@ class Backend(AbstractContextManager["Backend"]):
         self._given_up: WeakSet[threading.Thread] = WeakSet()
         self.state_store = StateStore(backend.state_store, self.run)
         self.conversations = Conversations(backend.conversations, self.run)
+        self.sessions = Sessions(backend.sessions, self.run)
 
     @property
     def asynchronous(self) -> asynchronous.Backend:
@@ -138,6 +140,7 @@ class Backend(AbstractContextManager["Backend"]):
         """
         loop = self._loop
         if loop is None:
+            require_coroutine(work)
             work.close()
             raise not_open(opened=bool(self._process), backend=self.name, operation="run")
         return loop.run(work)

@@ -86,11 +86,9 @@ class Memory:
         """Return up to `limit` turns of the whole conversation by their numbers, oldest first."""
         return self._run(self._memory.transcript(before=before, after=after, at=at, limit=limit))
 
-    def each_turn(self, *, after: int = -1) -> Iterator[TranscriptTurn]:
+    def each_turn(self, *, after: int | None = None) -> Iterator[TranscriptTurn]:
         """Yield all turns of the conversation after a number, oldest first, in memory of a few pages."""
-        turns = self._memory.each_turn(after=after)
-        while (turn := self._run(_following(turns))) is not None:
-            yield turn
+        return each(self._memory.each_turn(after=after), self._run)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until nothing is pending, or the memory is degraded, or `timeout` seconds have passed."""
@@ -101,8 +99,14 @@ class Memory:
         self._run(self._memory.close(timeout=timeout))
 
 
-async def _following(turns: AsyncIterator[T]) -> T | None:
-    return await anext(turns, None)
+def each(items: AsyncIterator[T], run: Run) -> Iterator[T]:
+    """Yield what an asynchronous iterator does, of which `None` is the end."""
+
+    async def following() -> T | None:
+        return await anext(items, None)
+
+    while (item := run(following())) is not None:
+        yield item
 
 
 async def called(function: Callable[[], T]) -> T:

@@ -24,6 +24,12 @@ LAST_S: Final = 5.0
 T = TypeVar("T")
 
 
+def require_coroutine(work: object) -> None:
+    """Raise `ConfigurationError` for what cannot be awaited as a whole, such as an asynchronous iterator."""
+    if not asyncio.iscoroutine(work):
+        raise ConfigurationError(f"run takes a coroutine, not {type(work).__name__}")
+
+
 class LoopThread:
     """A thread that owns an event loop; `run` runs a coroutine on it and waits for the result.
 
@@ -50,8 +56,10 @@ class LoopThread:
         An exception in the waiting thread, such as `KeyboardInterrupt`, cancels the coroutine and is raised
         once the coroutine has ended. Raises `Unavailable` if the loop is closed, `OutcomeUnknown` if it is
         closed during the call, and `ConfigurationError` on the loop's own thread and in a forked process. In
-        each case the coroutine is closed, so Python does not warn that it was never awaited.
+        each case the coroutine is closed, so Python does not warn that it was never awaited. What is not a
+        coroutine is a `ConfigurationError`, too.
         """
+        require_coroutine(work)
         answer: Future[T] = Future()
         try:
             self._begin(work, answer)
@@ -160,7 +168,15 @@ class LoopThread:
         await self._stop.wait()
 
     def _start(self, work: Coroutine[Any, Any, Any], answer: Future[Any]) -> None:
-        task = self._loop.create_task(work)
+        try:
+            task = self._loop.create_task(work)
+        except Exception as error:  # noqa: BLE001 -- raised where it is waited for: nothing else would end the wait
+            work.close()
+            with self._lock:
+                self._calls.pop(answer, None)
+                if not answer.done():
+                    answer.set_exception(error)
+            return
         self._calls[answer] = task
         task.add_done_callback(partial(self._end, answer))
 

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from stm_backends import races
 from stm_backends.admin.importing import OnConflict
+from stm_backends.drivers.checks import require_backend
 from stm_backends.drivers.contract import Key, Record
 from stm_backends.errors import (
     ConfigurationError,
@@ -73,8 +74,7 @@ class BackendGraph:
         *,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
-        if not hasattr(backend, "driver"):
-            raise ConfigurationError(f"backend is what open_backend(...) opens, not {type(backend).__name__}")
+        require_backend(backend)
         self._driver = backend.driver
         self._codec = backend.codec
         self._directory = backend.directory

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from stm_backends.drivers.checks import require_backend
 from stm_backends.errors import Corrupt, TooLarge, Unavailable
 from stm_backends.guarded import utc_now
 from stm_backends.records import keys
@@ -63,6 +64,7 @@ class SharedShortTermMemory(ShortTermMemory):
         recall_cosine: float = relevance.RECALL_COSINE,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
+        require_backend(backend)
         keys.require_key(key)
         super().__init__(
             max_entries,

@@ -147,6 +147,7 @@ def test_users_tenants_and_other_states_may_be_given_together(source: str, tmp_p
     done = copied(source, url_of(tmp_path, "to"), *options)
 
     assert "Copying 6 records of acme:u2, acme:u1 and other states from sqlite:///" in done.stdout
+    assert "\nThe catalogue of conversations comes along, and is not counted.\n" in done.stdout
     assert rows(done)["copied"] == 6
 
 

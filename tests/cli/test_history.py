@@ -83,6 +83,12 @@ def test_history_of_a_conversation_that_is_not_there_fails(url: str) -> None:
     assert done.stderr.startswith("Error: there is no conversation under this key")
 
 
+def test_history_says_that_there_are_no_turns_before_the_first(url: str) -> None:
+    done = cli("history", "acme:u1:trip", "--url", url, "--before", "0")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr == "There are no turns before number 0.\n"
+
+
 def test_history_says_that_the_oldest_turns_were_removed(url: str) -> None:
     async def shorten() -> None:
         async with open_backend(url) as backend:

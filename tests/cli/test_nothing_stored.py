@@ -62,6 +62,8 @@ def test_a_name_without_data_is_named_and_exit_status_1(
     result = cli(*(one.format(typo) for one in command), "--url", url)
     assert result.exit_code == 1, result.output
     assert f"nothing is stored for {typo}" in result.stderr
+    if command == ("stats", "{}"):
+        assert not result.stdout
     if command[0] == "reseal":
         assert json.loads((tmp_path / "numbers.json").read_text())["ok"] is False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -197,6 +198,33 @@ async def test_what_is_no_message_is_corrupt_and_nothing_is_made_of_it(
 async def test_without_a_key_there_is_no_history(backend: Backend, key: Any) -> None:
     with pytest.raises(InvalidKey):
         StmChatMessageHistory(backend, key)
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        (None, "messages must be a list, not NoneType"),
+        ("Hello", "messages must be a list, not str"),
+        (["Hello"], "messages[0] is str, not a message of LangChain"),
+        ([HumanMessage("a"), ("human", "b")], "messages[1] is tuple, not a message of LangChain"),
+    ],
+)
+async def test_what_is_no_message_is_refused(backend: Backend, messages: Any, said: str) -> None:
+    history = StmChatMessageHistory(backend, KEY)
+    with pytest.raises(InvalidState, match=re.escape(said)):
+        await history.aadd_messages(messages)
+    assert await history.aget_messages() == []
+
+
+async def test_a_negative_limit_and_what_is_no_backend_are_refused(backend: Backend) -> None:
+    given: Any = "sqlite:///memory.db"
+    with pytest.raises(ConfigurationError, match=r"backend is what open_backend\(\.\.\.\) opens, not str"):
+        StmChatMessageHistory(given, KEY)
+    for limit in (-1, 2.5):
+        with pytest.raises(ConfigurationError, match="limit must be an integer of at least 0"):
+            StmChatMessageHistory(backend, KEY, limit=limit)  # pyright: ignore[reportArgumentType]
+    await StmChatMessageHistory(backend, KEY).aadd_messages([HumanMessage("a")])
+    assert await StmChatMessageHistory(backend, KEY, limit=0).aget_messages() == []
 
 
 async def test_tenants_never_meet_and_erasing_one_leaves_the_other(backend: Backend) -> None:

@@ -14,6 +14,7 @@ from agents.run_internal.session_persistence import rewind_session_items
 
 from stm_backends import (
     Backend,
+    ConfigurationError,
     InvalidKey,
     InvalidState,
     MemoryKey,
@@ -326,6 +327,25 @@ async def test_an_outage_ends_the_run_and_is_never_an_empty_history(tmp_path: Pa
         with pytest.raises(Unavailable):
             await work
     assert model.asked == []
+
+
+@pytest.mark.parametrize("items", [None, "Hello", {"role": "user"}, 5])
+async def test_what_is_no_list_of_items_is_refused(backend: Backend, items: Any) -> None:
+    session = StmSession(backend, KEY)
+    with pytest.raises(InvalidState, match="items must be a list"):
+        await session.add_items(items)
+    assert await session.get_items() == []
+
+
+async def test_a_negative_limit_and_what_is_no_backend_are_refused(backend: Backend) -> None:
+    given: Any = "sqlite:///memory.db"
+    with pytest.raises(ConfigurationError, match=r"backend is what open_backend\(\.\.\.\) opens, not str"):
+        StmSession(given, KEY)
+    for limit in (-1, 2.5):
+        with pytest.raises(ConfigurationError, match="limit must be an integer of at least 0"):
+            await StmSession(backend, KEY).get_items(limit)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigurationError, match="limit must be an integer of at least 0"):
+        await StmSession(backend, KEY, session_settings={"limit": -1}).get_items()
 
 
 async def test_items_that_json_does_not_have_are_refused_by_their_path(backend: Backend) -> None:

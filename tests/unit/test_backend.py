@@ -78,6 +78,8 @@ def test_a_typo_is_found_before_anything_is_opened() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
+        {"create": "yes"},
+        {"create": 1},
         {"max_summaries": 0},
         {"max_summaries": "8"},
         {"max_summaries": 2.5},

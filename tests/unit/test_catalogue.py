@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import itertools
+import math
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -31,7 +34,7 @@ from stm_backends.admin.erasing import Erasure
 from stm_backends.catalogue.card import SLOT_S, Activity, slot_of
 from stm_backends.catalogue.conversations import Conversations
 from stm_backends.catalogue.index import Catalogue
-from stm_backends.drivers.contract import ABSENT, ANY, MAX_KEY_BYTES, Driver, Key
+from stm_backends.drivers.contract import ABSENT, ANY, KEEP, MAX_KEY_BYTES, Driver, Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import OutcomeUnknown
@@ -571,8 +574,76 @@ async def test_what_is_set_stays_and_is_exported_and_imported(backend: Backend, 
     await other.close()
 
 
+HELLO = ConversationTurn("Hello", "Hi")
+
+CRAFTED = (
+    '["\\ud800", -1.0, "x"]',
+    '["f0000000", NaN, "x"]',
+    '["f0000000", -1e999, "x"]',
+    '["f0000000", -1.0, 3]',
+    '["F0000000", -1.0, "x"]',
+    '["f0000000\\n", -1.0, "x"]',
+    "[" * 8_000,
+    f'["f0000000", -1.0, "{"x" * 100_000}"]',
+    '{"a": 1, "b": 2, "c": 3}',
+)
+"""What no page has as `after`."""
+
+
+def crafted(place: str) -> str:
+    return base64.urlsafe_b64encode(place.encode()).decode()
+
+
+@pytest.mark.parametrize("session", ["x" * 991, "\U0001f600" * 247, "\ud800" * 100, "\x7f" * 991])
+async def test_the_place_of_the_longest_name_is_accepted(backend: Backend, session: str) -> None:
+    for key in (MemoryKey("acme", "u", session), MemoryKey("acme", "u", "last")):
+        await backend.memory(key, LAST_TURNS).add_turn(HELLO)
+        await backend.conversations.get(key)
+    seen, after = set[str](), None
+    for _ in range(2):
+        page = await backend.conversations.list("acme", "u", limit=1, after=after)
+        seen |= {card.key.session_id for card in page.cards}
+        after = page.after
+    assert seen == {session, "last"}
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"title": "\ud800"}, "title"),
+        ({"metadata": {"score": math.nan}}, "metadata.score"),
+        ({"metadata": {"a": [1.0, {"b": -math.inf}]}}, "metadata.a[1].b"),
+        ({"metadata": {"a": ["fine \udfff"]}}, "metadata.a[0]"),
+        ({"metadata": {"a": {"\ud800": 1}}}, "a key of metadata.a"),
+    ],
+)
+async def test_a_card_is_json_for_every_program(backend: Backend, change: Any, path: str) -> None:
+    await backend.memory(A, LAST_TURNS).add_turn(HELLO)
+    with pytest.raises(InvalidState, match=f"^{re.escape(path)} (is|has) "):
+        await backend.conversations.update(A, **change)
+    card = await backend.conversations.update(A, title="\U0001f600", metadata={"score": 1e300})
+    assert (card.title, card.metadata) == ("\U0001f600", {"score": 1e300})
+
+
+async def test_a_card_of_an_older_version_with_nan_is_read_and_imported(backend: Backend) -> None:
+    await backend.memory(A, LAST_TURNS).add_turn(HELLO)
+    where = keys.card_key(A)
+    await backend.conversations.update(A, metadata={"score": 1.5})
+    record = await backend.driver.load(where)
+    assert record is not None
+    assert record.body is not None
+    await backend.driver.replace(
+        where, record.body.replace(b"1.5", b"NaN"), expect=record.version, version="older", ttl=KEEP
+    )
+    assert math.isnan((await backend.conversations.get(A)).metadata["score"])
+    document = await backend.sessions.export(A)
+    await backend.sessions.import_(document, on_conflict="replace")
+    assert math.isnan((await backend.conversations.get(A)).metadata["score"])
+    assert (await backend.conversations.update(A, title="Trip")).title == "Trip"
+
+
 async def test_what_cannot_be_set_is_refused_before_anything_is_written(backend: Backend) -> None:
-    with pytest.raises(SessionNotFound):
+    with pytest.raises(SessionNotFound, match="one begins with its first turn"):
         await backend.conversations.update(A, title="Trip")
     with pytest.raises(SessionNotFound):
         await backend.conversations.get(A)
@@ -592,9 +663,10 @@ async def test_what_cannot_be_set_is_refused_before_anything_is_written(backend:
         await backend.conversations.update(key, title="Trip")
     with pytest.raises(InvalidKey):
         await backend.conversations.get(key)
-    for after in ("", "x", "W10=", "é"):
-        with pytest.raises(ConfigurationError):
-            await backend.conversations.list("a:b", "u%", after=after)
+    for after in ("", "x", "W10=", "é", 5, *map(crafted, CRAFTED)):
+        asked: Any = after
+        with pytest.raises(ConfigurationError, match="after is not what"):
+            await backend.conversations.list("a:b", "u%", after=asked)
     assert (await backend.conversations.list("a:b", "u%")).cards == ()
 
 

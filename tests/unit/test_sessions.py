@@ -41,6 +41,13 @@ from stm_backends.types import (
 
 KEY = MemoryKey("acme", "u", "s")
 OTHER = MemoryKey("acme", "u", "other")
+NO_KEYS: Any = (
+    ("acme", "u", None),
+    ("acme", None, "s"),
+    (None, "u", "s"),
+    ("acme", None, None),
+    ("acme", "u", ""),
+)
 CODEC = Codec()
 
 FOLDED = Body(
@@ -634,6 +641,39 @@ async def test_erasing_a_conversation_erases_exactly_its_state_and_items(
     assert await standing(backend, places) == [False, False, True, False, False, True]
     assert all(await standing(backend, neighbours))
     assert not await sessions.erase(KEY)
+
+
+@pytest.mark.parametrize("key", [KEY.composite(), None, *(MemoryKey(*parts) for parts in NO_KEYS)], ids=repr)
+async def test_what_is_no_key_erases_and_reads_nothing(
+    backend: Backend, sessions: Sessions, key: Any
+) -> None:
+    places = await everything_of(backend, KEY)
+    for refused in (
+        sessions.erase(key),
+        sessions.export(key),
+        sessions.copy(key, sessions),
+        sessions.copy(KEY, sessions, under=key or " "),
+        anext(sessions.export_lines(key)),
+        anext(sessions.export_log_lines(key, "langchain")),
+        backend.conversations.get(key),
+        backend.conversations.update(key, title="Trip"),
+    ):
+        with pytest.raises(InvalidKey):
+            await refused
+    assert all(await standing(backend, places))
+
+
+async def test_a_user_that_is_missing_does_not_erase_the_tenant(backend: Backend, sessions: Sessions) -> None:
+    places = await everything_of(backend, KEY)
+    missing: Any = None
+    for refused in (
+        sessions.erase_user("acme", missing),
+        sessions.erase_user("acme", " "),
+        sessions.erase_with_receipt("acme", missing, "s"),
+    ):
+        with pytest.raises(InvalidKey, match="user_id must be a string that is not blank"):
+            await refused
+    assert all(await standing(backend, places))
 
 
 async def test_erasing_a_user_erases_every_kind_and_no_other_users_records(

@@ -12,8 +12,9 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,13 @@ from stm_backends import (
 )
 from stm_backends import backend as asynchronous
 from stm_backends import tiers as asynchronous_tiers
+from stm_backends.admin.sessions import Sessions as AsynchronousSessions
 from stm_backends.catalogue import conversations as asynchronous_catalogue
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.records import state_store
 from stm_backends.sync import tiers
 from stm_backends.sync.conversations import Conversations
+from stm_backends.sync.sessions import Sessions
 
 KEY = MemoryKey("acme", "u", "s")
 LAST_TURNS = ShortTermMemoryConfig(strategy="truncation", budget=MemoryBudget(full_zone_turns=1_000))
@@ -709,3 +712,50 @@ def test_conversations_are_listed_and_set(backend: sync.Backend) -> None:
     assert [card.title for card in backend.conversations.all("acme", "u1")] == ["Trip"]
     assert backend.conversations.get(key).preview == "Hi"
     assert backend.conversations.rebuild("acme", "u1") == 0
+
+
+async def anything() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("work", [anything(), "erase", None, anything])
+def test_what_is_no_coroutine_is_refused_where_it_is_given(
+    backend: sync.Backend, url: str, work: Any
+) -> None:
+    for run in (backend.run, sync.open_backend(url).run):
+        answer = in_thread(partial(run, work))
+        assert isinstance(answer, ConfigurationError)
+        assert str(answer) == f"run takes a coroutine, not {type(work).__name__}"
+
+
+def test_a_loop_that_makes_no_task_of_a_call_raises_why(loop: sync.LoopThread) -> None:
+    async def refuse() -> None:
+        def make(*given: Any, **named: Any) -> Any:
+            asyncio.get_running_loop().set_task_factory(None)
+            raise RuntimeError("no task today")
+
+        asyncio.get_running_loop().set_task_factory(make)
+
+    async def answer() -> int:
+        return 1
+
+    loop.run(refuse())
+    refused = in_thread(lambda: loop.run(answer()))
+    assert isinstance(refused, RuntimeError)
+    assert str(refused) == "no task today"
+    assert loop.run(answer()) == 1
+
+
+def test_what_is_stored_is_listed(backend: sync.Backend) -> None:
+    backend.memory(KEY).add_turn(turn("hello"))
+    backend.run(backend.asynchronous.item_log(KEY, "langchain").add([{}]))
+    assert [*backend.sessions.tenants()] == ["acme"]
+    assert [*backend.sessions.users("acme")] == ["u"]
+    assert [*backend.sessions.list("acme", "u")] == [KEY]
+    assert [*backend.sessions.logs("acme", "u")] == [("langchain", KEY)]
+
+
+@pytest.mark.parametrize("name", ["tenants", "users", "list", "logs"])
+def test_the_listings_have_the_same_parameters(name: str) -> None:
+    ours, theirs = getattr(Sessions, name), getattr(AsynchronousSessions, name)
+    assert inspect.signature(ours).parameters == inspect.signature(theirs).parameters

@@ -192,6 +192,8 @@ async def test_what_cannot_be_asked_for_is_refused(backend: Backend) -> None:
     for asked in refused:
         with pytest.raises(ConfigurationError):
             await memory_of(backend).transcript(**asked)
+    with pytest.raises(ConfigurationError, match="limit must be an integer between 1 and 1,000"):
+        await memory_of(backend).transcript(limit=2.5)  # type: ignore[arg-type]
 
 
 async def test_a_page_of_many_turns_takes_three_requests(backend: Backend) -> None:
@@ -210,6 +212,7 @@ def test_the_facade_for_threads_reads_the_same() -> None:
         for number in range(9):
             memory.add_turn(turn(number))
         memory.flush()
+        assert len([*memory.each_turn(after=None)]) == 9
         assert said([*memory.each_turn(after=2)]) == [f"u{number}" for number in range(3, 9)]
         assert said(memory.transcript(before=2).turns) == ["u0", "u1"]
 

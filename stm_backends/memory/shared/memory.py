@@ -257,7 +257,7 @@ class DistributedShortTermMemory:
         """
         return await read_page(self._shared, before=before, after=after, at=at, limit=limit)
 
-    async def each_turn(self, *, after: int = -1) -> AsyncGenerator[TranscriptTurn]:
+    async def each_turn(self, *, after: int | None = None) -> AsyncGenerator[TranscriptTurn]:
         """Yield all turns of the conversation after a number, oldest first, in memory of a few pages.
 
         Each comes once. Turns that are added meanwhile come, too.

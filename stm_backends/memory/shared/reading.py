@@ -67,8 +67,9 @@ async def read_page(
         snapshot = again
 
 
-async def read_all(shared: SharedConversation, *, after: int) -> AsyncGenerator[TranscriptTurn]:
-    """Yield all turns after a number, oldest first."""
+async def read_all(shared: SharedConversation, *, after: int | None) -> AsyncGenerator[TranscriptTurn]:
+    """Yield all turns after a number, oldest first; all of the conversation for `None`."""
+    after = -1 if after is None else after
     while True:
         page = await read_page(shared, before=None, after=after, at=None, limit=_AT_ONCE)
         for turn in page.turns:

@@ -206,7 +206,7 @@ class MemoryRouter:
             return TranscriptPage((), 0, -1)
         return await memory.transcript(before=before, after=after, at=at, limit=limit)
 
-    def each_turn(self, *, after: int = -1) -> AsyncGenerator[TranscriptTurn]:
+    def each_turn(self, *, after: int | None = None) -> AsyncGenerator[TranscriptTurn]:
         """Yield all turns after a number of the conversation that is bound when this is called, oldest first.
 
         The binding may end while they are read.
