@@ -242,7 +242,10 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def peers(session: nox.Session) -> None:
-    """What other libraries cost for one turn, and what they lose; `-- --write` writes the page."""
+    """What other libraries cost for one turn, and what they lose; `-- --write` writes the page.
+
+    `-- --shown` measures what a product shows instead: pages of history, newest items, sidebars.
+    """
     # In one call, so that all requirements are resolved together.
     services = nox.project.dependency_groups(PYPROJECT, "services")
     session.install("-r", "benchmarks/peers/requirements.txt", *services, "-e", ".[all]")

@@ -50,6 +50,7 @@ TOGETHER = 32
 MOST_CONNECTIONS = 97
 """What PostgreSQL's default of `max_connections` leaves beside those reserved for superusers."""
 
+PATIENCE_S = 60.0
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 -- a new directory in it is used
 _ROOM_BYTES = 4 * 1024**3
@@ -87,6 +88,10 @@ class Address:
         left = MOST_CONNECTIONS - 2 * TOGETHER
         return replace(self, settings=replace(self.settings, pool_size=max(1, left // (2 * processes))))
 
+    def patient(self) -> Address:
+        """Return an address whose operations may take long, so that a busy machine does not end a step."""
+        return replace(self, settings=replace(self.settings, deadline_s=PATIENCE_S))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Datastore:
@@ -110,6 +115,25 @@ Opened = Callable[[Path], AbstractAsyncContextManager[Datastore]]
 def connect(address: Address) -> AbstractAsyncContextManager[Datastore]:
     """Use a datastore that another process has opened."""
     return _CONNECT[address.datastore](address)
+
+
+async def stored_bytes(address: Address) -> int:
+    """Return how many bytes SQLite, Redis or PostgreSQL holds, indexes included."""
+    client: Any
+    if address.datastore == "redis":
+        async with Redis.from_url(address.url) as client:
+            return int((await client.info("memory"))["used_memory"])
+    if address.datastore == "postgres":
+        client = await asyncpg.connect(address.url)
+        try:
+            return int(await client.fetchval("SELECT pg_database_size(current_database())"))
+        finally:
+            await client.close()
+    path = Path(address.settings.path)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        # So that nothing is there twice.
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
 
 
 def _fresh(prefix: str = "stm_bench_") -> str:

@@ -2,7 +2,8 @@
 
 A turn is `add_turn` and `get_llm_context`, or one bare write and one bare read. *Folding off* is the strategy
 `truncation` with its defaults, in dialogues of `DIALOGUE` turns. *Folding on* summarizes five turns at a
-time, in conversations that do not end, with a summarizer that answers at once.
+time, in conversations that do not end, with a summarizer that answers at once; *kept* is that with a
+transcript.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import random
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from benchmarks.datastores import TOGETHER, Bare, Datastore
@@ -27,8 +29,9 @@ from stm_backends import (
     ShortTermMemoryConfig,
 )
 from stm_backends.backend import Backend
-from stm_backends.drivers.contract import Driver, new_version
+from stm_backends.drivers.contract import Driver, Key, new_version
 from stm_backends.drivers.in_memory import MemoryDriver
+from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import StorageError
 from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.records.codec import Codec
@@ -44,7 +47,13 @@ ON = ShortTermMemoryConfig(
 )
 T = TypeVar("T")
 
-CONFIGS: Mapping[str, ShortTermMemoryConfig] = {"off": OFF, "on": ON}
+CONFIGS: Mapping[str, ShortTermMemoryConfig] = {
+    "off": OFF,
+    "on": ON,
+    "kept": replace(ON, transcript=True),
+    "on, one at a time": replace(ON, fold_batch_turns=1),
+    "kept, one at a time": replace(ON, fold_batch_turns=1, transcript=True),
+}
 SIDES = ("bare", "off", "on")
 
 DIALOGUE = 10
@@ -106,9 +115,9 @@ class Cell:
         """Return the turns a second of each block."""
         return [block.rate for block in self.blocks[side]]
 
-    def ratios(self, side: str) -> list[float]:
-        """Return the share of the bare turns a second, for each round."""
-        return [ours / bare for ours, bare in zip(self.rates(side), self.rates("bare"), strict=True)]
+    def ratios(self, side: str, to: str = "bare") -> list[float]:
+        """Return the share of the turns a second of another side, for each round."""
+        return [ours / other for ours, other in zip(self.rates(side), self.rates(to), strict=True)]
 
     def cost(self, side: str, of: str) -> float:
         """Return the median processor time of a turn in microseconds; `of` is `client` or `server`."""
@@ -174,6 +183,26 @@ class Cost:
         return self.memory + self.driver
 
 
+class Counting(WrapperDriver):
+    """Counts requests, by the operation and the kind of record."""
+
+    def __init__(self, inner: Driver) -> None:
+        super().__init__(inner)
+        self.requests = Counter[tuple[Operation, str]]()
+
+    async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[T]]) -> T:
+        self.requests[operation, (key if isinstance(key, str) else key.scope).rpartition(":")[2]] += 1
+        return await send()
+
+    def count(self, operation: Operation | None = None, kind: str | None = None) -> int:
+        """Return how many requests there were, of one operation or of one kind of record."""
+        return sum(
+            times
+            for (what, where), times in self.requests.items()
+            if operation in (None, what) and kind in (None, where)
+        )
+
+
 class Participant(Protocol):
     """One of those that take turns at once."""
 
@@ -199,8 +228,18 @@ class Talk:
     the machine's own pace would be all of them.
     """
 
-    def __init__(self, driver: Driver, directory: Directory, name: str, mode: str, length: int = 0) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        directory: Directory,
+        name: str,
+        mode: str,
+        length: int = 0,
+        *,
+        says: Callable[[int], ConversationTurn] = turn,
+    ) -> None:
         self._driver = driver
+        self._says = says
         self._directory = directory
         self._name = name
         self._mode = mode
@@ -220,7 +259,7 @@ class Talk:
             self._driver,
             key,
             CONFIGS[self._mode],
-            summarizer=summarize if self._mode == "on" else None,
+            summarizer=None if self._mode == "off" else summarize,
             codec=self._codec,
             directory=self._directory,
             backgrounds=self._backgrounds,
@@ -235,7 +274,7 @@ class Talk:
         if self._length and self.added and self.added % self._length == 0:
             self.memory = self._begin()
         self.added += 1
-        await self.memory.add_turn(turn(self.added))
+        await self.memory.add_turn(self._says(self.added))
 
     async def read(self) -> None:
         """Read the context."""
@@ -413,7 +452,7 @@ async def fill(cell: Cell, rounds: int, measure: Measure, *, extra: int = EXTRA_
     """Measure rounds of all sides in random order; repeat `extra` rounds in which the machine was busy."""
     for _ in range(rounds):
         while True:
-            taken = {side: await measure(side) for side in random.sample(SIDES, len(SIDES))}
+            taken = {side: await measure(side) for side in random.sample([*cell.blocks], len(cell.blocks))}
             if not (extra and any(block.busy for block in taken.values())):
                 break
             extra -= 1

@@ -1,10 +1,11 @@
 """A turn of our memory beside a turn of a bare client, on each datastore, with goals.
 
-    python -m benchmarks.run [--quick] [--datastores redis,postgres] [-o benchmarks/RESULTS.md]
+    python -m benchmarks.run [--quick] [--datastores redis,postgres] [--write]
 
-`-o` writes the page, and beside it the figures (`results.json`) and the chart (`results.svg`). Without it the
-page is only printed. Progress goes to stderr. A whole run takes at most twelve minutes, `--quick` less than
-two. A datastore that fails is named on the page, and the others are measured.
+`--write` writes the page, and beside it the figures (`results.json`), the chart (`results.svg`) and what
+transcripts cost (`TRANSCRIPTS.md`). Without it the pages are only printed. Progress goes to stderr. A whole
+run takes at most 17 minutes, `--quick` about three. A datastore that fails is named on the page, and the
+others are measured.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import cost, report
+from benchmarks import cost, report, transcripts
 from benchmarks.datastores import ALL, TOGETHER, Datastore, folder_for_all, names_of, place_for_files
 from benchmarks.measuring import EXTRA_ROUNDS, Bench, Cell, fill, note, tight_loop
 from benchmarks.pages import add_write, machine, reason
@@ -140,7 +141,10 @@ def main() -> None:
     size.add_argument("--tiny", action="store_true", help="only see that it runs")
     add_write(parser, PAGE)
     arguments = parser.parse_args()
-    plan = QUICK if arguments.quick else TINY if arguments.tiny else Plan()
+    plan, kept = Plan(), transcripts.Plan()
+    if arguments.quick or arguments.tiny:
+        plan = QUICK if arguments.quick else TINY
+        kept = transcripts.QUICK if arguments.quick else transcripts.TINY
     output: Path | None = arguments.write
 
     def save(results: Results) -> None:
@@ -154,6 +158,10 @@ def main() -> None:
 
     results = asyncio.run(measure(arguments.datastores, plan, quick=plan != Plan(), save=save))
     print(report.markdown(results))
+    page = asyncio.run(transcripts.page(arguments.datastores, kept))
+    if output:
+        output.with_name(transcripts.PAGE.name).write_text(page, encoding="utf-8")
+    print(page)
 
 
 if __name__ == "__main__":

@@ -19,17 +19,14 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import asyncpg
-from redis.asyncio import Redis
-
 from benchmarks import cost, results, scale_report, touch, units
-from benchmarks.datastores import ALL, Address, Datastore, connect, folder_for_all, place_for_files
+from benchmarks.datastores import ALL, Datastore, connect, folder_for_all, place_for_files, stored_bytes
 from benchmarks.machine import Meter
-from benchmarks.measuring import Bench, batched, note, turn
+from benchmarks.measuring import Bench, Counting, batched, note, turn
 from benchmarks.pages import add_write, machine, reason
 from benchmarks.scale_report import PODS_AT_ONCE, STORED_AT_ONCE, Directories, Scale, Scaled
 from stm_backends.backend import Backend
@@ -47,8 +44,6 @@ NAMES = ("sqlite", "redis", "postgres", "dynamo")
 
 _LONGEST_STEP_S = 900.0
 """A step that takes longer has failed."""
-
-_DEADLINE_S = 60.0
 
 _PAGE_TIMES = 20
 _CHECKED = 1_000
@@ -99,7 +94,7 @@ async def measure(names: Sequence[str], plan: Plan, *, small: bool, save: Callab
             try:
                 folder = stack.enter_context(folder_for_all(place_for_files()))
                 datastore = await stack.enter_async_context(ALL[name](folder))
-                datastore = await stack.enter_async_context(connect(_patient(datastore.address)))
+                datastore = await stack.enter_async_context(connect(datastore.address.patient()))
             except Exception as error:  # noqa: BLE001 -- the others are measured
                 note(f"{name}: {error!r}")
                 found.missing[name] = reason(error)
@@ -118,11 +113,6 @@ async def measure(names: Sequence[str], plan: Plan, *, small: bool, save: Callab
             )
         )
     return found
-
-
-def _patient(address: Address) -> Address:
-    """Return an address whose operations may take long, so that a busy machine does not end a step."""
-    return replace(address, settings=replace(address.settings, deadline_s=_DEADLINE_S))
 
 
 async def _one(datastore: Datastore, scaled: Scaled, plan: Plan, record: Record) -> None:
@@ -155,11 +145,11 @@ async def _step(scaled: Scaled, title: str, step: Callable[[], Awaitable[None]])
 async def _fill(datastore: Datastore, scaled: Scaled, plan: Plan) -> None:
     """Store conversations of one turn each by the driver's own `append`, and check a sample of them."""
     driver, entry = datastore.driver, Codec().seal_turn(StoredTurn(new_version(), turn(1)))
-    before = await _stored_bytes(datastore)
+    before = await stored_bytes(datastore.address)
     start = time.perf_counter()
     await _append_all(driver, (memory_key(touch.key_of(n)) for n in range(plan.conversations)), entry, None)
     scaled.fill_s = time.perf_counter() - start
-    scaled.bytes_each = (await _stored_bytes(datastore) - before) / plan.conversations
+    scaled.bytes_each = (await stored_bytes(datastore.address) - before) / plan.conversations
     for number in range(0, plan.conversations, max(1, plan.conversations // _CHECKED)):
         record = await driver.load(memory_key(touch.key_of(number)))
         if record is None or record.tail != (entry,):
@@ -171,7 +161,7 @@ async def _folded(datastore: Datastore, scaled: Scaled, plan: Plan, record: Reco
     """Measure the bytes of folded conversations, all with the body and the entries of one."""
     where = scope(touch.TENANT, "folded", "memory")
     keys = [Key(where, f"{number:09}") for number in range(plan.folded)]
-    before = await _stored_bytes(datastore)
+    before = await stored_bytes(datastore.address)
     for some in batched(keys, STORED_AT_ONCE):
         await asyncio.gather(
             *(
@@ -183,7 +173,7 @@ async def _folded(datastore: Datastore, scaled: Scaled, plan: Plan, record: Reco
         )
         for entry in record.tail:
             await _append_all(datastore.driver, some, entry, None)
-    scaled.folded_bytes = (await _stored_bytes(datastore) - before) / plan.folded
+    scaled.folded_bytes = (await stored_bytes(datastore.address) - before) / plan.folded
 
 
 async def _append_all(driver: Driver, keys: Any, entry: bytes, ttl: float | None) -> None:
@@ -193,23 +183,6 @@ async def _append_all(driver: Driver, keys: Any, entry: bytes, ttl: float | None
 
     keys = iter(keys)
     await asyncio.gather(*(work() for _ in range(STORED_AT_ONCE)))
-
-
-async def _stored_bytes(datastore: Datastore) -> int:
-    """Return how many bytes the datastore holds."""
-    address = datastore.address
-    client: Any
-    if address.datastore == "redis":
-        async with Redis.from_url(address.url) as client:
-            return int((await client.info("memory"))["used_memory"])
-    if address.datastore == "postgres":
-        client = await asyncpg.connect(address.url)
-        try:
-            return int(await client.fetchval("SELECT pg_database_size(current_database())"))
-        finally:
-            await client.close()
-    path = Path(address.settings.path)
-    return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
 
 
 async def _pages(datastore: Datastore, scaled: Scaled, plan: Plan) -> None:
@@ -261,24 +234,9 @@ async def _long(datastore: Datastore, scaled: Scaled, plan: Plan) -> None:
         scaled.long.append(alone)
 
 
-class _Counting:
-    """A driver that counts the writes of a directory."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self.replaces = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._driver, name)
-
-    def replace(self, *arguments: Any, **named: Any) -> Awaitable[bool]:
-        self.replaces += 1
-        return self._driver.replace(*arguments, **named)
-
-
 async def _pods(datastore: Datastore, scaled: Scaled, plan: Plan) -> None:
     """Let the directories of many pods list the same users, twice."""
-    driver: Any = _Counting(Backend(datastore.driver).driver)
+    driver = Counting(Backend(datastore.driver).driver)
     codec, times = Codec(), list[float]()
     pods = [Directory(driver, codec) for _ in range(plan.pods)]
 
@@ -293,9 +251,10 @@ async def _pods(datastore: Datastore, scaled: Scaled, plan: Plan) -> None:
 
     start = time.perf_counter()
     await asyncio.gather(*map(work, pods))
-    seconds, first, p99 = time.perf_counter() - start, driver.replaces, statistics.quantiles(times, n=100)[-1]
+    seconds, p99 = time.perf_counter() - start, statistics.quantiles(times, n=100)[-1]
+    first = driver.count("replace")
     await asyncio.gather(*map(work, pods))
-    again, start = driver.replaces - first, time.perf_counter()
+    again, start = driver.count("replace") - first, time.perf_counter()
     users = [user async for user in pods[0].users("pods")]
     if len(users) != plan.users or len(set(users)) != plan.users:
         raise LookupError(f"the directory has {len(users):,} users, not {plan.users:,}")

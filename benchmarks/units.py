@@ -6,17 +6,19 @@ eventually consistent read takes, which the driver does not use.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.datastores import ALL, dynamo_client, folder_for_all, place_for_files
-from benchmarks.measuring import DIALOGUE, Talk, note
+from benchmarks.measuring import DIALOGUE, Talk, note, turn
 from benchmarks.pages import reason
 from stm_backends.backend import Backend
 from stm_backends.drivers.contract import Record
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
+from stm_backends.types import ConversationTurn
 from stm_backends_dynamo import DynamoDriver
 
 _READS = frozenset({"GetItem", "BatchGetItem", "Query", "Scan", "TransactGetItems"})
@@ -69,21 +71,23 @@ async def measure(turns: int) -> dict[str, Units]:
         try:
             async with ALL["dynamo"](folder) as datastore:
                 settings = datastore.address.settings
-                return {mode: await _turns(settings, mode, turns) for mode in ("off", "on")}
+                return {mode: await of_turns(settings, mode, turns) for mode in ("off", "on")}
         except Exception as error:  # noqa: BLE001 -- the other figures are kept
             note(f"DynamoDB: {error!r}")
             return {mode: Units(missing=reason(error)) for mode in ("off", "on")}
 
 
-async def _turns(settings: Any, mode: str, turns: int) -> Units:
+async def of_turns(
+    settings: Any, mode: str, turns: int, says: Callable[[int], ConversationTurn] = turn
+) -> Units:
+    """Return the units of a turn of one conversation, as a mean of so many."""
     meter = _Meter()
     async with dynamo_client(settings) as client:
         meter.watch(client)
         driver = Backend(DynamoDriver(settings, client=client)).driver
-        talk = Talk(
-            driver, Directory(driver, Codec()), f"units {mode}", mode, DIALOGUE if mode == "off" else 0
-        )
-        if mode == "on":
+        length = DIALOGUE if mode == "off" else 0
+        talk = Talk(driver, Directory(driver, Codec()), f"units {mode}", mode, length, says=says)
+        if mode != "off":
             await talk.grow(2 * DIALOGUE)
         meter.total = Units()
         for _ in range(turns):

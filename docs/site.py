@@ -35,6 +35,8 @@ PAGES: Final = {
     "benchmarks/SCALE.md": "explanation/scale.md",
     "benchmarks/COST.md": "explanation/cost.md",
     "benchmarks/SEALING.md": "explanation/sealing-cost.md",
+    "benchmarks/TRANSCRIPTS.md": "explanation/transcript-cost.md",
+    "benchmarks/READERS.md": "explanation/readers.md",
     "benchmarks/README.md": "explanation/benchmark-method.md",
     "benchmarks/PEERS.md": "explanation/peers.md",
     **{f"stm_backends_{name}/README.md": f"reference/{name}.md" for name in ("redis", "postgres")},

@@ -1,11 +1,12 @@
 """What other libraries cost for one turn of a conversation, and what they lose, beside stm-backends.
 
-    python -m benchmarks.peers [--peers NAME,...] [--quick] [--dialogues FILE] [--write]
+    python -m benchmarks.peers [--shown] [--peers NAME,...] [--quick] [--dialogues FILE] [--write]
 
-A full run takes at most a quarter of an hour.
+A full run takes at most a quarter of an hour. `--shown` measures what products show instead, as long.
 
 Each library is measured in a process of its own with a time limit, so that one that fails or hangs loses
-only its own figures. `--write` writes benchmarks/PEERS.md with its chart, and the table in README.md.
+only its own figures. `--write` writes benchmarks/PEERS.md with its chart, and the table in README.md; with
+`--shown`, only the section of PEERS.md about it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from benchmarks.datastores import folder_for_all
 from benchmarks.peers import report
-from benchmarks.peers.catalogue import PEERS, Peer
+from benchmarks.peers.catalogue import PEERS, SHOWING, Peer
 from benchmarks.peers.figures import Measured, explained
 from benchmarks.peers.places import Place
 from benchmarks.peers.servers import CREDENTIALS, serve
@@ -36,14 +37,20 @@ _MEMORY = Path("/dev/shm")  # noqa: S108 -- a new directory in it is used
 
 
 @dataclass(frozen=True)
-class Limits:
-    """The seconds that one library may take, and the time at which the last one may begin."""
+class Order:
+    """What is measured: the cost of turns, or what is `shown`. All are arguments of a worker, as JSON.
+
+    `each_s` are the seconds that one library may take, and `until` the time at which the last one may begin.
+    """
 
     each_s: float
     until: float
+    quick: bool
+    dialogues: str
+    shown: bool = False
 
 
-def run(names: Sequence[str], limits: Limits, *, quick: bool, file: str) -> Iterator[Measured]:
+def run(names: Sequence[str], order: Order) -> Iterator[Measured]:
     """Measure libraries, datastore by datastore."""
     for datastore in dict.fromkeys(PEERS[name].datastore for name in names):
         waiting = [Measured(name) for name in names if PEERS[name].datastore == datastore]
@@ -53,12 +60,12 @@ def run(names: Sequence[str], limits: Limits, *, quick: bool, file: str) -> Iter
                     while waiting:
                         measured = waiting[0]
                         measured.about = server.about
-                        if time.monotonic() > limits.until:
+                        if time.monotonic() > order.until:
                             measured.problems.append("the time for the whole run was over")
                         else:
                             with server.place(measured.name.replace("-", "_")) as place:
-                                peer = PEERS[measured.name]
-                                run_one(peer, measured, place, limits.each_s, quick=quick, file=file)
+                                peers = SHOWING if order.shown else PEERS
+                                run_one(peers[measured.name], measured, place, order)
                         yield waiting.pop(0)
             except Exception as error:  # noqa: BLE001 -- it loses no other datastore
                 print(f"{datastore}: {explained(error)}", file=sys.stderr)
@@ -67,12 +74,12 @@ def run(names: Sequence[str], limits: Limits, *, quick: bool, file: str) -> Iter
                     yield measured
 
 
-def run_one(peer: Peer, measured: Measured, place: Place, limit_s: float, *, quick: bool, file: str) -> None:
+def run_one(peer: Peer, measured: Measured, place: Place, order: Order) -> None:
     """Run the process that measures one library, and take in what it says."""
     start = time.monotonic()
-    order = {"peer": asdict(peer), "place": asdict(place), "quick": quick, "dialogues": file}
+    argument = {"peer": asdict(peer), "place": asdict(place), **asdict(order)}
     process = subprocess.Popen(  # noqa: S603 -- it is this program
-        [sys.executable, "-m", "benchmarks.peers.worker", json.dumps(order)],
+        [sys.executable, "-m", "benchmarks.peers.worker", json.dumps(argument)],
         cwd=_ROOT,
         env={**os.environ, **CREDENTIALS, "PYTHONWARNINGS": "ignore", "LANGSMITH_TRACING": "false"},
         stdout=subprocess.PIPE,
@@ -89,7 +96,7 @@ def run_one(peer: Peer, measured: Measured, place: Place, limit_s: float, *, qui
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
-    timer = threading.Timer(limit_s, lambda: (was_stopped.set(), stop()))
+    timer = threading.Timer(order.each_s, lambda: (was_stopped.set(), stop()))
     complaints: list[str] = []
     reader = threading.Thread(target=lambda: complaints.extend(process.stderr or ()))
     timer.start()
@@ -107,7 +114,7 @@ def run_one(peer: Peer, measured: Measured, place: Place, limit_s: float, *, qui
         process.stdout.close()
         process.stderr.close()
     if was_stopped.is_set():
-        measured.problems.append(f"stopped after {limit_s:.0f} s")
+        measured.problems.append(f"stopped after {order.each_s:.0f} s")
     elif code:
         measured.problems.append(f"the process ended with {code}: {(complaints or ['?'])[-1].strip()[:160]}")
     outcome = "; ".join(measured.problems) or "measured"
@@ -121,7 +128,8 @@ def _names(text: str) -> list[str]:
 def main() -> None:
     """Measure, and print the page or write it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--peers", type=_names, default=list(PEERS), help="an empty list measures none")
+    parser.add_argument("--peers", type=_names, help="only these; an empty list measures none")
+    parser.add_argument("--shown", action="store_true", help="pages, newest items and sidebars, not turns")
     parser.add_argument("--quick", action="store_true", help="a few turns each, to see that it works")
     parser.add_argument("--dialogues", default=_DIALOGUES, help="a file of conversations")
     parser.add_argument("--each", type=float, default=75, help="seconds that one library may take")
@@ -129,25 +137,28 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write benchmarks/PEERS.md and README.md")
     parser.add_argument("--figures", type=Path, help="keep figures in this file, also those of earlier runs")
     arguments = parser.parse_args()
-    if unknown := set(arguments.peers) - set(PEERS):
-        parser.error(f"no library {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
+    peers = SHOWING if arguments.shown else PEERS
+    names = list(peers) if arguments.peers is None else arguments.peers
+    if unknown := set(names) - set(peers):
+        parser.error(f"no library {', '.join(sorted(unknown))}; there are {', '.join(peers)}")
     results: dict[str, Measured] = {}
     if arguments.figures and arguments.figures.exists():
         kept = json.loads(arguments.figures.read_text("utf-8"))
         results = {each["name"]: Measured.of(each) for each in kept}
     # So that servers are stopped, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
-    limits = Limits(arguments.each, time.monotonic() + 60 * arguments.minutes)
-    for measured in run(arguments.peers, limits, quick=arguments.quick, file=arguments.dialogues):
+    until = time.monotonic() + 60 * arguments.minutes
+    order = Order(arguments.each, until, arguments.quick, arguments.dialogues, arguments.shown)
+    for measured in run(names, order):
         results[measured.name] = measured
         if arguments.figures:
             figures = json.dumps([each.as_json() for each in results.values()], indent=1)
             arguments.figures.write_text(figures, encoding="utf-8")
     every = [results[name] for name in PEERS if name in results]
     if arguments.write:
-        report.write(every, _ROOT)
+        (report.write_shown if arguments.shown else report.write)(every, _ROOT)
     else:
-        print(report.page(every, {}))
+        print(report.shown(every) if arguments.shown else report.page(every, {}))
 
 
 if __name__ == "__main__":

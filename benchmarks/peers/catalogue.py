@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.peers.conversation import Opened
 
@@ -228,3 +228,10 @@ PEERS: Mapping[str, Peer] = {
     "key-value-mongo": _key_value("mongo", "MongoDBStore"),
     "key-value-dynamo": _key_value("dynamo", "DynamoDBStore"),
 }
+
+SHOWING: Mapping[str, Peer] = {
+    name: replace(peer, open=f"{_HERE}.ours:shown") if peer.is_ours else peer
+    for name, peer in PEERS.items()
+    if not name.startswith(("ours-all", "ours-session")) and not name.endswith(("-limit", "-delta"))
+}
+"""The libraries that are asked for what a product shows, once each: some have several rows above."""

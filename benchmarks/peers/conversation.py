@@ -9,6 +9,12 @@ from typing import Any
 
 from benchmarks.peers.places import Place
 
+SHOWN = 50
+"""Turns of a page of history, and conversations of a sidebar."""
+
+NEWEST = 20
+"""Items that a model or a user is shown of the newest."""
+
 SUMMARY = "The user wants a table for two and the guide found one with seats outdoors. " * 25
 
 
@@ -30,6 +36,18 @@ class Conversation:
 
     async def questions(self) -> list[str]:
         """Return the user's message of every stored turn."""
+        raise NotImplementedError
+
+    async def history(self, middle: int) -> Sequence[object]:
+        """Return `SHOWN` turns around one. Not implemented where no call returns only some older turns."""
+        raise NotImplementedError
+
+    async def newest(self) -> Sequence[object]:
+        """Return the `NEWEST` items. Not implemented where no call returns only some of the newest."""
+        raise NotImplementedError
+
+    async def sidebar(self) -> Sequence[object]:
+        """Return the `SHOWN` latest conversations of a user. Not implemented where no call lists them."""
         raise NotImplementedError
 
     async def seed(self, turns: Sequence[tuple[str, str]]) -> None:

@@ -46,6 +46,22 @@ class Counted:
     errors: dict[str, int] = field(default_factory=dict[str, int])
 
 
+HISTORY, ITEMS, SIDEBAR = "history", "items", "sidebar"
+
+
+@dataclass
+class Shown:
+    """What a product shows: medians in ms, beside ours. Without a time, no call returns it.
+
+    `whole`: no call returns only that, so the whole conversation was read.
+    """
+
+    what: str
+    ms: float | None = None
+    ours_ms: float | None = None
+    whole: bool = False
+
+
 @dataclass
 class Measured:
     """All figures of one library on one datastore. `problems` says why some are missing."""
@@ -57,6 +73,7 @@ class Measured:
     together: Together | None = None
     tasks: Counted | None = None
     processes: Counted | None = None
+    shown: dict[str, Shown] = field(default_factory=dict[str, Shown])
     problems: list[str] = field(default_factory=list[str])
 
     def take(self, said: dict[str, Any]) -> None:
@@ -65,6 +82,8 @@ class Measured:
         if kind == "length":
             at = AtLength(**value)
             self.lengths[at.length] = at
+        elif kind == "shown":
+            self.shown[value["what"]] = Shown(**value)
         elif kind == "problem":
             self.problems.append(value)
         elif kind == "versions":
@@ -80,6 +99,8 @@ class Measured:
         measured = cls(stored["name"], stored["about"], stored["versions"], problems=stored["problems"])
         for at in stored["lengths"].values():
             measured.take({"length": at})
+        for one in stored.get("shown", {}).values():
+            measured.take({"shown": one})
         for kind in ("together", "tasks", "processes"):
             if stored[kind] is not None:
                 measured.take({kind: stored[kind]})

@@ -11,15 +11,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import AIMessage, HumanMessage
 
-from benchmarks.peers.conversation import Conversation
+from benchmarks.peers.conversation import NEWEST, Conversation
 from benchmarks.peers.places import REGION, Place
 
 
 class History(Conversation):
     """A chat message history."""
 
-    def __init__(self, history: BaseChatMessageHistory) -> None:
+    def __init__(self, history: BaseChatMessageHistory, newest: BaseChatMessageHistory | None = None) -> None:
         self._history = history
+        self._newest = newest
 
     async def store(self, user: str, assistant: str) -> None:
         await self._history.aadd_messages([HumanMessage(user), AIMessage(assistant)])
@@ -30,6 +31,11 @@ class History(Conversation):
 
     async def read(self) -> object:
         return await self._history.aget_messages()
+
+    async def newest(self) -> Sequence[object]:
+        if self._newest is None:
+            raise NotImplementedError
+        return await self._newest.aget_messages()
 
     async def questions(self) -> list[str]:
         return [str(one.content) for one in await self._history.aget_messages() if one.type == "human"]
@@ -98,9 +104,13 @@ async def mongo(place: Place) -> AsyncIterator[Callable[[str], Conversation]]:
     from pymongo import MongoClient
 
     with MongoClient(place.url) as client:
-        yield lambda name: History(
-            MongoDBChatMessageHistory(None, name, database_name=place.name, client=client)
-        )
+
+        def history(name: str, size: int | None) -> MongoDBChatMessageHistory:
+            return MongoDBChatMessageHistory(
+                None, name, database_name=place.name, history_size=size, client=client
+            )
+
+        yield lambda name: History(history(name, None), history(name, NEWEST))
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.channels.delta import DeltaChannel
 from langgraph.graph import END, START, MessagesState, StateGraph
 
-from benchmarks.peers.conversation import Conversation
+from benchmarks.peers.conversation import SHOWN, Conversation
 from benchmarks.peers.places import REGION, TOGETHER, Place
 
 
@@ -47,6 +47,11 @@ class Thread(Conversation):
         await self._graph.ainvoke(
             {"messages": [HumanMessage(user)]}, {"configurable": thread}, durability="exit"
         )
+
+    async def sidebar(self) -> Sequence[object]:
+        """Return the threads of the latest checkpoints, of which each has one here."""
+        latest = self._graph.checkpointer.alist(None, limit=SHOWN)
+        return list({one.config["configurable"]["thread_id"] async for one in latest})
 
     async def questions(self) -> list[str]:
         state = await self._graph.aget_state({"configurable": {"thread_id": self._name}})

@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from agents import SQLiteSession
 
-from benchmarks.peers.conversation import Conversation
+from benchmarks.peers.conversation import NEWEST, Conversation
 from benchmarks.peers.places import TOGETHER, Place
 
 
@@ -28,6 +28,9 @@ class Session(Conversation):
 
     async def read(self) -> object:
         return await self._session.get_items(limit=self._limit)
+
+    async def newest(self) -> Sequence[object]:
+        return await self._session.get_items(limit=NEWEST)
 
     async def questions(self) -> list[str]:
         return [item["content"] for item in await self._session.get_items() if item["role"] == "user"]
@@ -80,10 +83,6 @@ async def mongo(place: Place, limit: int | None = None) -> AsyncIterator[Callabl
         yield lambda name: Session(MongoDBSession(name, client=client, database=place.name), limit)
 
 
-LIMIT = 20
-"""Messages, which are ten turns."""
-
-
 @asynccontextmanager
 async def ours_limited(place: Place) -> AsyncIterator[Callable[[str], Conversation]]:
     """`StmSession` on any datastore, of which the model is shown the newest items."""
@@ -91,14 +90,14 @@ async def ours_limited(place: Place) -> AsyncIterator[Callable[[str], Conversati
     from stm_backends.integrations.openai_agents import StmSession
 
     async with open_backend(place.backend_url, create=True) as backend:
-        yield lambda name: Session(StmSession(backend, MemoryKey("acme", "u1", name)), LIMIT)
+        yield lambda name: Session(StmSession(backend, MemoryKey("acme", "u1", name)), NEWEST)
 
 
 def redis_limited(place: Place) -> AbstractAsyncContextManager[Callable[[str], Conversation]]:
     """`RedisSession`, of which the model is shown the newest items."""
-    return redis(place, LIMIT)
+    return redis(place, NEWEST)
 
 
 def sqlalchemy_limited(place: Place) -> AbstractAsyncContextManager[Callable[[str], Conversation]]:
     """`SQLAlchemySession`, likewise."""
-    return sqlalchemy(place, LIMIT)
+    return sqlalchemy(place, NEWEST)

@@ -1,14 +1,16 @@
-"""stm-backends, in two configurations: folding older turns into a summary, and keeping every turn."""
+"""stm-backends: folding older turns into a summary, keeping every turn, and with what a product shows."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
-from benchmarks.peers.conversation import Conversation, Opened, summarize
+from benchmarks.peers.conversation import NEWEST, SHOWN, Conversation, Opened, summarize
 from benchmarks.peers.places import Place
 from stm_backends import (
+    Backend,
     ConversationTurn,
     DistributedShortTermMemory,
     MemoryBudget,
@@ -58,3 +60,41 @@ def opened(config: ShortTermMemoryConfig) -> Opened:
 
 folding = opened(FOLDING)
 keeping_all = opened(KEEPING_ALL)
+
+
+class Shown(Ours):
+    """A memory with its transcript, and beside it the same conversation as items of a session."""
+
+    def __init__(self, backend: Backend, name: str) -> None:
+        from stm_backends.integrations.openai_agents import StmSession  # noqa: PLC0415 -- only here
+
+        config = replace(FOLDING, transcript=True)
+        super().__init__(backend.memory(MemoryKey("acme", "u1", name), config, summarizer=summarize))
+        self._session = StmSession(backend, MemoryKey("acme", "u2", name))
+        self._list = backend.conversations
+
+    async def seed(self, turns: Sequence[tuple[str, str]]) -> None:
+        # At once, and so in any order.
+        await asyncio.gather(*(self._add(*turn) for turn in turns))
+
+    async def _add(self, user: str, assistant: str) -> None:
+        await self.store(user, assistant)
+        await self._session.add_items(
+            [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+        )
+
+    async def history(self, middle: int) -> Sequence[object]:
+        return (await self._memory.transcript(at=middle, limit=SHOWN)).turns
+
+    async def newest(self) -> Sequence[object]:
+        return await self._session.get_items(limit=NEWEST)
+
+    async def sidebar(self) -> Sequence[object]:
+        return (await self._list.list("acme", "u1", limit=SHOWN)).cards
+
+
+@asynccontextmanager
+async def shown(place: Place) -> AsyncIterator[Callable[[str], Conversation]]:
+    """Open a backend whose conversations have a transcript, items, and a place in the list."""
+    async with open_backend(place.backend_url, create=True) as backend:
+        yield lambda name: Shown(backend, name)

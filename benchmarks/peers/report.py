@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.charts import Series, bars
 from benchmarks.pages import machine, table
 from benchmarks.peers.catalogue import PEERS, Peer
-from benchmarks.peers.figures import AtLength, Counted, Measured
+from benchmarks.peers.figures import HISTORY, ITEMS, SIDEBAR, AtLength, Counted, Measured
 
 DATASTORES = {
     "redis": "Redis",
@@ -48,6 +48,25 @@ Each library runs in a process of its own, on the same server as the others, wit
 
 What is read differs: most libraries return every message; `stm-backends` and PenguiFlow return a summary and
 the recent turns. *{every}* shows what `stm-backends` costs when it returns every turn.
+"""
+
+_SHOWN = """\
+## What a product shows
+
+Written by `python3 -m nox -s peers -- --shown --write`. {date}; {machine}; a load of {load:.1f} at the end.
+
+A conversation of 2,000 turns has 4,000 items, and a user has 1,000 conversations of one turn. *History* is 50
+turns from the middle of the conversation, *newest* its last 20 items, and *sidebar* the 50 conversations with
+the latest activity. Medians of 20 calls in ms that alternate with ours, which are in parentheses. The handles
+that read have stored nothing.
+
+- **whole**: no call of the library returns only that. The whole conversation was read, to cut it from there.
+- **no**: no call of the library returns it.
+- Ours are `memory.transcript(at=)`, `StmSession.get_items(limit=20)` and `backend.conversations.list`.
+- All conversations were active in the same hour, which is the worst case for ours: it reads the whole hour.
+- Not every library may have been measured; a run with `--peers` has only those that it names.
+- LangGraph's checkpointers list checkpoints of all users, latest first. Each conversation has one here; where
+  it has several, 50 checkpoints are fewer conversations. They have no title.
 """
 
 _SETTINGS = """\
@@ -147,14 +166,61 @@ def in_readme(text: str, results: Sequence[Measured]) -> str:
     return written
 
 
+def shown(results: Sequence[Measured]) -> str:
+    """Return the section about what a product shows, of a run with `--shown`."""
+
+    def cell(one: Measured, what: str) -> str:
+        found = one.shown.get(what)
+        if found is None:
+            return "-"
+        if found.ms is None:
+            return "no"
+        return f"{'whole: ' if found.whole else ''}{_beside(found.ms, found.ours_ms)}"
+
+    beginning = _SHOWN.format(date=time.strftime("%-d %B %Y"), machine=machine(), load=os.getloadavg()[0])
+    parts = [beginning]
+    for name, chosen in ((name, _on(results, datastore)) for datastore, name in DATASTORES.items()):
+        if chosen:
+            whats = (HISTORY, ITEMS, SIDEBAR)
+            rows = ([_peer(one).label, *(cell(one, what) for what in whats)] for one in chosen)
+            parts.append(table([name, "history", "newest", "sidebar"], rows))
+    problems = [f"- {_peer(one).label}: {problem}." for one in results for problem in one.problems]
+    if problems:
+        parts.append("Not measured:\n\n" + "\n".join(problems) + "\n")
+    return "\n".join(parts)
+
+
+def with_shown(page: str, section: str) -> str:
+    """Return the page with this section in the place of an earlier one, or before the settings."""
+    before, settings, after = page.partition(_heading(_SETTINGS))
+    return f"{before.partition(_heading(_SHOWN))[0]}{section}\n{settings}{after}" if section else page
+
+
+def shown_of(page: str) -> str:
+    """Return the section that the page has, or nothing."""
+    _, heading, rest = page.partition(_heading(_SHOWN))
+    return heading and f"{heading}{rest.partition(_heading(_SETTINGS))[0].rstrip()}\n"
+
+
+def _heading(text: str) -> str:
+    return text.partition("\n")[0] + "\n"
+
+
+def write_shown(results: Sequence[Measured], root: Path) -> None:
+    """Write the section about what a product shows, and nothing else."""
+    path = root / "benchmarks" / "PEERS.md"
+    path.write_text(with_shown(path.read_text("utf-8"), shown(results)), encoding="utf-8")
+
+
 def write(results: Sequence[Measured], root: Path) -> None:
-    """Write the page, its charts, and the table of README.md."""
+    """Write the page, its charts, and the table of README.md. The section of `--shown` stays."""
     folder = root / "benchmarks"
     drawn = {datastore: chart(results, datastore) for datastore in DATASTORES}
     charts = {datastore: f"peers-{datastore}.svg" for datastore, picture in drawn.items() if picture}
     for datastore, name in charts.items():
         (folder / name).write_text(drawn[datastore] or "", encoding="utf-8")
-    (folder / "PEERS.md").write_text(page(results, charts), encoding="utf-8")
+    path = folder / "PEERS.md"
+    path.write_text(with_shown(page(results, charts), shown_of(path.read_text("utf-8"))), encoding="utf-8")
     readme = root / "README.md"
     readme.write_text(in_readme(readme.read_text("utf-8"), results), encoding="utf-8")
 

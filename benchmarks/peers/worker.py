@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.peers import losses, measure
+from benchmarks.peers import losses, measure, showing
 from benchmarks.peers.catalogue import Peer
 from benchmarks.peers.places import Place
 
@@ -25,6 +25,9 @@ def work(order: dict[str, Any]) -> None:
     texts = measure.dialogues(order["dialogues"])
 
     async def everything() -> None:
+        if order["shown"]:
+            await showing.measure(peer, place, showing.QUICK if order["quick"] else showing.FULL, texts)
+            return
         await measure.measure(peer, place, QUICK if order["quick"] else FULL, texts)
         with measure.reporting(f"{losses.TASKS} tasks"):
             opened = peer.opened(keeping_all=True)

@@ -17,9 +17,18 @@ pytest.importorskip("redis", reason="as above")
 pytest.importorskip("pymongo", reason="as above")
 
 from benchmarks.peers import losses, report
-from benchmarks.peers.__main__ import run_one
-from benchmarks.peers.catalogue import PEERS, Peer
-from benchmarks.peers.figures import AtLength, Counted, Measured, Together
+from benchmarks.peers.__main__ import Order, run_one
+from benchmarks.peers.catalogue import PEERS, SHOWING, Peer
+from benchmarks.peers.figures import (
+    HISTORY,
+    ITEMS,
+    SIDEBAR,
+    AtLength,
+    Counted,
+    Measured,
+    Shown,
+    Together,
+)
 from benchmarks.peers.places import Place, stored_bytes
 from benchmarks.peers.servers import serve
 from benchmarks.peers.wire import Wire
@@ -114,7 +123,7 @@ def test_a_library_that_hangs_is_stopped_and_said_so(tmp_path: Path) -> None:
     hanging = Peer(**{**vars(LOSING), "open": "tests.support.losing:hanging"})
     file = str(ROOT / "examples" / "conversations.jsonl")
     with serve("sqlite", tmp_path) as server, server.place("hanging") as place:
-        run_one(hanging, measured, place, 10, quick=True, file=file)
+        run_one(hanging, measured, place, Order(10, until=0, quick=True, dialogues=file))
     assert measured.problems == ["stopped after 10 s"]
 
 
@@ -133,6 +142,25 @@ def test_the_smallest_run_measures_a_library_and_ours(tmp_path: Path) -> None:
         assert sorted(one.lengths) == [10, 100]
         assert (one.tasks, one.processes) == (Counted(200), Counted(200))
     assert "OpenAI Agents `SQLiteSession`" in ended.stdout
+
+
+@pytest.mark.full
+def test_the_smallest_run_asks_for_what_a_product_shows(tmp_path: Path) -> None:
+    pytest.importorskip("agents", reason="ours keeps the items of a session of the OpenAI Agents SDK")
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "benchmarks.peers", "--shown", "--quick", "--figures", str(figures)]
+    command += ["--peers", "ours-sqlite,openai-sqlite", "--each", "300"]  # a busy machine is slow
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    ours, theirs = (Measured.of(each) for each in json.loads(figures.read_text("utf-8")))
+    assert (ours.problems, theirs.problems) == ([], [])
+    assert [(one.what, one.whole) for one in ours.shown.values()] == [
+        *((HISTORY, False), (ITEMS, False), (SIDEBAR, False)),
+    ]
+    # Its calls return the newest items, and else all; nothing lists its sessions.
+    assert [(one.what, one.whole, one.ms is None) for one in theirs.shown.values()] == [
+        *((HISTORY, True, False), (ITEMS, False, False), (SIDEBAR, False, True)),
+    ]
+    assert "| OpenAI Agents `SQLiteSession` | whole: " in ended.stdout
 
 
 # The page
@@ -186,8 +214,39 @@ def test_the_chart_leaves_out_what_was_not_measured() -> None:
 
 
 def test_figures_survive_being_written_and_read() -> None:
-    written = json.dumps([one.as_json() for one in some_results()])
-    assert [Measured.of(each) for each in json.loads(written)] == some_results()
+    written = json.dumps([one.as_json() for one in [*some_results(), *shown_results()]])
+    assert [Measured.of(each) for each in json.loads(written)] == [*some_results(), *shown_results()]
+
+
+def shown_results() -> list[Measured]:
+    """Return what ours and two others show, one of which has failed."""
+    theirs = (Shown(HISTORY, 30.0, 2.0, whole=True), Shown(ITEMS, 0.5, 0.4), Shown(SIDEBAR))
+    return [
+        Measured("ours-redis", shown={what: Shown(what, 2.0, 2.1) for what in (HISTORY, ITEMS, SIDEBAR)}),
+        Measured("openai-redis", shown={one.what: one for one in theirs}),
+        Measured("langgraph-redis", problems=["`ImportError`: no module"]),
+    ]
+
+
+def test_what_a_library_cannot_show_alone_is_said() -> None:
+    section = report.shown(shown_results())
+    assert "| stm-backends | 2.0 (2.1) | 2.0 (2.1) | 2.0 (2.1) |" in section
+    assert "| OpenAI Agents `RedisSession` | whole: 30.0 (2.0) | 0.5 (0.4) | no |" in section
+    assert "| LangGraph `AsyncShallowRedisSaver` | - | - | - |" in section
+    assert "- LangGraph `AsyncShallowRedisSaver`: `ImportError`: no module." in section
+
+
+def test_what_is_shown_stays_in_the_page_until_it_is_measured_again() -> None:
+    page = report.page(some_results(), {})
+    once = report.with_shown(page, report.shown(shown_results()))
+    assert once.replace(report.shown_of(once) + "\n", "") == page
+    assert report.with_shown(once, report.shown_of(once)) == once
+    assert report.with_shown(page, report.shown_of(page)) == page
+
+
+def test_every_library_is_asked_once_for_what_it_shows() -> None:
+    assert {"ours-redis", "openai-redis", "penguiflow-redis", "key-value-disk"} <= {*SHOWING}
+    assert not {"ours-all-redis", "openai-redis-limit", "langgraph-postgres-delta"} & {*SHOWING}
 
 
 def test_the_readme_has_one_place_for_the_short_table() -> None:
