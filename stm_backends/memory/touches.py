@@ -106,12 +106,14 @@ class Touches:
         ttl: float | None,
         at: float | None = None,
         reset: bool = False,
+        begins: bool = False,
     ) -> None:
         """Note an activity `at` epoch seconds, by default now, in the record of a kind; returns at once.
 
         `look` is called when the touch is made; without one, the touch reads the record. The conversation
         lives `ttl` seconds; `None` means for ever. With `reset`, something of it was erased, and the counts
-        and texts of the card no longer count.
+        and texts of the card no longer count. One that `begins` is touched at once, also if an earlier one
+        under its key has just been touched.
         """
         at = self._catalogue.clock() if at is None else at
         place = key, kind
@@ -121,6 +123,10 @@ class Touches:
             self._noted[place] = noted
         noted.look, noted.ttl, noted.reset = look, ttl, noted.reset or reset
         noted.at, noted.waits = max(noted.at, at), True
+        if begins:
+            noted.due = -math.inf
+            if noted.timer is not None:
+                self._enter(noted)
         self._arm(noted)
 
     def _arm(self, noted: _Active) -> None:

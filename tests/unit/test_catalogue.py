@@ -333,6 +333,20 @@ async def test_closing_makes_the_touch_that_waits() -> None:
         assert (card.title, card.preview, card.turns) == ("Hello", "Later.", 2)
 
 
+@virtual.virtually
+async def test_a_conversation_that_begins_again_is_listed_at_once() -> None:
+    async with Backend(MemoryDriver()) as backend:
+        memory = backend.memory(A, LAST_TURNS)
+        for text in ("Hello", "Still there?"):
+            await memory.add_turn(ConversationTurn(text, "Hi"))
+            await asyncio.sleep(1)
+        await backend.sessions.erase(A)
+        await memory.add_turn(ConversationTurn("Again", "Hi"))
+        await asyncio.sleep(1)
+        cards = (await backend.conversations.list("a:b", "u%")).cards
+        assert [(card.key, card.title, card.turns) for card in cards] == [(A, "Again", 1)]
+
+
 class Slow(Catalogue):
     """Takes a while for a touch, and lists the sessions of those that were made."""
 

@@ -737,7 +737,8 @@ async def test_a_conversation_created_during_an_erasure_stays_listed(
 async def test_a_conversation_created_after_an_erasure_is_listed(
     backend: Backend, sessions: Sessions
 ) -> None:
-    memory = Backend(backend.driver).memory(OTHER, ShortTermMemoryConfig(strategy="truncation"))
+    other = Backend(backend.driver)
+    memory = other.memory(OTHER, ShortTermMemoryConfig(strategy="truncation"))
     await memory.add_turn(turn(1))
     await sessions.erase_user("acme", "u")
     await memory.add_turn(turn(2))

@@ -106,10 +106,11 @@ class Writes(PlannedWork):
             self.hopeless = self.hopeless and summarizer is self._summarizer
             self.config, self._summarizer = config, summarizer
 
-    def touch(self, at: float | None = None) -> None:
+    def touch(self, at: float | None = None, *, begins: bool = False) -> None:
         """Note an activity in the catalogue, by default now; see `Touches.note`."""
         if self.noting is not None:
-            self.noting(partial(look_at, self.shared), ttl=self.config.record_ttl_s, at=at)
+            look = partial(look_at, self.shared)
+            self.noting(look, ttl=self.config.record_ttl_s, at=at, begins=begins)
 
     @property
     def lease_s(self) -> float:

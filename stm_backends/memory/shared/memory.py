@@ -192,15 +192,15 @@ class DistributedShortTermMemory:
             known or stored.id in self._shared.added
         ):
             self._shared.note_added(stored, len(entry), length)
-            self._appended(turn, ts)
+            self._appended(turn, ts, begins=created)
         if turn_id is not None:
             self._shared.note_acknowledged(stored.id)
         self._maintenance.schedule_after_append(length)
 
-    def _appended(self, turn: ConversationTurn, ts: float) -> None:
+    def _appended(self, turn: ConversationTurn, ts: float, *, begins: bool = False) -> None:
         """Report a stored turn, once for each turn, with its time."""
         self._maintenance.stats.appended += 1
-        self._maintenance.touch()
+        self._maintenance.touch(begins=begins)
         self.observer.turns("appended", 1)
         if self._config.on_turn_added is not None:
             if getattr(turn, "ts", ts) != ts:
