@@ -378,6 +378,13 @@ class Pages:
         is_whole = bool(record.body and not errors and len(contents[0]["turns"]) == TURNS)
         return _Held(contents, is_whole, lacks=bool(errors))
 
+    async def oldest(self, key: Key, transcript: Transcript) -> int:
+        """Return the number that the oldest page which is stored begins with; `base` if none is."""
+        scope, prefix = keys.pages_of_epoch(key, transcript.epoch)
+        async for name in operations.names_of(self._driver, scope, prefix):
+            return min(keys.page_number(name) * TURNS, transcript.base)
+        return transcript.base
+
     def opened(self, record: Record, *, damaged: Damaged = refused) -> list[Mapping[str, Any]]:
         """Return what the entries of a page hold, its body first; `damaged` is that of `read`."""
         found: list[Mapping[str, Any]] = []

@@ -424,6 +424,25 @@ async def test_pages_live_as_long_as_their_record() -> None:
         assert (await memory.transcript()).newest == -1
 
 
+async def test_the_oldest_turn_is_the_first_whose_page_has_not_expired(small_pages: None) -> None:
+    now = 1_000.0
+    async with Backend(MemoryDriver(clock=lambda: now)) as opened:
+        memory = memory_of(opened, config(transcript=True, transcript_ttl_s=60.0))
+        for begin in range(0, 40, 10):
+            await talked(memory, range(begin, begin + 10))
+            await memory.flush()
+            now += 25.0
+        there = [one.number for one in await all_of(memory)]
+        assert 0 < there[0] < there[-1] == 39
+        assert there == [*range(there[0], 40)]
+        page = await memory.transcript(after=-1, limit=3)
+        assert [one.number for one in page.turns] == there[:3]
+        assert (page.oldest, page.missing) == (there[0], ())
+        # Whoever scrolls up comes to the end at once.
+        above = await memory.transcript(before=there[0], limit=3)
+        assert (above.turns, above.oldest, above.newest) == ((), there[0], 39)
+
+
 async def test_a_conversation_is_listed_as_long_as_its_record() -> None:
     now = 1_000.0
     async with Backend(MemoryDriver(clock=lambda: now)) as opened:

@@ -38,8 +38,9 @@ class TranscriptPage:
     """Turns of one conversation as of one moment, oldest first.
 
     `oldest` and `newest` are the numbers of the oldest and the newest turn of the conversation; without
-    turns, `newest` is less than `oldest`. `missing` has those of the numbers asked for that have no turn:
-    their pages have expired, or an older version of this library dropped them.
+    turns, `newest` is less than `oldest`. Pages expire without a word in the record: before a page is asked
+    for that reaches to them, `oldest` is that of the turns before. `missing` has those of the numbers asked
+    for that have no turn, between others that have one.
     """
 
     turns: tuple[TranscriptTurn, ...]
@@ -53,18 +54,24 @@ async def read_page(
 ) -> TranscriptPage:
     """Return up to `limit` turns before a number, after one or around one; by default the newest ones."""
     require_one_place(before, after, at, limit)
-    snapshot = await _load(shared)
+    snapshot, stored = await _load(shared), 0
     while True:
         oldest, end = bounds_of(snapshot)
+        oldest = max(oldest, stored)
         start, stop = numbers_asked_for(oldest, end, before=before, after=after, at=at, limit=limit)
-        found = await _read(shared, snapshot, start, stop)
+        found = await _read(shared, snapshot, oldest, start, stop)
         if not found.missing:
             return found
         again = await _load(shared)
-        if _place_of(again) == _place_of(snapshot):
+        if _place_of(again) != _place_of(snapshot):
+            # Erased, or shortened, while it was read.
+            snapshot, stored = again, 0
+            continue
+        if found.missing[0] > start:
             return found
-        # Erased, or shortened, while it was read.
-        snapshot = again
+        stored = await _oldest_stored(shared, snapshot)
+        if stored <= start:
+            return found
 
 
 async def read_all(shared: SharedConversation, *, after: int | None) -> AsyncGenerator[TranscriptTurn]:
@@ -97,7 +104,15 @@ def _place_of(snapshot: Snapshot) -> tuple[str, int] | None:
     return None if transcript is None else (transcript.epoch, transcript.first)
 
 
-async def _read(shared: SharedConversation, snapshot: Snapshot, start: int, stop: int) -> TranscriptPage:
+async def _oldest_stored(shared: SharedConversation, snapshot: Snapshot) -> int:
+    """Return the number from which on turns are stored: pages before it have expired."""
+    transcript = snapshot.body.transcript
+    return 0 if transcript is None else await shared.archive.pages.oldest(shared.key, transcript)
+
+
+async def _read(
+    shared: SharedConversation, snapshot: Snapshot, oldest: int, start: int, stop: int
+) -> TranscriptPage:
     """Return the turns from `start` to `stop - 1`, of which some may be missing."""
     transcript, found = snapshot.body.transcript, dict[int, StoredTurn]()
     base = 0 if transcript is None else transcript.base
@@ -105,7 +120,7 @@ async def _read(shared: SharedConversation, snapshot: Snapshot, start: int, stop
         found = await shared.archive.pages.read(shared.key, transcript, start, min(stop, base))
     found |= {number: stored for number, stored in enumerate(snapshot.turns, base) if start <= number < stop}
     summarized = 0 if transcript is None or not snapshot.body.summary else transcript.summarized
-    oldest, end = bounds_of(snapshot)
+    _, end = bounds_of(snapshot)
     return TranscriptPage(
         tuple(
             TranscriptTurn(number, stored.id, stored.turn, number < summarized, number >= base)
