@@ -91,24 +91,26 @@ class Conversations:
         return self._card(key, await self._catalogue.update(key, changes))
 
     async def rebuild(self, tenant: str, user: str) -> int:
-        """Give a card to each conversation of a user that has none; returns to how many.
+        """Make the card of each conversation of a user say what is stored; returns how many were changed.
 
-        Needed once for what an older version of this library has stored, where it shall be listed before its
-        next turn. Reads each conversation without a card. Such a card leaves the list with its conversation.
+        Needed for what an older version of this library has stored, or a process that was killed within a
+        minute of its last turn, where the list shall be right before the next turn. Reads each conversation.
+        The card of one that had none leaves the list with its conversation.
         """
         kinds: tuple[keys.Kind, ...] = ("memory", *keys.LOG_KINDS)
-        added = 0
+        changed = 0
         for kind in kinds:
 
             async def rebuilt(name: str) -> None:
-                nonlocal added
+                nonlocal changed
                 key = MemoryKey(tenant, user, keys.unname(name))
-                if keys.is_dialogue(key) and await self._catalogue.load(key) is None:
-                    has_one = await self._catalogue.touch(key, None) is not None
-                    added += has_one
+                if keys.is_dialogue(key):
+                    before = await self._catalogue.load(key)
+                    after = await self._catalogue.touch(key)
+                    changed += after is not None and after != before
 
             await operations.each(operations.names(self._driver, keys.scope(tenant, user, kind)), rebuilt)
-        return added
+        return changed
 
     def _card(self, key: MemoryKey, content: Content | None) -> Card:
         if content is None:

@@ -50,5 +50,5 @@ class Conversations:
         )
 
     def rebuild(self, tenant: str, user: str) -> int:
-        """Give a card to each conversation of a user that has none; returns to how many."""
+        """Make the card of each conversation of a user say what is stored; returns how many were changed."""
         return self._run(self._behind.rebuild(tenant, user))

@@ -347,6 +347,21 @@ async def test_a_conversation_that_begins_again_is_listed_at_once() -> None:
         assert [(card.key, card.title, card.turns) for card in cards] == [(A, "Again", 1)]
 
 
+@virtual.virtually
+async def test_rebuilding_mends_the_card_that_a_killed_process_left_behind() -> None:
+    store = MemoryStore()
+    async with Backend(MemoryDriver(store)) as killed, Backend(MemoryDriver(store)) as backend:
+        memory = killed.memory(A, LAST_TURNS)
+        for text in ("Hello", "And now?"):
+            await memory.add_turn(ConversationTurn(text, f"{text} Hi."))
+            await asyncio.sleep(1)
+        assert (await backend.conversations.get(A)).turns == 1
+        assert await backend.conversations.rebuild("a:b", "u%") == 1
+        card = await backend.conversations.get(A)
+        assert (card.title, card.preview, card.turns) == ("Hello", "And now? Hi.", 2)
+        assert await backend.conversations.rebuild("a:b", "u%") == 0
+
+
 class Slow(Catalogue):
     """Takes a while for a touch, and lists the sessions of those that were made."""
 
