@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -11,6 +10,7 @@ from functools import partial
 from stm_backends.catalogue.card import Activity
 from stm_backends.catalogue.index import Catalogue
 from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.tasks import all_of
 from stm_backends.errors import Corrupt, InvalidKey, KeyMismatch, located
 from stm_backends.history.log import ItemLog
 from stm_backends.memory.shared.activity import activity_of
@@ -44,7 +44,7 @@ async def describe(driver: Driver, codec: Codec, key: MemoryKey, kind: str = "")
             places[log_kind] = ItemLog(driver, key, log_kind, codec=codec).activity
     if kind and (own := await _read(kind, places.pop(kind))) is not None:
         return own
-    found = [one for one in await asyncio.gather(*map(_read, places, places.values())) if one is not None]
+    found = [one for one in await all_of(map(_read, places, places.values())) if one is not None]
     if not found:
         return None
     last = max(found, key=lambda one: one.at)

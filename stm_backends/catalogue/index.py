@@ -19,7 +19,6 @@ as long as the entry of its user, which outlives each record, and is shown while
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -29,6 +28,7 @@ from typing import Final, NamedTuple, TypeAlias
 from stm_backends import races
 from stm_backends.catalogue.card import SLOT_S, Activity, Content, after_activity, card_of
 from stm_backends.drivers.contract import ANY, KEEP, Driver, KeepType, Key, Record
+from stm_backends.drivers.tasks import all_of
 from stm_backends.errors import Corrupt, KeyMismatch, SealMismatch, Unavailable, located
 from stm_backends.records import confirming, keys, ledger
 from stm_backends.records.codec import Codec
@@ -337,7 +337,7 @@ class Catalogue:
     async def _cards_of(self, cards: str, names: Sequence[str]) -> dict[str, Content]:
         """Return the cards that names of the index are of; removes the names that are behind their card."""
         pairs = [keys.slot_and_card(name) for name in names]
-        contents = await asyncio.gather(*(self.readable(Key(cards, card)) for _, card in pairs))
+        contents = await all_of(self.readable(Key(cards, card)) for _, card in pairs)
         found: dict[str, Content] = {}
         for (slot, card), content in zip(pairs, contents, strict=True):
             if content is None or content["slot"] > slot:
