@@ -210,10 +210,12 @@ async def write_export(
 ) -> None:
     """Write conversations and logs, one per line after its pages.
 
-    No line is written of one that cannot be read; turns and items that cannot be read are left out.
+    Turns and items that cannot be read are left out. Of a conversation that cannot be read to its end, a file
+    has no line.
     """
     async for key, kind in selected:
         unread: dict[str, tuple[StmError, list[int]]] = {}
+        start = out.tell() if out.seekable() else None
         try:
             async for line in _lines_of(backend.sessions, key, kind, unread):
                 # ASCII, so that lone surrogates survive any encoding of the file.
@@ -221,7 +223,11 @@ async def write_export(
         except (Corrupt, InvalidKey, SessionNotFound, Unavailable) as error:
             if isinstance(error, Unavailable) and error.operation != "export":
                 raise
-            # Not an outage: turns were removed while they were exported.
+            # Not an outage: turns were removed while they were exported. An import takes no pages without
+            # their conversation.
+            if start is not None:
+                out.seek(start)
+                out.truncate()
             exported.failed(key, error)
             continue
         for error, missing in unread.values():

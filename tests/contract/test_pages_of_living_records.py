@@ -270,25 +270,26 @@ async def test_an_export_of_a_log_during_its_removal_is_complete_or_fails() -> N
     assert errors > 1
 
 
-async def test_an_export_of_many_goes_on_after_one_whose_turns_are_removed_meanwhile() -> None:
+async def test_an_export_of_many_goes_on_after_one_whose_turns_are_removed_meanwhile(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     transfer = pytest.importorskip("stm_backends.cli.transfer")
     async with Backend(MemoryDriver()) as source:
         other = MemoryKey("acme", "u", "t")
         await conversation(source.driver)
         await converse(source, other, range(2))
         driver = AtPage(source.driver, 2, partial(shorten, source))
-        failed: list[MemoryKey] = []
-        out = io.StringIO()
+        exported, out = transfer.Exported(None), io.StringIO()
 
         async def both() -> AsyncIterator[tuple[MemoryKey, None]]:
             for key in (KEY, other):
                 yield key, None
 
-        await transfer.write_export(
-            Backend(driver), both(), out, failed=lambda key, _: failed.append(key), on_written=lambda: None
-        )
-        assert failed == [KEY]
-        assert json.loads(out.getvalue().splitlines()[-1])["key"]["session_id"] == "t"
+        await transfer.write_export(Backend(driver), both(), out, exported)
+        assert (exported.count, exported.say_unread()) == (1, True)
+        assert "1 conversation could not be exported" in capsys.readouterr().err
+        importing = source.sessions.importing(on_conflict="replace")
+        assert [await importing.add(json.loads(line)) for line in out.getvalue().splitlines()] == [other]
 
 
 async def test_a_dry_run_counts_the_pages_that_a_purge_removes(driver: MemoryDriver) -> None:

@@ -10,6 +10,7 @@ from typing import TypeVar
 import pytest
 
 from stm_backends import Backend, ConversationTurn, MemoryKey, SessionNotFound, ShortTermMemoryConfig
+from stm_backends.admin.describing import catalogue_on
 from stm_backends.catalogue.card import Card
 from stm_backends.catalogue.index import SPARE
 from stm_backends.drivers import plugins
@@ -17,6 +18,7 @@ from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.memory.touches import Touches
 from stm_backends.records import keys, operations
+from stm_backends.records.directory import Directory
 from tests.support.catalogue import touched
 from tests.support.places import EACH, Place
 
@@ -88,6 +90,17 @@ async def fill(backend: Backend, memories: int, monkeypatch: pytest.MonkeyPatch)
         await other.add_turn(ConversationTurn("Of another tenant", "Yes"))
     assert await backend.conversations.rebuild("acme", "u:1") == memories + LOGS
     assert await backend.conversations.rebuild("acme:u", "u:1") == 1
+    # From their next touch on, how long they live is known, and no record is looked for.
+    catalogue = catalogue_on(backend.driver, backend.codec, Directory(backend.driver, backend.codec))
+
+    async def touch(name: str) -> None:
+        await catalogue.touch(memory_key(int(name)), ttl=None)
+
+    async def touch_log(name: str) -> None:
+        await catalogue.touch(log_key(int(name)), ttl=None)
+
+    await operations.each(numbers(memories), touch)
+    await operations.each(numbers(LOGS), touch_log)
 
 
 async def walked(backend: Backend, limit: int = PAGE) -> list[tuple[Card, ...]]:

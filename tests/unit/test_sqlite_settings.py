@@ -106,8 +106,8 @@ def test_an_option_of_another_type_is_refused_by_its_name(options):
         ("sqlite:///a.db?deadline_s=nan", "positive"),
         ("sqlite:///a.db?deadline_s=0", "positive"),
         ("sqlite:///a.db?deadline_s=1&deadline_s=2", "twice"),
-        ("sqlite:///a.db?max_entry_bytes=0", "max_entry_bytes must be between"),
-        ("sqlite:///a.db?max_record_bytes=1000000000", "max_record_bytes must be between"),
+        ("sqlite:///a.db?max_entry_bytes=0", "max_entry_bytes must be an integer between"),
+        ("sqlite:///a.db?max_record_bytes=1000000000", "max_record_bytes must be an integer between"),
     ],
 )
 def test_what_cannot_work_is_refused_with_a_remedy(url, says):

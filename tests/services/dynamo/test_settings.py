@@ -67,10 +67,10 @@ def test_a_table_and_a_place_have_defaults():
         ("dynamodb://table?endpoint_url=http://[h", "endpoint_url must be a URL"),
         ("dynamodb://[table", "only an IPv6 address is in brackets"),
         ("dynamodb://table?hush-secret@h", "no such setting"),
-        ("dynamodb://table?pool_size=0", "pool_size must be between"),
+        ("dynamodb://table?pool_size=0", "pool_size must be an integer between"),
         ("dynamodb://table?pool_size=many", "not a number"),
         ("dynamodb://table?deadline_s=0", "positive"),
-        ("dynamodb://table?max_entry_bytes=405505", "max_entry_bytes must be between"),
+        ("dynamodb://table?max_entry_bytes=405505", "max_entry_bytes must be an integer between"),
     ],
 )
 def test_what_cannot_work_is_refused_with_a_remedy_and_without_a_secret(url, says):

@@ -86,7 +86,7 @@ def test_a_url_says_what_the_options_would(url, settings):
         ("redis://h?pool_size=1&pool_size=2", "twice"),
         ("redis://h?deadline_s=soon", "not a number"),
         ("redis://h?connect_timeout_s=0", "positive"),
-        ("redis://h?max_entry_bytes=600000000", "max_entry_bytes must be between"),
+        ("redis://h?max_entry_bytes=600000000", "max_entry_bytes must be an integer between"),
         ("mysql://h", "begins with redis://"),
     ],
 )
