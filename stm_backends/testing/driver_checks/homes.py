@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import sys
 import warnings
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
 from stm_backends.drivers.contract import Driver, Key
@@ -127,14 +128,28 @@ class Homes(Contract):
                     await driver.close()
 
         def in_turn() -> None:
-            with warnings.catch_warnings():
-                # Clients report the connections that the ended event loops have left.
-                warnings.simplefilter("ignore", ResourceWarning)
+            with _without_reports_of_clients():
                 for work in (leave_open, leave_open, use, open_again):
                     asyncio.run(work())
                 gc.collect()
 
         await asyncio.to_thread(in_turn)
+
+
+@contextmanager
+def _without_reports_of_clients() -> Generator[None]:
+    """Ignore what clients report of the connections, and of the tasks, that ended event loops have left."""
+
+    def ignored(_: object) -> None:
+        pass
+
+    hook, sys.unraisablehook = sys.unraisablehook, ignored
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            yield
+    finally:
+        sys.unraisablehook = hook
 
 
 async def _each_is_refused(driver: Driver, key: Key) -> None:
