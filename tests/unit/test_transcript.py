@@ -438,7 +438,7 @@ async def test_the_oldest_turn_is_the_first_whose_page_has_not_expired(small_pag
         page = await memory.transcript(after=-1, limit=3)
         assert [one.number for one in page.turns] == there[:3]
         assert (page.oldest, page.missing) == (there[0], ())
-        # Whoever scrolls up comes to the end at once.
+        # A user who scrolls up comes to the end at once.
         above = await memory.transcript(before=there[0], limit=3)
         assert (above.turns, above.oldest, above.newest) == ((), there[0], 39)
 

@@ -52,7 +52,7 @@ class Watchdog:
             over.set()
 
     def go_on(self) -> None:
-        """Begin the limit of what is watched anew, for its next step; a thread for each would cost more."""
+        """Restart the limit of what is watched, for its next step; a thread for each would cost more."""
         self._left = _STEPS
 
     def call_off(self) -> None:
