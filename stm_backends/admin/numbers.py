@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from stm_backends.errors import Corrupt
+from stm_backends.errors import Corrupt, InvalidState
 
 Unreadable: TypeAlias = Callable[[Corrupt, Sequence[int]], None]
 """What is done about turns or items that an export leaves out: why they cannot be read, and their numbers."""
@@ -27,10 +27,14 @@ class Numbers:
         self._holes: list[range] = []
 
     def add(self, first: int, count: int) -> bool:
-        """Add the numbers of one page; `False` if they do not come after those before."""
+        """Add the numbers of one page; `False` if they do not come after those before.
+
+        Raises `InvalidState` if a page was refused.
+        """
+        self._require_sound()
         if not self._count:
             self._start = self.end = first
-        if first < self.end or self._is_spoiled:
+        if first < self.end:
             return False
         self._holes.append(range(self.end, first))
         self.end, self._count = first + count, self._count + count
@@ -43,9 +47,14 @@ class Numbers:
     def missing(self, first: int, end: int, count: int) -> tuple[range, ...] | None:
         """Return the numbers from `first` to `end - 1` that no page had; `None` unless they are `count`.
 
-        `None`, too, if a page was refused.
+        Raises `InvalidState` if a page was refused.
         """
+        self._require_sound()
         start, last = (self._start, self.end) if self._count else (first, first)
-        if self._is_spoiled or not first <= start <= last <= end or end - first - self._count != count:
+        if not first <= start <= last <= end or end - first - self._count != count:
             return None
         return tuple(filter(None, (range(first, start), *self._holes, range(last, end))))
+
+    def _require_sound(self) -> None:
+        if self._is_spoiled:
+            raise InvalidState("a page before this line was refused, and so is what follows of it")

@@ -778,15 +778,23 @@ async def test_what_lacks_a_page_that_was_refused_is_refused_too(
         await put(self, *given, **options)
 
     monkeypatch.setattr(Pages, "put_new", failing)
-    importing, refused = Backend(target).sessions.importing(), list[type[Exception]]()
+    importing, refused = Backend(target).sessions.importing(), list[Exception]()
     for line in lines:
         if line is lines[-1] or line["format"] == "stm-session":
             failures[:] = [False, True]
         try:
             assert await importing.add(line) is None
         except (Unavailable, InvalidState) as error:
-            refused.append(type(error))
-    assert refused == [Unavailable, *[InvalidState] * 6, Unavailable, *[InvalidState] * 7]
+            refused.append(error)
+    assert {str(error) for error in refused if isinstance(error, InvalidState)} == {
+        "a page before this line was refused, and so is what follows of it"
+    }
+    assert [type(error) for error in refused] == [
+        Unavailable,
+        *[InvalidState] * 6,
+        Unavailable,
+        *[InvalidState] * 7,
+    ]
     assert await told(Backend(target), KEY) == []
     assert await noted_in(target) == []
     failures.clear()
