@@ -152,15 +152,19 @@ def _postgres(folder: Path, fixture: Callable[[str], Any]) -> Generator[Datastor
 
 
 def words_of(dialogues: Path) -> set[str]:
-    """Return the words of six letters or more, and the phrases, that ids do not contain."""
+    """Return the words of six letters or more, and the phrases, that ids do not contain or begin.
+
+    The byte after an id may be any letter.
+    """
     conversations = read_conversations(dialogues)
     ids = " ".join(conversation.session for conversation in conversations)
+    begun = tuple(re.findall(r"[a-z]{4,}", ids))
     found: set[str] = set()
     for turn in (turn for conversation in conversations for turn in conversation.turns):
         for text in (turn.user_message, turn.assistant_response):
             found.update(re.findall(r"[A-Za-z]{6,}", text))
             found.update(re.findall(r"[A-Za-z][A-Za-z' ]{14,30}[A-Za-z]", text))
-    return {word for word in found if word not in ids}
+    return {word for word in found if word not in ids and not word.startswith(begun)}
 
 
 def found_in(places: list[Path], words: set[str], folder: Path) -> set[str]:
