@@ -16,8 +16,8 @@ from itertools import islice
 from typing import Any, Final, cast
 
 from stm_backends.agents.prompt import quoted_json
+from stm_backends.cutting import is_blank
 from stm_backends.memory.policy import BadSummary
-from stm_backends.memory.view import is_blank
 from stm_backends.tokens import PER_TOKEN, weigh
 
 _SYSTEM: Final = """\

@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, cast
 
+from stm_backends.cutting import is_blank
 from stm_backends.errors import ConfigurationError
 from stm_backends.handed_in import Misbehaved, WrongType
-from stm_backends.memory.view import is_blank, shown_text, shown_turn, summary_within_budget
+from stm_backends.memory.view import shown_text, shown_turn, summary_within_budget
 from stm_backends.records.body import Body, Lease, Overdue
 from stm_backends.tokens import PER_TOKEN
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn

@@ -9,11 +9,10 @@ from __future__ import annotations
 import copy
 import json
 import math
-import re
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, cast
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
+from stm_backends.cutting import SHORTEST_CUT, cut_json, cut_summary, largest
 from stm_backends.errors import MemoryBudgetExceeded
 from stm_backends.tokens import PER_TOKEN, default_token_estimator, weigh
 from stm_backends.types import (
@@ -35,16 +34,6 @@ _LABELS: Final = weigh('{"assistant": , "user": }, ')
 
 _FEW: Final = 32
 """Up to this many turns are measured at once; of more, only those that may be shown."""
-
-SHORTEST_CUT: Final = 8
-"""A turn is not shown if fewer than this many characters of each text would be left."""
-
-_WHOLE: Final = "session_summary"
-_CLOSING_TAG: Final = f"</{_WHOLE}>"
-_TAG: Final = re.compile(r"<(/?)([A-Za-z_]+)>")
-
-_OMITTED: Final = "\n\u2026\n"
-"""What takes the place of the middle of a summary."""
 
 
 class _Shape(NamedTuple):
@@ -179,58 +168,6 @@ def shown_weight(turn: ConversationTurn) -> int:
     return weigh(shown_text(turn, _DEFAULT))
 
 
-def is_blank(summary: str) -> bool:
-    """Say whether a summary consists only of white space and tags."""
-    return not _TAG.sub("", summary).strip()
-
-
-def cut_summary(summary: str, fits: Callable[[str], bool]) -> str:
-    """Return the summary without as much of its middle as must go to fit, with its closing tag if it had one.
-
-    The end has the newest facts, and the head says what the conversation is about: each keeps half. No tag is
-    cut, and a section of which only the end is kept is opened again. Returns `""` if nothing would be left.
-    """
-    if fits(summary):
-        return summary
-    text = summary.rstrip()
-    closing = f"\n{_CLOSING_TAG}" if text.endswith(_CLOSING_TAG) else ""
-    text = text.removesuffix(_CLOSING_TAG)
-    cuts = _Cuts(text)
-
-    def cut(length: int) -> str:
-        head, before = cuts.at(length - length // 2)
-        tail, after = cuts.at(len(text) - length // 2, following=True)
-        same = before == after
-        left = text[:head].rstrip() + (f"\n</{before}>" if before and not same else "")
-        right = (f"<{after}>\n" if after and not same else "") + text[tail:].strip()
-        return left + _OMITTED + right + closing
-
-    most = max(len(text) - len(_OMITTED), 0)
-    kept = cut(_largest(most, lambda length: fits(cut(length))))
-    return "" if is_blank(kept.replace(_OMITTED, "")) or not fits(kept) else kept
-
-
-class _Cuts:
-    """The tags of a text: where it can be cut, and which section is open there."""
-
-    def __init__(self, text: str) -> None:
-        tags = [*_TAG.finditer(text)]
-        self._starts = [tag.start() for tag in tags]
-        self._ends = [tag.end() for tag in tags]
-        self._open = ["" if tag[1] or tag[2] == _WHOLE else tag[2] for tag in tags]
-
-    def at(self, position: int, *, following: bool = False) -> tuple[int, str]:
-        """Return where to cut, before or after a tag that the cut would break, and which section is open."""
-        tags = bisect_left(self._starts, position)
-        if tags and self._ends[tags - 1] > position:
-            if following:
-                position = self._ends[tags - 1]
-            else:
-                tags -= 1
-                position = self._starts[tags]
-        return position, self._open[tags - 1] if tags else ""
-
-
 def summary_within_budget(summary: str, config: ShortTermMemoryConfig) -> str:
     """Return a summary, cut to `summary_max_tokens`; 0 returns `""`."""
     limit = config.budget.summary_max_tokens
@@ -257,14 +194,14 @@ class _Context:
         def fits(shape: _Shape) -> bool:
             return self.tokens(shape, summary) <= total
 
-        whole = _largest(self.size, lambda count: fits(_Shape(count)))
+        whole = largest(self.size, lambda count: fits(_Shape(count)))
         # A turn that fits the budget by itself is not cut, unless it is the only turn that can be shown.
         if whole == self.size or (whole and self._alone(self.size - whole - 1) <= total):
             return _Shape(whole)
         longest = len(self._text(self.size - whole - 1))
         # A turn with short texts may fit without its digest.
         for digest in (True, False):
-            cut = _largest(longest, lambda length, digest=digest: fits(_Shape(whole, length, digest)))
+            cut = largest(longest, lambda length, digest=digest: fits(_Shape(whole, length, digest)))
             if cut >= SHORTEST_CUT and fits(_Shape(whole, cut, digest)):
                 return _Shape(whole, cut, digest)
         return _Shape(whole)
@@ -331,41 +268,13 @@ class _Context:
         if not shape.digest:
             shown.pop("trajectory_digest", None)
             shown.pop("artifacts_shown", None)
-        return _cut_turn(shown, shape.cut)
+        return cut_json(shown, shape.cut)
 
     def _text(self, index: int) -> str:
         text = self._texts.get(index)
         if text is None:
             text = self._texts[index] = shown_text(self._turns[index].turn, self.config)
         return text
-
-
-def _cut_turn(value: Any, length: int) -> Any:
-    """Return a shown turn with each text and each list cut to `length` characters and a mark.
-
-    A text that would not become shorter is not cut.
-    """
-    if isinstance(value, dict):
-        items = cast("dict[str, Any]", value).items()
-        return {name: _cut_turn(item, length) for name, item in items}
-    if isinstance(value, list):
-        return _cut_list(cast("list[Any]", value), length)
-    if not isinstance(value, str):
-        return value
-    mark = f"[... {len(value) - length:,} characters omitted ...]"
-    if len(value) <= length + len(mark):
-        return value
-    tail = length // 2
-    return f"{value[: length - tail]}{mark}{value[len(value) - tail :]}"
-
-
-def _cut_list(items: list[Any], length: int) -> list[Any]:
-    """Return the first items of a list, up to `length` characters, and the number of omitted ones."""
-    for index, item in enumerate(items):
-        length -= len(str(item))
-        if length < 0:
-            return [*items[:index], f"[... {len(items) - index:,} more omitted ...]"]
-    return items
 
 
 def _most_of(digest: TrajectoryDigest) -> float:
@@ -375,17 +284,3 @@ def _most_of(digest: TrajectoryDigest) -> float:
     if not all(isinstance(text, str) for text in texts):  # pyright: ignore[reportUnnecessaryIsInstance] -- a loaded state may hold anything there
         return math.inf
     return sum(map(weigh, texts)) + _LABELS * (len(texts) + 2)
-
-
-def _largest(limit: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number up to `limit` that fits, if fitting is monotonic; 0 is not tested.
-
-    Doubles from below, so that the cost depends on the result and not on the limit.
-    """
-    low, high = 0, min(limit, _FEW)
-    while low < high and fits(high):
-        low, high = high, min(limit, high * 2)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stm_backends.cutting import is_blank
 from stm_backends.integrations.summary_prompt import messages_for, summary_in
 from stm_backends.memory.policy import BadSummary, summary_of
-from stm_backends.memory.view import is_blank
 
 GOOD = "<session_summary>\nThey booked a table.\n</session_summary>"
 TEXT = "They booked a table."

@@ -83,6 +83,7 @@ TARGETS = {
     # Pure functions, before unit tests.
     "policy": units("memory/policy", "policy", "default_summarizing", "distributed"),
     "view": units("memory/view", "view", "default_memory", "distributed"),
+    "cutting": units("cutting", "view", "default_memory"),
     "merge": units("memory/local/merge", "merging", "default_write_back", "default_persistence", "merge"),
     "due": units("memory/shared/due", "due", "distributed", "background"),
     # What every write and every driver uses, before unit tests.

@@ -222,11 +222,11 @@ def test_the_only_dependency_is_pluggy() -> None:
 
 
 LAYERS = (
-    ("types", "protocols", "errors", "extras", "logs", "races", "handed_in", "guarded", "tokens"),
+    ("types", "protocols", "errors", "extras", "logs", "races", "handed_in", "guarded", "tokens", "cutting"),
     ("drivers",),
     ("drivers.sqlite",),
     ("records",),
-    ("records.large", "telemetry", "sealing", "catalogue"),
+    ("records.large", "telemetry", "sealing", "catalogue", "messages"),
     ("memory", "history"),
     ("memory.local", "memory.shared"),
     ("admin",),
@@ -281,14 +281,18 @@ def test_no_chain_of_imports_leads_through_more_than_ten_rooms() -> None:
         ("drivers.contract", set[str]()),
         ("handed_in", set[str]()),
         ("tokens", set[str]()),
+        ("cutting", set[str]()),
         ("types", {"errors", "tokens"}),
         ("protocols", {"types"}),
         ("records.body", {"types"}),
         ("records.codec", {"errors", "handed_in", "records.body", "records.steps", "types"}),
         ("records.keys", {"drivers.contract", "errors", "logs", "types"}),
         ("records.large.pointers", {"drivers.checks", "errors"}),
-        ("memory.view", {"errors", "tokens", "types"}),
-        ("memory.policy", {"errors", "handed_in", "memory.view", "records.body", "tokens", "types"}),
+        ("memory.view", {"cutting", "errors", "tokens", "types"}),
+        (
+            "memory.policy",
+            {"cutting", "errors", "handed_in", "memory.view", "records.body", "tokens", "types"},
+        ),
         ("memory.tasks", {"handed_in", "logs"}),
         ("memory.queues", set[str]()),
         ("telemetry.observer", {"drivers.contract", "types"}),
@@ -300,18 +304,18 @@ def test_no_chain_of_imports_leads_through_more_than_ten_rooms() -> None:
         ("agents.resolving", {"records.identity", "telemetry.guarded", "telemetry.observer", "types"}),
         ("agents.prompt", {"protocols"}),
         ("agents.turns", {"errors", "types"}),
-        ("integrations.summary_prompt", {"agents.prompt", "memory.policy", "memory.view", "tokens"}),
+        ("integrations.summary_prompt", {"agents.prompt", "cutting", "memory.policy", "tokens"}),
     ],
 )
 def test_a_foundation_rests_only_on_what_lies_below_it(name: str, may_import: set[str]) -> None:
     assert ours(name) <= may_import
 
 
-def test_the_policy_and_the_view_know_no_clock_no_loop_and_no_io() -> None:
+def test_policy_view_and_messages_know_no_clock_no_loop_and_no_io() -> None:
     forbidden = {"asyncio", "time", "datetime", "random", "logging", "os", "pathlib", "socket", "sqlite3"}
-    assert not breaches(
-        ["stm_backends.memory.policy", "stm_backends.memory.view"], lambda one: top(one) in forbidden
-    )
+    pure = [name for name in CORE if is_within(name, "stm_backends.messages")]
+    pure += ["stm_backends.memory.policy", "stm_backends.memory.view", "stm_backends.cutting"]
+    assert not breaches(pure, lambda one: top(one) in forbidden)
 
 
 def test_the_memory_in_process_knows_no_driver() -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stm_backends.cutting import is_blank
 from stm_backends.errors import ConfigurationError
 from stm_backends.memory.policy import summary_of
 from stm_backends.memory.summarizers import ExtractiveSummarizer
-from stm_backends.memory.view import is_blank
 from stm_backends.types import default_token_estimator
 
 TAGS = ("session_summary", "key_facts", "tools_used", "pending")

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from stm_backends.cutting import cut_summary, is_blank
 from stm_backends.errors import MemoryBudgetExceeded
 from stm_backends.memory.view import (
     View,
-    cut_summary,
-    is_blank,
     render,
     shown_text,
     shown_weight,

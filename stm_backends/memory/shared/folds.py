@@ -16,6 +16,7 @@ from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 from stm_backends import races
+from stm_backends.cutting import cut_summary
 from stm_backends.drivers.contract import ABSENT
 from stm_backends.errors import StorageError, TooLarge
 from stm_backends.handed_in import WrongType
@@ -28,7 +29,6 @@ from stm_backends.memory.shared.due import Compact, Move
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.room import Room
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.memory.view import cut_summary
 from stm_backends.records import confirming, ledger
 from stm_backends.records.body import Body, Lease, Overdue
 from stm_backends.telemetry.observer import Observer

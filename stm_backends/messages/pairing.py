@@ -1,0 +1,111 @@
+"""Steps of a conversation: what a model is shown together or not at all, as providers accept it."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from stm_backends.messages.parts import Message, Part, Role, without
+from stm_backends.messages.shapes import Shape
+from stm_backends.messages.turns import NO_RESULT, begins_turn
+
+EMPTY: Final = "[empty message]"
+"""What a user's message says that says nothing, where providers refuse such a message."""
+
+
+@dataclass(slots=True)
+class Step:
+    """A message, or an answer of the assistant with the results of all its calls, which follow it.
+
+    `open` are the calls without a result, each with the place of its message.
+    """
+
+    role: Role
+    begins_turn: bool
+    messages: list[Message] = field(default_factory=list[Message])
+    results: list[Message] = field(default_factory=list[Message])
+    open: list[tuple[int, Part]] = field(default_factory=list[tuple[int, Part]])
+
+    def close(self, call_id: str) -> None:
+        """Note the result of the oldest open call of this id."""
+        self.open.remove(next(one for one in self.open if one[1].id == call_id))
+
+
+def steps_of(messages: Sequence[Message], shape: Shape) -> list[Step]:
+    """Return the steps of a conversation. No call is without a result, and no result without its call.
+
+    A result answers the oldest call of its id that has none, and moves to it. One without a call, or for
+    another step than the results beside it, is left out. A call without a result has one that says so. A
+    thought that led to nothing and a message that says nothing are left out, but a user's says that it is
+    empty.
+    """
+    steps: list[Step] = []
+    waiting: defaultdict[str, deque[Step]] = defaultdict(deque)
+    for original in messages:
+        role = shape.role(original)
+        message = _said(original, role, shape)
+        step: Step | None = None
+        orphans: list[Part] = []
+        for result in (part for part in shape.parts(message) if part.kind == "result"):
+            asked = waiting[result.id]
+            if asked and step in (None, asked[0]):
+                step = asked.popleft()
+                step.close(result.id)
+            else:
+                orphans.append(result)
+        if orphans:
+            message = without(message, [result.path for result in orphans])
+        if not any(True for _ in shape.parts(message)):
+            continue
+        if step is not None:
+            step.results.append(message)
+            continue
+        if not (_goes_on(steps, shape) and role == "assistant"):
+            steps.append(Step(role, role != "system" and begins_turn(message, shape)))
+        step = steps[-1]
+        for call in (part for part in shape.parts(message) if part.kind == "call"):
+            waiting[call.id].append(step)
+            step.open.append((len(step.messages), call))
+        step.messages.append(message)
+    for step in steps:
+        _settle(step, shape)
+    return [step for step in steps if step.messages]
+
+
+def _goes_on(steps: Sequence[Step], shape: Shape) -> bool:
+    """Say whether the newest step is an answer that may have more messages."""
+    return shape.runs and bool(steps) and steps[-1].role == "assistant" and not steps[-1].results
+
+
+def _said(message: Message, role: Role, shape: Shape) -> Message:
+    """Return a message as its provider accepts it; `{}` if it says nothing."""
+    parts = [*shape.parts(message)]
+    if shape.joins:
+        message = without(
+            message, [part.path for part in parts if part.blank and isinstance(part.path[-1], int)]
+        )
+        parts = [part for part in parts if not part.blank]
+        if role == "system" and parts:
+            return shape.says("user", f"<system>\n{shape.text(message)}\n</system>")
+    if parts:
+        return message
+    return {**message, **shape.says("user", EMPTY)} if role == "user" else {}
+
+
+def _settle(step: Step, shape: Shape) -> None:
+    """Give each open call a result, or remove it, and remove the thoughts that lead to nothing."""
+    for place, call in reversed(step.open):
+        if (answer := shape.answers(call, NO_RESULT)) is None:
+            step.messages[place] = without(step.messages[place], [call.path])
+        else:
+            step.results.append(answer)
+    while step.role == "assistant" and step.messages:
+        last = step.messages.pop()
+        parts = [*shape.parts(last)]
+        if parts and parts[-1].kind == "thought":
+            step.messages.append(without(last, [parts[-1].path]))
+        elif parts:
+            step.messages.append(last)
+            break
