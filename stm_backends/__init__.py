@@ -27,6 +27,7 @@ from stm_backends.errors import (
 )
 from stm_backends.history.log import ItemLog
 from stm_backends.memory.local.memory import DefaultShortTermMemory
+from stm_backends.memory.shared.conversation import Conversation, History, HistoryMessage
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.reading import TranscriptPage, TranscriptTurn
 from stm_backends.memory.shared.router import MemoryRouter
@@ -62,6 +63,7 @@ __all__ = [
     "AmbiguousBackend",
     "Backend",
     "ConfigurationError",
+    "Conversation",
     "ConversationTurn",
     "Corrupt",
     "DefaultShortTermMemory",
@@ -69,6 +71,8 @@ __all__ = [
     "DistributedShortTermMemory",
     "EnvelopeKeys",
     "ExtractiveSummarizer",
+    "History",
+    "HistoryMessage",
     "InvalidKey",
     "InvalidState",
     "ItemLog",

@@ -26,10 +26,12 @@ from stm_backends.memory import policy
 from stm_backends.memory.defaults import remembering
 from stm_backends.memory.schedule import MAX_SUMMARIES
 from stm_backends.memory.shared.backgrounds import Backgrounds
+from stm_backends.memory.shared.conversation import Conversation
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.router import MemoryRouter
 from stm_backends.memory.tasks import LAST_S
 from stm_backends.memory.touches import Touches
+from stm_backends.messages import Shape
 from stm_backends.protocols import Summarizer
 from stm_backends.records.codec import Codec, Transform
 from stm_backends.records.directory import Directory
@@ -228,20 +230,43 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         require_key(key)
         return self._conversation(short_term_of(key), config, summarizer)
 
+    def conversation(
+        self,
+        tenant: str,
+        user: str,
+        id: str,  # noqa: A002 -- what it is called
+        config: object | None = None,
+        *,
+        summarizer: Summarizer | None = None,
+        shape: Shape | str | None = None,
+    ) -> Conversation:
+        """Return a conversation of messages, shared with every process that uses the same three ids.
+
+        Reads and writes nothing. Without a configuration, the newest messages are kept in full, of about
+        15,000 tokens together and of at most 50 turns, and the built-in summarizer covers older ones, if none
+        is given. All are in its history. `shape` says how messages are understood, if that is not recognized.
+        It is the conversation of `memory(MemoryKey(tenant, user, id))`, and shares its background. Raises
+        what that raises, and `ConfigurationError` for an unknown shape.
+        """
+        key = MemoryKey(tenant, user, id)
+        require_key(key)
+        require_dialogue(key)
+        return Conversation(self.driver, key, config, summarizer=summarizer, shape=shape, **self._shared())
+
     def _conversation(
         self, key: MemoryKey, config: object | None, summarizer: Summarizer | None
     ) -> DistributedShortTermMemory:
-        return DistributedShortTermMemory(
-            self.driver,
-            key,
-            config,
-            summarizer=summarizer,
-            codec=self._codec,
-            directory=self._directory,
-            backgrounds=self._backgrounds,
-            guard=self._guard,
-            observer=self._observer,
-        )
+        return DistributedShortTermMemory(self.driver, key, config, summarizer=summarizer, **self._shared())
+
+    def _shared(self) -> dict[str, Any]:
+        """Return what the conversations of this backend share."""
+        return {
+            "codec": self._codec,
+            "directory": self._directory,
+            "backgrounds": self._backgrounds,
+            "guard": self._guard,
+            "observer": self._observer,
+        }
 
     def router(self, config: object | None = None, *, summarizer: Summarizer | None = None) -> MemoryRouter:
         """Return one memory object for all conversations, for agent frameworks that hold a single one.

@@ -66,15 +66,40 @@ class ConversationTurn:
 _NO_FIELDS: Final[Mapping[str, Any]] = {}
 
 
+class Said(NamedTuple):
+    """A message that was stored as one, by the id of the `entry` that brought it.
+
+    It is JSON as the caller gave it. `begins` says that a turn begins with it, and `weight` is that of its
+    JSON, see `tokens.weigh`.
+    """
+
+    entry: str
+    message: Mapping[str, Any]
+    begins: bool
+    weight: int
+
+
 class StoredTurn(NamedTuple):
-    """A turn with its id, which makes adding the turn twice harmless.
+    """What has a number in a conversation: a turn, or one message. Its id makes adding it twice harmless.
 
     `extra` has the fields of a saved turn that this version of the library does not know; they are JSON.
+    A message is `said`, and `turn` shows its text and its time.
     """
 
     id: str
     turn: ConversationTurn
     extra: Mapping[str, Any] = _NO_FIELDS
+    said: Said | None = None
+
+    @property
+    def entry(self) -> str:
+        """The id of the entry that brought it, which is what an addition is recognized by."""
+        return self.id if self.said is None else self.said.entry
+
+    @property
+    def begins(self) -> bool:
+        """Whether a turn begins with it."""
+        return self.said is None or self.said.begins
 
 
 @dataclass(slots=True)

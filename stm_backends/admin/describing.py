@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from typing import Final
 
 from stm_backends.catalogue.card import Activity
 from stm_backends.catalogue.index import Catalogue
@@ -15,11 +16,15 @@ from stm_backends.errors import Corrupt, InvalidKey, KeyMismatch, located
 from stm_backends.history.log import ItemLog
 from stm_backends.memory.shared.activity import activity_of
 from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.memory.units import read_units
 from stm_backends.records import keys
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.records.pages import Pages
 from stm_backends.types import MemoryKey, StoredTurn
+
+OPENING: Final = 8
+"""Among how many of the first messages the title is looked for: instructions of the agent may come first."""
 
 
 def catalogue_on(
@@ -76,6 +81,8 @@ async def _of_memory(driver: Driver, codec: Codec, key: MemoryKey) -> Activity |
         transcript = snapshot.body.transcript
         first: StoredTurn | None = None
         if transcript is not None and transcript.first < transcript.base:
-            found = await Pages(driver, codec).read(where, transcript, transcript.first, transcript.first + 1)
-            first = found.get(transcript.first)
+            end = min(transcript.first + OPENING, transcript.base)
+            found = await read_units(Pages(driver, codec), where, transcript, transcript.first, end)
+            asked = (stored for stored in found.values() if stored.turn.user_message)
+            first = next(asked, found.get(transcript.first))
         return activity_of(snapshot, first)

@@ -20,6 +20,8 @@
 more, or could not be read. `gap` is left out if there is none. A conversation whose turns are all in its
 record has one line, which every version can import. A version without transcripts refuses a page, and so the
 file, before it imports anything.
+
+A message is one of the `turns`: {"turn_id": "ENTRY.PLACE", "item": message, "at": ...}; `version` is 2 then.
 """
 
 from __future__ import annotations
@@ -34,16 +36,21 @@ from stm_backends.catalogue.card import SET_BY_USER
 from stm_backends.drivers.contract import Driver
 from stm_backends.errors import Corrupt, SessionNotFound, Unavailable, located
 from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.memory.units import page_content, stored_unit
 from stm_backends.records import keys, pages
 from stm_backends.records.body import Transcript
-from stm_backends.records.codec import Codec, dump_body, dump_turn, stored_turn
+from stm_backends.records.codec import Codec, dump_body, dump_turn
 from stm_backends.records.directory import Directory
 from stm_backends.records.pages import Copy, Pages
 from stm_backends.types import MemoryKey, StoredTurn
 
 FORMAT: Final = "stm-session"
 PAGE_FORMAT: Final = "stm-transcript"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+"""That of a conversation with messages, which older versions of this library would import without texts.
+
+Others have version 1.
+"""
 
 
 def dump_key(key: MemoryKey) -> dict[str, str]:
@@ -62,6 +69,7 @@ class Export:
         self._of = key
         self._key = dump_key(key)
         self._where = keys.memory_key(key)
+        self._version = 1
 
     async def document(self) -> dict[str, Any]:
         """Return the conversation without its transcript."""
@@ -97,15 +105,16 @@ class Export:
             raise SessionNotFound("there is no conversation under this key")
         with located(self._driver.name, "export"):
             snapshot = Snapshot.of(record, self._codec)
+            self._version = FORMAT_VERSION if snapshot.body.messages else 1
             turns = [
-                _turn(stored, self._codec.open("turn", record.tail[start]))
+                _turn(stored, page_content(self._codec, stored, record.tail[start]))
                 for stored, start in zip(snapshot.turns, snapshot.starts, strict=True)
             ]
         card = await self._catalogue.readable(keys.card_key(self._of)) or {}
         shown = {name: card[name] for name in SET_BY_USER if name in card}
         document = {
             "format": FORMAT,
-            "version": FORMAT_VERSION,
+            "version": self._version,
             "key": self._key,
             # Without the transcript: an import makes another one.
             "body": dump_body(replace(snapshot.body.unleased(), transcript=None)),
@@ -137,7 +146,7 @@ class Export:
             copy, turn = copies.get(number), None
             try:
                 with located(self._driver.name, "export"):
-                    turn = None if copy is None else _turn(stored_turn(copy.turn), copy.turn)
+                    turn = None if copy is None else _turn(stored_unit(copy.turn), copy.turn)
             except Corrupt as error:
                 errors.append(error)
             if copy is None or turn is None:
@@ -155,7 +164,7 @@ class Export:
         notes = {name: copy.notes[name] for name in ("summary", "upto") if name in copy.notes}
         return {
             "format": PAGE_FORMAT,
-            "version": FORMAT_VERSION,
+            "version": self._version,
             "key": self._key,
             "first": number,
             "turns": [],
@@ -164,6 +173,8 @@ class Export:
 
 
 def _turn(stored: StoredTurn, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a turn with all fields, those of a newer version included."""
+    """Return a turn or a message with all fields, those of a newer version included."""
+    if stored.said is not None:
+        return dict(content)
     # The time as it is read: an import refuses what is none, and NaN is not JSON.
     return {**dump_turn(stored), **content, "ts": stored.turn.ts}

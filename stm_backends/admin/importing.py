@@ -6,8 +6,9 @@ So an interrupted import shows nothing of them, and leaves pages that `purge` re
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,12 +30,13 @@ from stm_backends.errors import (
     located,
 )
 from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.memory.units import entries_of, seal_messages, stored_unit
 from stm_backends.records import confirming, keys, ledger, pages
 from stm_backends.records.body import REMEMBERED_IDS, Body, Transcript, digest
 from stm_backends.records.codec import Codec, encode_json, load_body, load_turn, require_json
 from stm_backends.records.directory import Directory
 from stm_backends.records.large.pointers import new_id
-from stm_backends.records.limits import UNLIMITED, Guard, Whose, characters_of
+from stm_backends.records.limits import UNLIMITED, Guard, Whose, characters_in, characters_of
 from stm_backends.records.pages import Leaving, Pages
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 from stm_backends.types import MemoryHealth, MemoryKey
@@ -106,6 +108,9 @@ class Lines:
         given, missing = session.transcript, None
         if key is None and given is None:
             return session
+        if given is not None and session.body.messages:
+            # The remembered ids are those of entries.
+            given = replace(given, last=self._last)
         if given is not None and key in (None, session.key):
             missing = numbers.missing(given.first, given.base, given.extra["missing"])
         if given is None or missing is None:
@@ -271,13 +276,15 @@ class Import:
         if session.transcript is not None:
             kept = replace(session.transcript, epoch=epoch or "")
             session = replace(session, body=replace(session.body, transcript=kept))
-        entries = {turn_id: self._codec.seal("turn", turn) for turn_id, turn in session.turns.items()}
+        entries, times = dict[str, bytes](), dict[str, float]()
+        for entry_id, data, ts in self._entries(session.turns):
+            entries[entry_id], times[entry_id] = data, ts
         where, owner = keys.memory_key(session.key), (session.key.tenant_id, session.key.user_id)
         self._require_within_limits(session, entries.values())
         async with self._directory.listed(owner, self._ttl) as listing:
             target = await self._prepare(session, where)
             listing.created = True
-        missing = _missing(session, target)
+        missing = _missing(session, times, target)
         for turn_id in missing:
             # A turn creates the record if the conversation was just erased.
             listing = self._directory.listed(owner, self._ttl)
@@ -289,6 +296,17 @@ class Import:
         await self._note(session, ttl=KEEP if kept else self._ttl)
         found = target.body.transcript
         return found is not None and found.epoch == epoch
+
+    def _entries(self, turns: Turns) -> Iterator[tuple[str, bytes, float]]:
+        """Yield the entries that brought these turns and messages: the id, the bytes and the time of each."""
+        for is_said, some in itertools.groupby(turns.values(), lambda turn: "item" in turn):
+            units = [(stored_unit(turn), turn) for turn in some]
+            if is_said:
+                for entry in entries_of(unit for unit, _ in units):
+                    yield entry.id, seal_messages(self._codec, entry), entry.units[0].turn.ts
+            else:
+                for unit, turn in units:
+                    yield unit.id, self._codec.seal("turn", turn), unit.turn.ts
 
     async def _note(self, session: Session, *, ttl: float | None | KeepType) -> None:
         """Write the card of an imported conversation. A merge changes nothing that was set there."""
@@ -357,7 +375,7 @@ def _exists() -> SessionExists:
 
 
 def _characters(turn: Mapping[str, Any]) -> int:
-    return characters_of(load_turn(turn))
+    return characters_in(turn["item"]) if "item" in turn else characters_of(load_turn(turn))
 
 
 def _has_left(body: Body) -> bool:
@@ -365,31 +383,31 @@ def _has_left(body: Body) -> bool:
     return bool(body.summary or body.folded or body.dropped or body.forgotten.ages)
 
 
-def _missing(session: Session, target: Snapshot) -> list[str]:
-    """Return the ids of the exported turns that a conversation lacks, oldest first.
+def _missing(session: Session, times: Mapping[str, float], target: Snapshot) -> list[str]:
+    """Return the ids of the exported entries that a conversation lacks, oldest first; each has its time.
 
     A conversation remembers the ids of the turns that left it last. If more have left than it remembers, an
     exported turn that it does not know may have left earlier. That is assumed of a turn that comes before all
     known ones, whose position from the beginning is before the remembered ones, or that is older than all
     turns in the record.
     """
-    ids = [*session.turns]
+    ids = [*times]
     known = [target.holds(turn_id) for turn_id in ids]
     remembered, left = len(target.body.forgotten.each()), target.body.folded + target.body.dropped
     first = 0
     if left > remembered or remembered >= REMEMBERED_IDS:
         # Turns leave in order: after a remembered turn, none has been forgotten.
-        first = known.index(True) if any(known) else _first_missing(session, target, left - remembered)
+        first = known.index(True) if any(known) else _first_missing(session, times, target, left - remembered)
     return [turn_id for turn_id, is_known in zip(ids[first:], known[first:], strict=True) if not is_known]
 
 
-def _first_missing(session: Session, target: Snapshot, beyond_memory: int) -> int:
-    """Return how many exported turns, none of which is known, left before the remembered ones."""
+def _first_missing(session: Session, times: Mapping[str, float], target: Snapshot, beyond_memory: int) -> int:
+    """Return how many exported entries, none of which is known, left before the remembered ones."""
     before = session.body.folded + session.body.dropped
     oldest = min((stored.turn.ts for stored in target.turns), default=0.0)
     first = 0
-    for index, turn in enumerate(session.turns.values()):
-        if before + index < beyond_memory or 0.0 < load_turn(turn).ts < oldest:
+    for index, ts in enumerate(times.values()):
+        if before + index < beyond_memory or 0.0 < ts < oldest:
             first = index + 1
     return first
 
@@ -429,8 +447,8 @@ def _transcript_of(document: Mapping[str, Any], body: Body) -> Transcript | None
 
 
 def _require_version(document: Mapping[str, Any]) -> None:
-    if document.get("version") != FORMAT_VERSION:
-        raise InvalidState(f"this version of the library imports only version {FORMAT_VERSION} of exports")
+    if document.get("version") not in range(1, FORMAT_VERSION + 1):
+        raise InvalidState(f"this version of the library imports exports up to version {FORMAT_VERSION}")
 
 
 def _key_of(document: Mapping[str, Any]) -> MemoryKey:
@@ -457,11 +475,11 @@ def _turns_of(document: Mapping[str, Any]) -> Turns:
         path = f"turns[{index}]"
         require_json(turn, path)
         try:
-            ts = load_turn(turn).ts
-        except ValueError:
+            content = cast("Mapping[str, Any]", turn)
+            ts = (stored_unit(content).turn if "item" in content else load_turn(content)).ts
+        except (ValueError, TypeError, Corrupt):
             # The cause may quote the conversation.
             raise InvalidState(f"{path} is not a turn: a field is of another type") from None
-        content = cast("Mapping[str, Any]", turn)
         if (given := content.get("ts")) and not ts:
             raise InvalidState(f"{path}.ts is not a time in seconds since 1970")
         if given != ts and ts:

@@ -32,9 +32,10 @@ from stm_backends.drivers.purges import purges_of
 from stm_backends.errors import ConfigurationError, Corrupt, located
 from stm_backends.history import items
 from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.memory.units import stored_unit
 from stm_backends.records import keys, ledger, operations
 from stm_backends.records.body import Body, Forgotten, Transcript
-from stm_backends.records.codec import Codec, stored_turn
+from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.records.large.driver import ORPHANED_S
 from stm_backends.records.large.pointers import id_in, time_of
@@ -307,7 +308,7 @@ class Purge:
         now = self._clock()
 
         def added_at(turn: Mapping[str, Any]) -> float:
-            return stored_turn(turn).turn.ts if kind == "memory" else items.item_in(turn)[1]
+            return stored_unit(turn).turn.ts if kind == "memory" else items.item_in(turn)[1]
 
         def is_old(copies: Mapping[int, Copy]) -> bool:
             added = [added_at(copy.turn) for _, copy in sorted(copies.items())]

@@ -108,8 +108,7 @@ async def conversation(
             # Also without a key: what one call has noted must not reach the next one.
             await tiers.gc.on_turn_end()
     if memory is not None and exchange.recorded is not None:
-        turn_id, turn, _ = exchange.recorded
-        await memory.add_turn(turn, turn_id=turn_id)
+        await memory.add_turn(exchange.recorded.turn, turn_id=exchange.recorded.id)
     if tiers is not None and key is not None and exchange.ends_session:
         await tiers.gc.on_session_end()
 

@@ -13,11 +13,12 @@ from stm_backends.backend import Backend
 from stm_backends.cli.figures import iso, spans, when
 from stm_backends.cli.replay import ledger
 from stm_backends.history.log import ItemLog, LogItem, LogPage
-from stm_backends.memory import policy
 from stm_backends.memory.shared.reading import TranscriptTurn
+from stm_backends.memory.speech import split
+from stm_backends.memory.units import stored_unit
 from stm_backends.records import keys
 from stm_backends.records.body import Body, Transcript
-from stm_backends.records.codec import load_body, load_turn
+from stm_backends.records.codec import load_body
 from stm_backends.types import MemoryBudget, MemoryKey, ShortTermMemoryConfig, StoredTurn
 
 MOST: Final = 10_000
@@ -57,10 +58,10 @@ class Conversation:
         body = load_body(document["body"])
         session: str = document["key"]["session_id"]
         turns = [
-            StoredTurn(turn["turn_id"], ledger.stored_without_mark(load_turn(turn), session))
-            for turn in document["turns"]
+            stored._replace(turn=ledger.stored_without_mark(stored.turn, session))
+            for stored in map(stored_unit, document["turns"])
         ]
-        pending, recent = policy.split(turns, ShortTermMemoryConfig("rolling_summary", budget))
+        pending, recent = split(turns, ShortTermMemoryConfig("rolling_summary", budget))
         return Conversation(
             key,
             document,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import replace
+from typing import Final, cast
 
 from stm_backends.memory.summarizers import ExtractiveSummarizer
 from stm_backends.protocols import Summarizer
@@ -11,6 +12,9 @@ from stm_backends.types import MemoryBudget, ShortTermMemoryConfig
 SUMMARY_TOKENS: Final = 750
 TOTAL_TOKENS: Final = 3_000
 """What a model with a window of 8,000 tokens takes beside its prompt, its tools and the answer."""
+
+CONVERSATION_TOKENS: Final = 16_000
+"""What messages and the summary take together before older ones are summarized."""
 
 
 def remembering(config: object | None, summarizer: Summarizer | None) -> tuple[object, Summarizer | None]:
@@ -27,3 +31,14 @@ def remembering(config: object | None, summarizer: Summarizer | None) -> tuple[o
         transcript=True,
     )
     return default, ExtractiveSummarizer(max_tokens=SUMMARY_TOKENS) if summarizer is None else summarizer
+
+
+def speaking(config: object | None, summarizer: Summarizer | None) -> tuple[object, Summarizer | None]:
+    """Return the same for a conversation of messages, of which more stay in full."""
+    if config is not None:
+        return config, summarizer
+    budget = MemoryBudget(
+        full_zone_turns=50, summary_max_tokens=SUMMARY_TOKENS, total_max_tokens=CONVERSATION_TOKENS
+    )
+    default, writer = remembering(None, summarizer)
+    return replace(cast("ShortTermMemoryConfig", default), budget=budget), writer

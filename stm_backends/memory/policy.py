@@ -232,6 +232,17 @@ def oldest_for_fold(
     return pending[:most]
 
 
+def whole_turns(turns: Sequence[StoredTurn], count: int, *, ends: bool) -> int:
+    """Return how many of these turns and messages one call covers: about `count`, so that no turn is divided.
+
+    `ends` says that no turn goes on after the last of them. A turn whose end is not among them is divided.
+    """
+    places = [place for place in range(1, len(turns)) if turns[place].begins] + [len(turns)] * ends
+    if not count or not places:
+        return count
+    return max((place for place in places if place <= count), default=places[0])
+
+
 def room_step(
     config: ShortTermMemoryConfig, step: Step, pending: Sequence[StoredTurn], *, count: int
 ) -> Step:
@@ -332,10 +343,10 @@ def after_fold(
     kept = summary_within_budget(summary, config)
     if not kept:
         raise BadSummary("nothing of the summary is left within summary_max_tokens")
-    ids, transcript = [stored.id for stored in fold.turns[fold.archived :]], body.transcript
+    gone, transcript = fold.turns[fold.archived :], body.transcript
     if transcript is not None:
         transcript = (transcript.caught_up(fold.gap.end) if fold.gap else transcript).moved(
-            ids, summarized=True
+            [stored.id for stored in gone], summarized=True
         )
     return replace(
         body,
@@ -344,9 +355,14 @@ def after_fold(
         attempts=0,
         next_attempt_at=0.0,
         folded=body.folded + len(fold.turns),
-        forgotten=body.forgotten.adding(ids, now=now, keep_for=keep_for, copies=copies),
+        forgotten=body.forgotten.adding(_entries_of(gone), now=now, keep_for=keep_for, copies=copies),
         transcript=transcript,
     )
+
+
+def _entries_of(turns: Sequence[StoredTurn]) -> list[str]:
+    """Return the ids of the entries of turns, each once."""
+    return [*dict.fromkeys(stored.entry for stored in turns)]
 
 
 def after_trim(
@@ -363,7 +379,7 @@ def after_trim(
     return replace(
         body,
         dropped=body.dropped + (len(gone) if trim.lost and transcript is None else 0),
-        forgotten=body.forgotten.adding(ids, now=now, keep_for=keep_for, copies=copies),
+        forgotten=body.forgotten.adding(_entries_of(gone), now=now, keep_for=keep_for, copies=copies),
         transcript=transcript and transcript.moved(ids, summarized=not trim.lost),
     )
 

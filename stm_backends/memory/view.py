@@ -228,7 +228,7 @@ class _Context:
         if self.config.token_estimator is not None or (weight is None and self.size > _FEW):
             return math.inf
         most = weigh(summary)
-        for _, turn, _ in self._turns if weight is None else ():
+        for turn in (stored.turn for stored in self._turns) if weight is None else ():
             most += weigh(turn.user_message) + weigh(turn.assistant_response) + _LABELS
             if turn.trajectory_digest is not None:
                 most += _most_of(turn.trajectory_digest)

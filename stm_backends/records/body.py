@@ -208,7 +208,9 @@ class Body:
     `health` is never `RECOVERING`. `attempts` counts failures in a row, `next_attempt_at` is in epoch
     seconds. `folded` counts turns that a summary covers and `dropped` turns that were lost without one.
     `lease` is set while a process writes a summary, and `overdue` if another found it to last too long.
-    `transcript` says where turns are that have left the record; `None` if they are not kept.
+    `transcript` says where turns are that have left the record; `None` if they are not kept. `messages` says
+    that messages have been in the record, and not only turns. Of what has left, a model is still shown
+    `lead`, the agent's instructions at the beginning, and `asked`, the question of a turn that goes on.
     `extra` holds fields of a newer version of this library, which survive a rewrite.
     """
 
@@ -222,6 +224,9 @@ class Body:
     lease: Lease | None = None
     overdue: Overdue | None = None
     transcript: Transcript | None = None
+    messages: bool = False
+    lead: tuple[Mapping[str, Any], ...] = ()
+    asked: Mapping[str, Any] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property

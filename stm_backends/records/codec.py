@@ -29,8 +29,11 @@ from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, Traje
 FORMAT: Final = 1
 """The major version that this library writes, and the only one that it reads, but for `_NEWER`."""
 
-_NEWER: Final = {"paged-log": 2}
-"""The kinds with another major version: older versions of this library must neither show nor change them."""
+_NEWER: Final = {"paged-log": 2, "conversation": 2}
+"""The kinds with another major version: older versions of this library must neither show nor change them.
+
+A `conversation` is the body of a conversation that has had messages.
+"""
 
 LARGEST_CONTENT: Final = 256 * 1024 * 1024
 """The most bytes of JSON in a transformed envelope, so that a few stored bytes cannot fill the memory."""
@@ -38,6 +41,7 @@ LARGEST_CONTENT: Final = 256 * 1024 * 1024
 EnvelopeKind: TypeAlias = Literal[
     "turn",
     "body",
+    "conversation",
     "state",
     "user",
     "items",
@@ -195,14 +199,15 @@ class Codec:
 
     def seal_body(self, body: Body) -> bytes:
         """Return the bytes of a conversation's body, including fields of a newer version."""
-        return self.seal("body", dump_body(body))
+        return self.seal("conversation" if body.messages else "body", dump_body(body))
 
     def open_body(self, data: bytes | None) -> Body:
         """Return a conversation's body; fields that an older version did not write have defaults."""
         if not data:
             return Body()
+        kind = "conversation" if self.is_of("conversation", data) else "body"
         try:
-            return load_body(self.open("body", data))
+            return load_body(self.open(kind, data))
         except ValueError:
             raise Corrupt("the stored body has a field of another type") from None
 
@@ -289,6 +294,9 @@ _BODY_FIELDS = (
     "lease",
     "overdue",
     "transcript",
+    "messages",
+    "lead",
+    "asked",
 )
 
 
@@ -306,13 +314,16 @@ def dump_body(body: Body) -> dict[str, Any]:
         **({"lease": list(body.lease)} if body.lease else {}),
         **({"overdue": list(body.overdue)} if body.overdue else {}),
         **({"transcript": dump_transcript(body.transcript)} if body.transcript else {}),
+        **({"messages": True} if body.messages else {}),
+        **({"lead": list(body.lead)} if body.lead else {}),
+        **({"asked": body.asked} if body.asked is not None else {}),
     }
 
 
 def load_body(content: Mapping[str, Any]) -> Body:
     """Return the body that this or an older version wrote. Raises `ValueError` if it is invalid."""
     try:
-        forgotten = load_forgotten(content.get("forgotten", {}))
+        forgotten, messages = load_forgotten(content.get("forgotten", {})), content.get("messages") is True
         return Body(
             summary=str(content.get("summary", "")),
             health=MemoryHealth(content.get("health", "healthy")),
@@ -323,11 +334,21 @@ def load_body(content: Mapping[str, Any]) -> Body:
             forgotten=forgotten,
             lease=None if content.get("lease") is None else Lease(*map(float, content["lease"])),
             overdue=None if content.get("overdue") is None else Overdue(*map(float, content["overdue"])),
-            transcript=load_transcript(content.get("transcript"), forgotten),
+            # Versions that drop without pages neither read nor change what has had messages.
+            transcript=load_transcript(content.get("transcript"), None if messages else forgotten),
+            messages=messages,
+            lead=tuple(map(_object, content.get("lead", ()))),
+            asked=None if content.get("asked") is None else _object(content["asked"]),
             extra={name: value for name, value in content.items() if name not in _BODY_FIELDS},
         )
     except (TypeError, OverflowError):
         raise ValueError("a field of the body has another type") from None
+
+
+def _object(content: object) -> Mapping[str, Any]:
+    if not isinstance(content, dict):
+        raise TypeError("a message is an object")
+    return cast("Mapping[str, Any]", content)
 
 
 _TRANSCRIPT_FIELDS = ("epoch", "base", "last", "gap", "rev", "first")
@@ -428,7 +449,7 @@ def encode_turn(stored: StoredTurn) -> bytes:
 
     Written piece by piece, because every turn comes by here and nearly all of it is three strings.
     """
-    turn_id, turn, extra = stored
+    turn_id, turn, extra, _ = stored
     try:
         text = (
             f'"turn_id":{_quoted(turn_id)},"user_message":{_quoted(turn.user_message)},'

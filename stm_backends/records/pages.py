@@ -34,9 +34,8 @@ from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
 from stm_backends.errors import ConfigurationError, Corrupt, StorageError, TooLarge, Unavailable, located
 from stm_backends.records import confirming, keys, ledger, operations
 from stm_backends.records.body import Transcript, digest
-from stm_backends.records.codec import Codec, encode_json, stored_turn
+from stm_backends.records.codec import Codec, encode_json
 from stm_backends.records.compression import Preset
-from stm_backends.types import StoredTurn
 
 logger = logging.getLogger("stm_backends")
 
@@ -288,26 +287,15 @@ class Pages:
 
     # Reading
 
-    async def read(
-        self, key: Key, transcript: Transcript, first: int, end: int, *, damaged: Damaged = refused
-    ) -> dict[int, StoredTurn]:
-        """Return the turns from `first` to `end - 1` by number; all are below `base`. Loads pages at once.
-
-        A number without a turn is in no page. `damaged` is called with the error for each part of a page that
-        cannot be read, and by default raises it; if it does not, that part is left out.
-        """
-        found: dict[int, StoredTurn] = {}
-        for number, copy in (await self.between(key, transcript, first, end, damaged=damaged)).items():
-            try:
-                found[number] = stored_turn(copy.turn)
-            except Corrupt as error:
-                damaged(error)
-        return found
-
     async def between(
         self, key: Key, transcript: Transcript, first: int, end: int, *, damaged: Damaged = refused
     ) -> dict[int, Copy]:
-        """Return the copies that count of the turns that `read` returns; `damaged` is that of `read`."""
+        """Return the copies that count of the turns from `first` to `end - 1` by number, below `base`.
+
+        Loads pages at once. A number without a turn is in no page. `damaged` is called with the error for
+        each part of a page that cannot be read, and by default raises it; if it does not, that part is left
+        out.
+        """
         if end <= first:
             return {}
         page, stop = first // TURNS, (end - 1) // TURNS + 1
@@ -386,7 +374,7 @@ class Pages:
         return transcript.base
 
     def opened(self, record: Record, *, damaged: Damaged = refused) -> list[Mapping[str, Any]]:
-        """Return what the entries of a page hold, its body first; `damaged` is that of `read`."""
+        """Return what the entries of a page hold, its body first; `damaged` is that of `between`."""
         found: list[Mapping[str, Any]] = []
         with located(self._driver.name, "transcript"):
             for value in [*([record.body] if record.body else []), *record.tail]:

@@ -23,6 +23,7 @@ is closed, calls raise `Unavailable`.
 """
 
 from stm_backends.sync.backend import Backend, open_backend
+from stm_backends.sync.conversation import Conversation
 from stm_backends.sync.memory import Memory
 from stm_backends.sync.state_store import StateStore
 from stm_backends.sync.summarizers import PlainSummarizer
@@ -31,6 +32,7 @@ from stm_backends.sync.tiers import MemoryManager
 
 __all__ = [
     "Backend",
+    "Conversation",
     "LoopThread",
     "Memory",
     "MemoryManager",

@@ -15,10 +15,12 @@ from stm_backends import backend as asynchronous
 from stm_backends.drivers.checks import not_open
 from stm_backends.drivers.contract import Traits
 from stm_backends.memory import policy
+from stm_backends.messages import Shape
 from stm_backends.protocols import Summarizer
 from stm_backends.records.codec import Transform
 from stm_backends.records.limits import Limits
 from stm_backends.sealing.keys import Sealing
+from stm_backends.sync.conversation import Conversation
 from stm_backends.sync.conversations import Conversations
 from stm_backends.sync.memory import Memory
 from stm_backends.sync.sessions import Sessions
@@ -119,14 +121,41 @@ class Backend(AbstractContextManager["Backend"]):
         while 32 calls that exceeded `summarizer_timeout_s` are still running, every further call fails. This
         method reads and writes nothing. Raises the same errors as the asynchronous one.
         """
-        # Checked before it is wrapped: every wrapper is callable.
-        checked = policy.summarizer_for(as_config(config), summarizer)
-        threaded = None if summarizer is None else in_threads(checked, self._given_up)
+        threaded = self._in_threads(config, summarizer)
 
         async def make() -> Memory:
             return Memory(self._backend.memory(key, config, summarizer=threaded), self.run)
 
         return self.run(make())
+
+    def conversation(
+        self,
+        tenant: str,
+        user: str,
+        id: str,  # noqa: A002 -- what it is called
+        config: object | None = None,
+        *,
+        summarizer: Summarizer | PlainSummarizer | None = None,
+        shape: Shape | str | None = None,
+    ) -> Conversation:
+        """Return a conversation of messages, shared with every thread and process that uses its three ids.
+
+        A summarizer may be a plain function, as for `memory`. Raises the same errors as the asynchronous one.
+        """
+        threaded = self._in_threads(config, summarizer)
+
+        async def make() -> Conversation:
+            found = self._backend.conversation(tenant, user, id, config, summarizer=threaded, shape=shape)
+            return Conversation(found, self.run)
+
+        return self.run(make())
+
+    def _in_threads(
+        self, config: object | None, summarizer: Summarizer | PlainSummarizer | None
+    ) -> Summarizer | None:
+        # Checked before it is wrapped: every wrapper is callable.
+        checked = policy.summarizer_for(as_config(config), summarizer)
+        return None if summarizer is None else in_threads(checked, self._given_up)
 
     def ping(self, tenant: str | None = None) -> float:
         """Load a record that does not exist; returns how many seconds that took. See `Backend.ping`."""

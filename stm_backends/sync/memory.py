@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+from stm_backends.memory.shared.base import SharedBase
 from stm_backends.memory.shared.folds import Stats
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.reading import TranscriptPage, TranscriptTurn
@@ -20,40 +21,56 @@ class Run(Protocol):
     def __call__(self, work: Coroutine[Any, Any, T], /) -> T: ...
 
 
-class Memory:
+class Shared:
+    """What memories and conversations of messages share."""
+
+    def __init__(self, memory: SharedBase, run: Run) -> None:
+        self._shared = memory
+        self._run = run
+
+    @property
+    def stats(self) -> Stats:
+        """What this object has done so far, as of now."""
+        return self._run(called(lambda: replace(self._shared.stats)))
+
+    @property
+    def health(self) -> MemoryHealth:
+        """The state of summarization as of the last load; does not access the datastore."""
+        return self._shared.health
+
+    @property
+    def waiting(self) -> int:
+        """The number of turns that wait in pages of the transcript for a summary, as of the last load."""
+        return self._shared.waiting
+
+    @property
+    def busy(self) -> bool:
+        """Whether this object has running or scheduled work."""
+        return self._run(called(lambda: self._shared.busy))
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until nothing is pending, or the memory is degraded, or `timeout` seconds have passed."""
+        self._run(self._shared.flush(timeout))
+
+    def close(self, *, timeout: float = 0.0) -> None:
+        """Stop background work, which may take `timeout` seconds to finish, and release the lease."""
+        self._run(self._shared.close(timeout=timeout))
+
+
+class Memory(Shared):
     """A `DistributedShortTermMemory` with blocking methods; `backend.memory` returns one.
 
     Its methods guarantee and raise the same as the asynchronous ones.
     """
 
     def __init__(self, memory: DistributedShortTermMemory, run: Run) -> None:
+        super().__init__(memory, run)
         self._memory = memory
-        self._run = run
 
     @property
     def asynchronous(self) -> DistributedShortTermMemory:
         """The asynchronous memory, which belongs to the loop's thread."""
         return self._memory
-
-    @property
-    def stats(self) -> Stats:
-        """What this object has done so far, as of now."""
-        return self._run(called(lambda: replace(self._memory.stats)))
-
-    @property
-    def health(self) -> MemoryHealth:
-        """The state of summarization as of the last load; does not access the datastore."""
-        return self._memory.health
-
-    @property
-    def waiting(self) -> int:
-        """The number of turns that wait in pages of the transcript for a summary, as of the last load."""
-        return self._memory.waiting
-
-    @property
-    def busy(self) -> bool:
-        """Whether this object has running or scheduled work."""
-        return self._run(called(lambda: self._memory.busy))
 
     def estimate_tokens(self) -> int:
         """Estimate the tokens of `get_llm_context`, from the last load and the turns added here since."""
@@ -89,14 +106,6 @@ class Memory:
     def each_turn(self, *, after: int | None = None) -> Iterator[TranscriptTurn]:
         """Yield all turns of the conversation after a number, oldest first, in memory of a few pages."""
         return each(self._memory.each_turn(after=after), self._run)
-
-    def flush(self, timeout: float | None = None) -> None:
-        """Wait until nothing is pending, or the memory is degraded, or `timeout` seconds have passed."""
-        self._run(self._memory.flush(timeout))
-
-    def close(self, *, timeout: float = 0.0) -> None:
-        """Stop background work, which may take `timeout` seconds to finish, and release the lease."""
-        self._run(self._memory.close(timeout=timeout))
 
 
 def each(items: AsyncIterator[T], run: Run) -> Iterator[T]:

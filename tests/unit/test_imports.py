@@ -265,13 +265,13 @@ def test_a_room_imports_only_rooms_below_it() -> None:
     assert not [pair for pair in sorted(BETWEEN_ROOMS) if LEVEL[pair[0]] < LEVEL[pair[1]]]
 
 
-def test_no_chain_of_imports_leads_through_more_than_ten_rooms() -> None:
+def test_no_chain_of_imports_leads_through_more_than_eleven_rooms() -> None:
     # Raises CycleError where rooms import each other.
     below = {room: {b for a, b in BETWEEN_ROOMS if a == room} for room in LEVEL}
     longest: dict[str, int] = {}
     for room in graphlib.TopologicalSorter(below).static_order():
         longest[room] = 1 + max((longest[one] for one in below[room]), default=0)
-    assert max(longest.values()) <= 10
+    assert max(longest.values()) <= 11
 
 
 @pytest.mark.parametrize(

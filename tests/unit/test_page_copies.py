@@ -9,6 +9,7 @@ import pytest
 
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.errors import Corrupt
+from stm_backends.memory.units import read_units
 from stm_backends.records import keys, pages
 from stm_backends.records.body import Transcript, digest
 from stm_backends.records.codec import Codec, encode_turn
@@ -52,7 +53,7 @@ async def refused(store: Pages, ids: Sequence[str], number: int, others: Iterabl
 
 
 async def read(store: Pages, ids: Sequence[str], first: int, end: int) -> list[str]:
-    found = await store.read(RECORD, mark(ids, len(ids)), first, end)
+    found = await read_units(store, RECORD, mark(ids, len(ids)), first, end)
     return [one.id for one in found.values()]
 
 

@@ -11,7 +11,8 @@ PUBLIC = {
     name: names.split()
     for name, names in {
         "stm_backends": """
-        AmbiguousBackend Backend ConfigurationError ConversationTurn Corrupt DefaultShortTermMemory Denied
+        AmbiguousBackend Backend ConfigurationError Conversation ConversationTurn Corrupt
+        DefaultShortTermMemory Denied History HistoryMessage
         DistributedShortTermMemory EnvelopeKeys ExtractiveSummarizer InvalidKey InvalidState ItemLog
         KeyErased KeyMismatch LimitReached Limits MemoryBudget
         MemoryBudgetExceeded MemoryHealth MemoryIsolation MemoryKey MemoryRouter MissingExtra OnConflict

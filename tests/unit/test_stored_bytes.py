@@ -21,6 +21,8 @@ from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import Corrupt, StmError, StorageError
 from stm_backends.history import items
 from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.memory.speech import waits_for_answer
+from stm_backends.memory.units import page_json, stored_unit
 from stm_backends.records import keys
 from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
@@ -54,6 +56,13 @@ FIELDS = st.sampled_from(
         ),
         *("items", "popped", "primary", "keys", "size", "digest", "parts", "ttl", "at", "format", "version"),
         *("key", "body", "turns", "tenant_id", "user_id", "session_id"),
+    )
+)
+
+MESSAGE_FIELDS = st.sampled_from(
+    (
+        *("role", "type", "content", "text", "data", "parts", "kind", "tool_calls", "tool_call_id", "name"),
+        *("arguments", "output", "call_id", "input", "id", "function", "refusal", "source", "audio"),
     )
 )
 
@@ -126,6 +135,31 @@ def test_a_stored_body_is_read_or_corrupt(body: bytes, with_turn: bool) -> None:
         snapshot = Snapshot.of(Record("v", body, tail), CODEC)
         snapshot.view(CONFIG).patch()
         CODEC.seal_body(snapshot.body)
+
+    reads(read)
+
+
+TYPES = st.sampled_from(("user", "assistant", "tool", "system", "tool_use", "tool_result", "text", "human"))
+
+MESSAGES = st.builds(
+    lambda entry, more: {"id": "x", "add": entry, **more},
+    st.lists(st.dictionaries(MESSAGE_FIELDS, VALUES | TYPES, max_size=5), max_size=4),
+    st.dictionaries(st.sampled_from(("at", "begins", "cut", "usage")), VALUES, max_size=3),
+)
+
+
+@given(of_kind("items") | MESSAGES.map(lambda value: b"stm/1 items\n" + encoded(value)), OBJECTS)
+def test_stored_messages_are_read_or_corrupt(entry: bytes, body: dict[str, object]) -> None:
+    told = {**body, "messages": True}
+
+    def read() -> None:
+        record = Record("v", b"stm/2 conversation\n" + encoded(told), (entry,))
+        snapshot = Snapshot.of(record, CODEC)
+        snapshot.view(CONFIG).patch()
+        waits_for_answer(snapshot.turns)
+        CODEC.seal_body(snapshot.body)
+        for unit in snapshot.turns:
+            assert stored_unit(json.loads(page_json(CODEC, unit, entry))) == unit
 
     reads(read)
 

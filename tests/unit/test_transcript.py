@@ -28,6 +28,7 @@ from stm_backends.memory.shared import due
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.memory.units import read_units
 from stm_backends.records import keys, ledger, pages
 from stm_backends.records.body import Body, Transcript, digest
 from stm_backends.records.codec import Codec, encode_turn
@@ -477,7 +478,7 @@ async def test_what_a_page_spills_to_is_read_after_the_page_has_expired(small_pa
         now += 25.0
     now += 15.0
     assert len((await driver.scan("acme:u1:page", limit=9)).names) == 1
-    assert [*await store.read(RECORD, before, 0, 3)] == [2]
+    assert [*await read_units(store, RECORD, before, 0, 3)] == [2]
 
 
 def random_text(seed: int) -> str:
@@ -491,7 +492,7 @@ async def test_turns_that_are_too_large_for_one_entry_go_in_several(backend: Bac
     leaving = [Leaving(f"t{n}", encode_turn(StoredTurn(f"t{n}", turn(n, random_text(n))))) for n in range(12)]
     await Pages(driver, Codec()).put(RECORD, transcript, leaving, summary="s", ttl=None)
     after = transcript.moved([one.id for one in leaving], summarized=True)
-    found = await Pages(driver, Codec()).read(RECORD, after, 0, 12)
+    found = await read_units(Pages(driver, Codec()), RECORD, after, 0, 12)
     assert [one.id for one in found.values()] == [f"t{n}" for n in range(12)]
 
 
@@ -521,7 +522,7 @@ async def test_of_several_copies_the_highest_revision_counts(newest_first: bool)
     batches = [(old, leaving("a", "b", "c")), (new, leaving("a", "x", "y"))]
     for transcript, turns in batches[::-1] if newest_first else batches:
         await store.put(RECORD, transcript, turns, summary="", ttl=None)
-    found = await store.read(RECORD, replace(new, base=3, last=digest("y")), 0, 3)
+    found = await read_units(store, RECORD, replace(new, base=3, last=digest("y")), 0, 3)
     assert [one.id for one in found.values()] == ["a", "x", "y"]
 
 
@@ -532,7 +533,7 @@ async def test_of_copies_that_differ_those_of_the_record_count() -> None:
     # The second process had acknowledged turns that the datastore lost, and stored them last.
     await store.put(RECORD, Transcript("e"), leaving("a", "b", "c"), summary="", ttl=None)
     await store.put(RECORD, Transcript("e"), leaving("a", "x", "y"), summary="", ttl=None)
-    found = await store.read(RECORD, Transcript("e", base=3, last=digest("c")), 0, 3)
+    found = await read_units(store, RECORD, Transcript("e", base=3, last=digest("c")), 0, 3)
     assert [one.id for one in found.values()] == ["a", "b", "c"]
 
 
@@ -552,7 +553,7 @@ async def test_rewriting_a_page_keeps_what_was_added_meanwhile(
 
     monkeypatch.setattr(ledger, "fold", later)
     assert await store.compact(RECORD, "e", 0, {})
-    found = await store.read(RECORD, Transcript("e", base=4, rev=1), 0, 4)
+    found = await read_units(store, RECORD, Transcript("e", base=4, rev=1), 0, 4)
     assert [one.id for one in found.values()] == ["a", "b", "x", "y"]
 
 
@@ -637,7 +638,7 @@ async def test_turns_are_put_into_pages_again_before_those_may_expire() -> None:
     assert await shared.replace(snapshot, body, drop=2)
     after = (await shared.load("test")).body.transcript
     assert after is not None
-    assert [*await shared.archive.pages.read(RECORD, after, 0, 2)] == [0, 1]
+    assert [*await read_units(shared.archive.pages, RECORD, after, 0, 2)] == [0, 1]
 
 
 # Outages of a model

@@ -103,7 +103,7 @@ def own_turn(stored: StoredTurn) -> StoredTurn:
 
     Raises `InvalidState` for a turn that could not be loaded.
     """
-    turn_id, turn, extra = stored
+    turn_id, turn, extra, _ = stored
     digest = turn.trajectory_digest
     try:
         if digest is not None:
@@ -284,7 +284,7 @@ class _DistinctTurns:
 
 def _is_as_saved(stored: StoredTurn, fields: Mapping[str, Any]) -> bool:
     """Say whether a turn equals its saved form; may return `False` for an equal turn with extra fields."""
-    _, turn, extra = stored
+    turn, extra = stored.turn, stored.extra
     if extra or len(fields) != len(TURN_FIELDS):
         return False
     digest: object = fields.get("trajectory_digest")
@@ -322,7 +322,7 @@ def _dump_turns(turns: Sequence[StoredTurn]) -> Steps[list[dict[str, Any]]]:
 
 def _dump_own(stored: StoredTurn) -> dict[str, Any]:
     """Return a turn as JSON, like `dump_turn`, as a deep copy."""
-    _, turn, extra = stored
+    turn, extra = stored.turn, stored.extra
     return {
         **_copy(extra),
         "turn_id": stored.id,

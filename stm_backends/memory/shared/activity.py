@@ -21,16 +21,15 @@ def activity_of(snapshot: Snapshot, first: StoredTurn | None = None) -> Activity
     # The times of what has left the record are rounded up.
     ages = snapshot.body.forgotten.ages
     at = _time_of(turns[-1] if turns else None) or max((when for when, _ in ages), default=0.0)
-    last = turns[-1].turn if turns else None
-    first = first or (turns[0] if turns else None)
+    said = (stored.turn for stored in reversed(turns))
+    last = next((text for turn in said if (text := turn.assistant_response or turn.user_message)), "")
+    asked = [stored for stored in ([first] if first else []) + [*turns] if stored.turn.user_message]
     return Activity(
         {"memory": count},
         at,
-        preview=beginning_of(
-            (last.assistant_response or last.user_message) if last else snapshot.body.summary
-        ),
-        opening=beginning_of(first.turn.user_message if first else ""),
-        created=_time_of(first),
+        preview=beginning_of(last or snapshot.body.summary),
+        opening=beginning_of(asked[0].turn.user_message if asked else ""),
+        created=_time_of(first or (turns[0] if turns else None)),
     )
 
 

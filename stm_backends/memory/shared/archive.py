@@ -16,6 +16,7 @@ from stm_backends.drivers.contract import Driver, Key
 from stm_backends.errors import Corrupt, KeyMismatch, SealMismatch, StorageError
 from stm_backends.memory import log
 from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.memory.units import page_json, read_units
 from stm_backends.records import confirming, keys, pages
 from stm_backends.records.body import Body, Transcript
 from stm_backends.records.codec import Codec
@@ -69,7 +70,7 @@ class Archive:
         count = 0 if before is None or after is None else after.base - before.base
         entries = (snapshot.tail[start] for start in snapshot.starts[:count])
         return [
-            Leaving(stored.id, self._codec.open_encoded("turn", entry))
+            Leaving(stored.id, page_json(self._codec, stored, entry))
             for stored, entry in zip(snapshot.turns[:count], entries, strict=True)
         ]
 
@@ -139,11 +140,11 @@ class Archive:
 
         Nor is one whose page is damaged: it stays there, and does not keep others from being summarized.
         """
-        found = await self.pages.read(self._key, transcript, first, end, damaged=self._noted)
+        found = await read_units(self.pages, self._key, transcript, first, end, damaged=self._noted)
         if len(found) < end - first and self._driver.traits.shows_unconfirmed:
             # A server that others have replaced may not show them.
             await confirming.confirm(self._driver, (keys.pages_of(self._key).scope,))
-            found = await self.pages.read(self._key, transcript, first, end, damaged=self._noted)
+            found = await read_units(self.pages, self._key, transcript, first, end, damaged=self._noted)
         return found
 
     def _noted(self, error: Corrupt) -> None:

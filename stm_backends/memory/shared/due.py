@@ -71,7 +71,7 @@ def next_step(
     `known_for` are those of `policy.next_step`.
     """
     pending = snapshot.split(config).pending
-    if room and not pending and snapshot.repeats:
+    if room and not pending and snapshot.repeats and not snapshot.body.messages:
         # Entries are removed from the oldest end only, and these turns come before the repeats.
         pending = snapshot.turns
     step = policy.next_step(
@@ -91,17 +91,26 @@ def next_step(
         if count >= worthwhile:
             return Compact(count)
     if isinstance(step, Fold):
-        return replace(step, turns=step.turns[: max(1, snapshot.within(step.turns, traits.max_drop))])
+        portion = max(1, snapshot.within(step.turns, traits.max_drop))
+        count = snapshot.cut(portion, len(pending))
+        if count > 2 * portion and snapshot.body.transcript is not None:
+            # Too many for one call, as where an entry has a long history: from pages they go in portions.
+            return Trim(_portion(snapshot, count, len(pending), traits), lost=True)
+        return replace(step, turns=snapshot.turns[:count]) if count else None
     if isinstance(step, Trim):
-        return replace(step, count=_portion(snapshot, step.count, traits))
+        count = _portion(snapshot, step.count, len(pending), traits)
+        return replace(step, count=count) if count else None
     return step
 
 
-def _portion(snapshot: Snapshot, count: int, traits: Traits) -> int:
-    """Return how many of the oldest `count` turns leave the record with one write: at least one."""
+def _portion(snapshot: Snapshot, count: int, most: int, traits: Traits) -> int:
+    """Return how many of the oldest `count` turns leave the record with one write: at least one.
+
+    Of messages, more if these cannot leave alone, up to `most`, or 0.
+    """
     if snapshot.body.transcript is not None:
         count = min(count, PAGES_AT_ONCE * pages.TURNS)
-    return max(1, snapshot.within(snapshot.turns[:count], traits.max_drop))
+    return snapshot.cut(max(1, snapshot.within(snapshot.turns[:count], traits.max_drop)), most)
 
 
 def next_move(config: ShortTermMemoryConfig, snapshot: Snapshot, *, traits: Traits, room: int) -> Move | None:
@@ -115,7 +124,8 @@ def next_move(config: ShortTermMemoryConfig, snapshot: Snapshot, *, traits: Trai
     count = policy.surplus_of(config, body, len(pending))
     if room and config.budget.summary_max_tokens:
         count = max(count, min(snapshot.turns_of(room, room=traits.room), len(pending)))
-    return Move(_portion(snapshot, count, traits)) if count else None
+    count = _portion(snapshot, count, len(pending), traits) if count else 0
+    return Move(count) if count else None
 
 
 def or_mark(step: Due, snapshot: Snapshot) -> Due:

@@ -29,7 +29,8 @@ from stm_backends.memory.shared.due import Compact, Move
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.room import Room
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.records import confirming, ledger
+from stm_backends.memory.speech import as_turns
+from stm_backends.records import confirming, ledger, pages
 from stm_backends.records.body import Body, Lease, Overdue
 from stm_backends.telemetry.observer import Observer
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig
@@ -133,7 +134,7 @@ class Writes(PlannedWork):
             keep_for=self._keep_ids_for,
             copies=confirmed.copies(drop),
         )
-        body = self.shared.archive.within_limit(body)
+        body = confirmed.told(self.shared.archive.within_limit(body))
         if not await self.shared.replace(confirmed, body, drop=drop):
             return LOST
         self.room.made()
@@ -193,11 +194,16 @@ class Writes(PlannedWork):
         transcript = snapshot.body.transcript
         if transcript is None:
             return LOST
-        found = await self.shared.archive.read_confirmed(transcript, *gap)
-        turns = policy.oldest_for_fold(self.config, snapshot.body, [*found.values()])
-        if turns:
-            end = gap.end if len(turns) == len(found) else [*found][len(turns)]
-            fold = Fold(snapshot.body.summary, tuple(turns), Gap(gap.first, end), archived=len(turns))
+        # A turn of many messages may end later.
+        most = min(gap.end + pages.TURNS, transcript.base) if snapshot.body.messages else gap.end
+        found = await self.shared.archive.read_confirmed(transcript, gap.first, most)
+        turns, portion = [*found.values()], sum(number < gap.end for number in found)
+        count = len(policy.oldest_for_fold(self.config, snapshot.body, turns[:portion]))
+        if snapshot.body.messages:
+            count = policy.whole_turns(turns, count, ends=most == transcript.base)
+        if count:
+            end = [*found, most][count]
+            fold = Fold(snapshot.body.summary, tuple(turns[:count]), Gap(gap.first, end), archived=count)
             return await self.fold(snapshot, fold)
         if not await self.shared.replace(snapshot, policy.after_hole(snapshot.body, gap), drop=0):
             return LOST
@@ -404,7 +410,9 @@ class Writes(PlannedWork):
         self.stats.summarizer_calls += 1
         with self._observer.call("summarize"):
             answer = await self.background.call_within(
-                self.config.summarizer_timeout_s, self._summarizer, fold.request(self.config)
+                self.config.summarizer_timeout_s,
+                self._summarizer,
+                replace(fold, turns=tuple(as_turns(fold.turns))).request(self.config),
             )
             return policy.summary_of(answer)
 
@@ -419,7 +427,7 @@ class Writes(PlannedWork):
             keep_for=self._keep_ids_for,
             copies=snapshot.copies(drop),
         )
-        body = self.shared.archive.within_limit(body)
+        body = snapshot.told(self.shared.archive.within_limit(body))
         most, seal = self.shared.driver.traits.max_entry, self.shared.codec.seal_body
         data = seal(body)
         if len(data) > most:

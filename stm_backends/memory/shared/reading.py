@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.memory.units import read_units
 from stm_backends.records.pages import TURNS, numbers_asked_for, require_one_place
 from stm_backends.types import ConversationTurn, StoredTurn
 
@@ -49,10 +50,41 @@ class TranscriptPage:
     missing: tuple[int, ...] = ()
 
 
+class Numbered(NamedTuple):
+    """A turn or a message with its number; see `TranscriptTurn`."""
+
+    number: int
+    stored: StoredTurn
+    summarized: bool
+    retained: bool
+
+
+class UnitsPage(NamedTuple):
+    """A `TranscriptPage` of turns and messages, and the record that it is of."""
+
+    units: tuple[Numbered, ...]
+    oldest: int
+    newest: int
+    missing: tuple[int, ...]
+    snapshot: Snapshot
+
+
 async def read_page(
     shared: SharedConversation, *, before: int | None, after: int | None, at: int | None, limit: int
 ) -> TranscriptPage:
     """Return up to `limit` turns before a number, after one or around one; by default the newest ones."""
+    page = await read_units_page(shared, before=before, after=after, at=at, limit=limit)
+    return TranscriptPage(tuple(map(_turn, page.units)), page.oldest, page.newest, page.missing)
+
+
+def _turn(one: Numbered) -> TranscriptTurn:
+    return TranscriptTurn(one.number, one.stored.id, one.stored.turn, one.summarized, one.retained)
+
+
+async def read_units_page(
+    shared: SharedConversation, *, before: int | None, after: int | None, at: int | None, limit: int
+) -> UnitsPage:
+    """Return the same of turns and messages."""
     require_one_place(before, after, at, limit)
     snapshot, stored = await _load(shared), 0
     while True:
@@ -76,12 +108,18 @@ async def read_page(
 
 async def read_all(shared: SharedConversation, *, after: int | None) -> AsyncGenerator[TranscriptTurn]:
     """Yield all turns after a number, oldest first; all of the conversation for `None`."""
+    async for one in read_all_units(shared, after=after):
+        yield _turn(one)
+
+
+async def read_all_units(shared: SharedConversation, *, after: int | None) -> AsyncGenerator[Numbered]:
+    """Yield the same of turns and messages."""
     after = -1 if after is None else after
     while True:
-        page = await read_page(shared, before=None, after=after, at=None, limit=_AT_ONCE)
-        for turn in page.turns:
-            yield turn
-        after = max([after, page.oldest - 1, *page.missing[-1:], *(turn.number for turn in page.turns[-1:])])
+        page = await read_units_page(shared, before=None, after=after, at=None, limit=_AT_ONCE)
+        for one in page.units:
+            yield one
+        after = max([after, page.oldest - 1, *page.missing[-1:], *(one.number for one in page.units[-1:])])
         if after >= page.newest:
             return
 
@@ -112,21 +150,21 @@ async def _oldest_stored(shared: SharedConversation, snapshot: Snapshot) -> int:
 
 async def _read(
     shared: SharedConversation, snapshot: Snapshot, oldest: int, start: int, stop: int
-) -> TranscriptPage:
-    """Return the turns from `start` to `stop - 1`, of which some may be missing."""
+) -> UnitsPage:
+    """Return what has the numbers from `start` to `stop - 1`, of which some may be missing."""
     transcript, found = snapshot.body.transcript, dict[int, StoredTurn]()
     base = 0 if transcript is None else transcript.base
     if transcript is not None:
-        found = await shared.archive.pages.read(shared.key, transcript, start, min(stop, base))
+        found = await read_units(shared.archive.pages, shared.key, transcript, start, min(stop, base))
     found |= {number: stored for number, stored in enumerate(snapshot.turns, base) if start <= number < stop}
     summarized = 0 if transcript is None or not snapshot.body.summary else transcript.summarized
     _, end = bounds_of(snapshot)
-    return TranscriptPage(
+    return UnitsPage(
         tuple(
-            TranscriptTurn(number, stored.id, stored.turn, number < summarized, number >= base)
-            for number, stored in found.items()
+            Numbered(number, stored, number < summarized, number >= base) for number, stored in found.items()
         ),
         oldest,
         end - 1,
         tuple(number for number in range(start, stop) if number not in found),
+        snapshot,
     )

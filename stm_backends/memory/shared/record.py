@@ -11,6 +11,7 @@ from stm_backends.drivers.contract import ABSENT, Driver, Key, new_version
 from stm_backends.errors import Corrupt, StorageError, located
 from stm_backends.memory.shared.archive import Archive
 from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.memory.units import Entry, units_of
 from stm_backends.memory.view import View
 from stm_backends.races import Lost, contend
 from stm_backends.records import keys, ledger
@@ -18,7 +19,7 @@ from stm_backends.records.body import Body, Lease
 from stm_backends.records.codec import Codec
 from stm_backends.records.ledger import Appended
 from stm_backends.records.pages import Pages
-from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
+from stm_backends.types import MemoryHealth, ShortTermMemoryConfig
 
 logger = logging.getLogger("stm_backends")
 
@@ -87,7 +88,7 @@ class SharedConversation:
         """Forget what was seen and added."""
         self.seen = Snapshot()
         self.current = False
-        self.added: dict[str, StoredTurn] = {}
+        self.added: dict[str, Entry] = {}
         self.added_size = 0
         self.acknowledged: dict[str, None] = {}
 
@@ -107,7 +108,8 @@ class SharedConversation:
 
     def known(self) -> Snapshot:
         """Return what this process knows without a load: the last snapshot and its own turns since."""
-        return self.seen.plus(*(stored for i, stored in self.added.items() if not self.seen.holds(i)))
+        added = (entry for i, entry in self.added.items() if not self.seen.holds(i))
+        return self.seen.plus(*(stored for entry in added for stored in units_of(entry)))
 
     def remembers(self, turn_id: str) -> bool:
         """Say whether this process knows that a turn is in the record, or was recently."""
@@ -155,7 +157,7 @@ class SharedConversation:
         """Remember that the datastore has answered the append of a turn, so that a repeat need not wait."""
         _note(self.acknowledged, turn_id, MAX_ACKNOWLEDGED)
 
-    async def append(self, stored: StoredTurn, entry: bytes, *, ttl: float | None) -> Appended:
+    async def append(self, stored: Entry, entry: bytes, *, ttl: float | None) -> Appended:
         """Add an entry; see `ledger.append`."""
         positions = self._positions
         appended = await ledger.append(self.driver, self.key, entry, ttl=ttl)
@@ -173,8 +175,8 @@ class SharedConversation:
             self.current = False
         return appended
 
-    def note_added(self, stored: StoredTurn, size: int, length: int) -> None:
-        """Remember a turn of `size` bytes that was acknowledged with this length of the tail."""
+    def note_added(self, stored: Entry, size: int, length: int) -> None:
+        """Remember an entry of `size` bytes that was acknowledged with this length of the tail."""
         self.added[stored.id] = stored
         if not self.current:
             self.added_size += size

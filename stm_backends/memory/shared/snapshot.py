@@ -8,15 +8,17 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from stm_backends.drivers.contract import Record
-from stm_backends.memory import policy
+from stm_backends.memory import policy, speech
 from stm_backends.memory.policy import Split
+from stm_backends.memory.units import Entry, Messages, open_entry, units_of
 from stm_backends.memory.view import View, render, shown_weight
 from stm_backends.records.body import Body, Transcript
 from stm_backends.records.codec import Codec
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
 
-Opened: TypeAlias = StoredTurn | str
-"""What an entry holds: a turn, or the id alone for a late copy of a turn that has left the record."""
+Opened: TypeAlias = Entry | str
+"""What an entry holds: a turn, the messages of a call, or the id alone for a late copy of an entry that has
+left the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +26,11 @@ class Snapshot:
     """A conversation at one instant. `version` is `None` if there is no record.
 
     `turns` are the distinct turns that no summary covers, oldest first; `starts` has the position of each
-    turn's first entry in the tail, and `ids` the ids of the turns. `tail` has the raw entries, `size` is how
-    many bytes they take, and `opened` what each of them holds. Repeats of a turn and late copies are entries
-    but not turns. `weight` is at least that of the turns as they are shown.
+    turn's first entry in the tail, and `ids` the ids of the entries with turns. `tail` has the raw entries,
+    `size` is how many bytes they take, and `opened` what each of them holds. Repeats of an entry and late
+    copies are entries without turns. `weight` is at least that of the turns as they are shown.
+
+    Of a conversation of messages, each message is one of the `turns`, and an entry may have several.
     """
 
     version: str | None = None
@@ -53,14 +57,16 @@ class Snapshot:
         version, tail, count = record.version, record.tail, len(last.tail)
         body = last.body if last.version == version else codec.open_body(record.body)
         if body.forgotten == last.body.forgotten and tail[:count] == last.tail:
-            known = last if last.version == version else replace(last, version=version, body=body)
-            return known.plus_entries(tail[count:], map(codec.open_turn, tail[count:]))
+            if last.version != version:
+                body = body if body.messages else _with_messages(body, last.opened)
+                last = replace(last, version=version, body=body)
+            return last.plus_entries(tail[count:], (open_entry(codec, entry) for entry in tail[count:]))
         found = dict(zip(last.tail, last.opened, strict=True))
-        turns = (
-            codec.open_turn(entry) if isinstance(turn := found.get(entry, ""), str) else turn
+        opened = (
+            open_entry(codec, entry) if isinstance(known := found.get(entry, ""), str) else known
             for entry in tail
         )
-        return Snapshot(version, body).plus_entries(tail, turns)
+        return Snapshot(version, body).plus_entries(tail, opened)
 
     def plus_entries(self, entries: tuple[bytes, ...], opened: Iterable[Opened]) -> Snapshot:
         """Return the snapshot with more entries at the end, and what they hold."""
@@ -68,21 +74,34 @@ class Snapshot:
             return self
         forgotten, weight, ids = self.body.forgotten, self.weight, {*self.ids}
         turns, starts, held = list[StoredTurn](), list[int](), list[Opened]()
-        for position, stored in enumerate(opened, len(self.opened)):
-            if isinstance(stored, str) or stored.id in forgotten:
-                held.append(stored if isinstance(stored, str) else stored.id)
+        kept = len(self.turns)
+        last = self.opened[self.starts[-1]] if self.starts else ""
+        for position, entry in enumerate(opened, len(self.opened)):
+            if isinstance(entry, str) or entry.id in forgotten:
+                held.append(entry if isinstance(entry, str) else entry.id)
                 continue
-            held.append(stored)
-            if stored.id not in ids:
-                ids.add(stored.id)
+            held.append(entry)
+            if entry.id in ids:
+                continue
+            if isinstance(entry, Messages):
+                if entry.cut and (entry.cut in ids or entry.cut in forgotten):
+                    continue  # a checkpoint that arrives after the whole answer
+                if isinstance(last, Messages) and last.cut == entry.answer:
+                    going = len(last.units)
+                    weight -= sum(shown_weight(stored.turn) for stored in last.units)
+                    kept -= 0 if turns else going
+                    del turns[-going:], starts[-going:]
+            last = entry
+            ids.add(entry.id)
+            for stored in units_of(entry):
                 turns.append(stored)
                 starts.append(position)
                 weight += shown_weight(stored.turn)
         return Snapshot(
             self.version,
-            self.body,
-            (*self.turns, *turns),
-            (*self.starts, *starts),
+            self.body if self.body.messages else _with_messages(self.body, held),
+            (*self.turns[:kept], *turns),
+            (*self.starts[:kept], *starts),
             self.tail + entries,
             (*self.opened, *held),
             ids,
@@ -125,7 +144,7 @@ class Snapshot:
 
     def split(self, config: ShortTermMemoryConfig) -> Split:
         """Return the pending and the recent turns."""
-        return policy.split(self.turns, config)
+        return (speech if self.body.messages else policy).split(self.turns, config)
 
     def view(self, config: ShortTermMemoryConfig, *, recovering: bool = False) -> View:
         """Return what the model is shown, by default with the stored health."""
@@ -135,9 +154,9 @@ class Snapshot:
             config,
             health=health,
             summary=self.body.summary,
-            pending=pending,
-            recent=recent,
-            weight=self.weight,
+            pending=speech.as_turns(pending),
+            recent=speech.as_turns(recent),
+            weight=None if self.body.messages else self.weight,
         )
 
     def plus(self, *turns: StoredTurn) -> Snapshot:
@@ -147,13 +166,15 @@ class Snapshot:
 
     @property
     def repeats(self) -> int:
-        """How many raw entries are not turns."""
-        return max(0, len(self.tail) - len(self.turns))
+        """How many raw entries have no turns."""
+        # A checkpoint of an answer has no turns either.
+        return len(self.tail) - len({*self.starts} if self.body.messages else self.ids)
 
     def entries_of(self, count: int) -> int:
         """Return how many raw entries are dropped with the oldest `count` turns, repeats included.
 
-        That is every entry before the next turn that stays.
+        That is every entry before the next turn that stays. Of an entry with several turns, all are to go, or
+        none: see `cut`.
         """
         return self.starts[count] if count < len(self.starts) else len(self.tail)
 
@@ -176,6 +197,37 @@ class Snapshot:
                 return sum(start <= position for start in self.starts)
         return len(self.turns)
 
+    def cut(self, count: int, most: int) -> int:
+        """Return how many of the oldest turns can leave the record together: `count`, or fewer.
+
+        If fewer cannot, the least that can, up to `most`; 0 if none can. What stays begins with an entry, and
+        with a turn of the conversation, so that no call of a tool leaves without its result.
+        """
+        if not self.body.messages:
+            return count
+        places = [
+            place
+            for place in range(1, most + 1)
+            if place == len(self.turns)
+            or ((place == most or self.turns[place].begins) and self.starts[place] != self.starts[place - 1])
+        ]
+        return max((place for place in places if place <= count), default=min(places, default=0))
+
+    def told(self, body: Body) -> Body:
+        """Return a body under which the oldest turns have left, with what a model is shown of them.
+
+        It is that of this record otherwise.
+        """
+        before, after = self.body.transcript, body.transcript
+        count = 0 if before is None or after is None else after.base - before.base
+        if not body.messages or not count:
+            return body
+        first = before is not None and before.base == 0
+        gone, goes_on = self.turns[:count], count < len(self.turns) and not self.turns[count].begins
+        asked = next((one.said and one.said.message for one in reversed(gone) if one.begins), body.asked)
+        lead = speech.instructions(gone) if first else body.lead
+        return replace(body, lead=lead, asked=asked if goes_on else None)
+
     def copies(self, drop: int) -> frozenset[str]:
         """Return the ids of entries that become late copies when the oldest `drop` entries go."""
         if not self.repeats:
@@ -186,15 +238,15 @@ class Snapshot:
     def leading_repeats(self) -> int:
         """Return how many of the oldest entries can be dropped without changing the turns or their order.
 
-        An entry can be dropped if a repeat of its turn comes before the next other turn.
+        An entry can be dropped if a repeat of it comes before the next other one.
         """
         if not self.repeats:
             return 0
         if not self.turns:
             return len(self.tail)
-        place = {stored.id: index for index, stored in enumerate(self.turns)}
-        # Which turns occur at or after the position, and which of them first do so before their successor.
-        # A turn that is met is the first of all, so it is before its successor, and after its predecessor.
+        place = {name: index for index, name in enumerate(dict.fromkeys(one.entry for one in self.turns))}
+        # Which entries occur at or after the position, and which of them first do so before their successor.
+        # One that is met is the first of all, so it is before its successor, and after its predecessor.
         met = [False] * len(place)
         ordered = [False] * len(place)
         count = 0
@@ -211,16 +263,21 @@ class Snapshot:
                 return position
         return self.starts[0]
 
-    def entry_of(self, turn_id: str) -> tuple[StoredTurn, bytes] | None:
-        """Return a turn that no summary covers, and its first entry; `None` if there is no such turn."""
-        for stored, start in zip(self.turns, self.starts, strict=True):
-            if stored.id == turn_id:
-                return stored, self.tail[start]
+    def entry_of(self, entry_id: str) -> tuple[Entry, bytes] | None:
+        """Return what an entry of the record holds, and its bytes; `None` if there is no such entry."""
+        for entry, data in zip(self.opened, self.tail, strict=True):
+            if not isinstance(entry, str) and entry.id == entry_id:
+                return entry, data
         return None
 
-    def holds(self, turn_id: str) -> bool:
-        """Say whether a turn is in the record, or left it recently enough to be remembered."""
-        return turn_id in self.ids or turn_id in self.body.forgotten
+    def holds(self, entry_id: str) -> bool:
+        """Say whether an entry is in the record, or left it recently enough to be remembered."""
+        return entry_id in self.ids or entry_id in self.body.forgotten
+
+
+def _with_messages(body: Body, opened: Iterable[Opened]) -> Body:
+    """Return a body that says that messages are in the record, if some are among what entries hold."""
+    return replace(body, messages=True) if any(isinstance(one, Messages) for one in opened) else body
 
 
 def _id(opened: Opened) -> str:

@@ -1,0 +1,224 @@
+"""A conversation of messages that many processes share: what was said, and what a model is shown of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, cast
+
+from stm_backends.drivers.contract import Driver
+from stm_backends.errors import ConfigurationError
+from stm_backends.memory.defaults import speaking
+from stm_backends.memory.shared.base import SharedBase
+from stm_backends.memory.shared.reading import Numbered, read_all_units, read_units_page
+from stm_backends.memory.speech import said_by, waits_for_answer
+from stm_backends.memory.units import messages_of, seal_messages
+from stm_backends.messages import SHAPES, Message, Shape, as_shape, begins_turn, checked, window
+from stm_backends.protocols import Summarizer
+from stm_backends.records.body import digest
+from stm_backends.records.codec import decode_json, encode_json, require_json
+from stm_backends.records.limits import characters_in
+from stm_backends.telemetry.observer import observed
+from stm_backends.types import MemoryKey, as_turn_id
+
+_NAMED: Final = frozenset(map(id, SHAPES.values()))
+
+_UNLIMITED: Final = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryMessage:
+    """One message of a whole conversation. `number` counts from 0 and never changes; `at` is its time.
+
+    `id` is that of the call of `add`, and the place of the message in it. A turn begins with it if it
+    `begins`. `cut` says that the answer was cut off here. `usage` is what the caller said of the answer that
+    ends with it. `summarized` says that the summary covers it, and `retained` that it is still in the record.
+
+    Both messages of a turn that was stored as one have the same number.
+    """
+
+    number: int
+    id: str
+    message: Message
+    at: float
+    begins: bool
+    cut: bool = False
+    usage: Mapping[str, Any] | None = None
+    summarized: bool = False
+    retained: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Messages of one conversation as of one moment, oldest first.
+
+    `oldest` and `newest` are the numbers of the oldest and the newest message of the conversation; without
+    messages, `newest` is less than `oldest`. `missing` has those of the numbers asked for that have no
+    message, because it has expired. `open` says that the conversation waits for an answer: the last message
+    is the user's, or a result, or calls a tool.
+    """
+
+    messages: tuple[HistoryMessage, ...]
+    oldest: int
+    newest: int
+    missing: tuple[int, ...] = ()
+    open: bool = False
+
+
+class Conversation(SharedBase):
+    """A conversation of messages, shared by every process that opens the same key.
+
+    A message is JSON as the provider has it, and comes back as it was. The recent ones are kept in full in
+    the record, as many as `config.budget` shows; the others go to pages, and a summary covers them.
+    `shape` says how messages are understood, or names that; by default each is recognized. The other
+    arguments are those of `DistributedShortTermMemory`, whose turns the conversation may have, too.
+    """
+
+    _adding = "add"
+
+    def __init__(
+        self,
+        driver: Driver,
+        key: MemoryKey,
+        config: object | None = None,
+        *,
+        summarizer: Summarizer | None = None,
+        shape: Shape | str | None = None,
+        **shared: Any,
+    ) -> None:
+        given = 2 if config is not None else 1
+        config, summarizer = speaking(config, summarizer)
+        super().__init__(driver, key, config, summarizer=summarizer, given=given, **shared)
+        if self._config.strategy == "none":
+            raise ConfigurationError("a conversation needs strategy='rolling_summary' or 'truncation'")
+        self._shape = None if shape is None else as_shape(shape, ())
+
+    @observed
+    async def add(
+        self,
+        *messages: Message,
+        id: str | None = None,  # noqa: A002 -- what providers call it
+        cut: bool = False,
+        usage: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add messages at the end, all or none, in one round trip. Without messages, this is a no-op.
+
+        Adding the same `id` again has no effect, as with `DistributedShortTermMemory.add_turn`. A user's
+        message is added before the model runs, so that it is there whatever happens then. `cut` says that
+        the answer was cut off with these messages, or goes on: what is added next under the same `id` takes
+        their place, unless something was added in between. `usage` is JSON that is kept with the last one.
+
+        Raises `InvalidState`, naming what is wrong where, for what is no message, `LimitReached`, `TooLarge`,
+        and `OutcomeUnknown` if the messages were perhaps stored.
+        """
+        said = [checked(message, f"messages[{place}]") for place, message in enumerate(messages)]
+        if not said:
+            return
+        if usage is not None:
+            require_json({**usage}, "usage")
+        answer = as_turn_id(id)
+        entry = messages_of(
+            f"{answer}~{digest(encode_json(said).decode())}" if cut else answer,
+            said,
+            at=self._shared.clock(),
+            begins=self._begins(said),
+            cut=answer if cut else "",
+            usage=usage,
+        )
+        with self._guard.reporting(self._whose, "add"):
+            for message in said:
+                self._guard.require("turn_characters", partial(characters_in, message))
+            added = await self._add(entry, seal_messages(self._codec, entry), given=id is not None)
+        if added.is_new:
+            self._noted(len(said), begins=added.begins)
+
+    def _begins(self, said: Sequence[Message]) -> list[int] | None:
+        """Return where turns begin, if other processes cannot know it. Raises `InvalidState`."""
+        shape = self._shape
+        if shape is None:
+            for message in said:
+                as_shape(None, [message])
+            return None
+        begins = [place for place, message in enumerate(said) if begins_turn(message, shape)]
+        return None if id(shape) in _NAMED else begins
+
+    @observed
+    async def messages(self, *, max_tokens: int | None = None) -> list[Message]:
+        """Return messages for the model, in one round trip: the summary, then recent messages as they were.
+
+        They take at most `max_tokens` by the configured estimator, and `config.budget.total_max_tokens` by
+        default; see `messages.window`. Messages that the summary covers are not among them, however much room
+        there is: the configuration says how many are kept in full. They are new objects.
+        """
+        snapshot = await self._shared.load("messages")
+        self._maintenance.notice(snapshot)
+        budget = self._config.budget
+        units, body = snapshot.turns, snapshot.body
+        shape = self._shape or as_shape(None, [one.said.message for one in units if one.said is not None])
+        said = [*body.lead] if body.asked is None else [*body.lead, body.asked]
+        said += [message for unit in units for message in said_by(unit, shape)]
+        found = window(
+            body.summary if budget.summary_max_tokens else "",
+            said,
+            max_tokens=max_tokens if max_tokens is not None else budget.total_max_tokens or _UNLIMITED,
+            estimate=self._config.estimate,
+            shape=shape,
+        )
+        return [_copy(message) for message in found]
+
+    @observed
+    async def history(
+        self,
+        *,
+        before: int | None = None,
+        after: int | None = None,
+        at: int | None = None,
+        limit: int = 50,
+    ) -> History:
+        """Return up to `limit` messages of the whole conversation by their numbers, oldest first.
+
+        Those before a number, after one, or around one; by default the newest. However long the conversation
+        is, the record and one or two pages are read. A page is as of one moment, so that reading the next one
+        by the number of a message misses none and repeats none.
+        """
+        page = await read_units_page(self._shared, before=before, after=after, at=at, limit=limit)
+        return History(
+            tuple(message for one in page.units for message in self._shown(one)),
+            page.oldest,
+            page.newest,
+            page.missing,
+            waits_for_answer(page.snapshot.turns, self._shape),
+        )
+
+    async def each_message(self, *, after: int | None = None) -> AsyncGenerator[HistoryMessage]:
+        """Yield all messages of the conversation after a number, oldest first, in memory of a few pages.
+
+        Each comes once. Messages that are added meanwhile come, too.
+        """
+        async for one in read_all_units(self._shared, after=after):
+            for message in self._shown(one):
+                yield message
+
+    def _shown(self, one: Numbered) -> list[HistoryMessage]:
+        """Return the messages of a unit, in new objects."""
+        number, stored, summarized, retained = one
+        return [
+            HistoryMessage(
+                number,
+                stored.id,
+                _copy(message),
+                stored.turn.ts,
+                stored.begins and place == 0,
+                "cut" in stored.extra,
+                stored.extra.get("usage") if stored.said is not None else None,
+                summarized,
+                retained,
+            )
+            for place, message in enumerate(said_by(stored, self._shape))
+        ]
+
+
+def _copy(message: Message) -> Message:
+    """Return a message that the caller may change: this process shows the same one again."""
+    return cast("Message", decode_json(encode_json(message)))

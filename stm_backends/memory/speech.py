@@ -1,0 +1,152 @@
+"""Turns as messages, and messages as turns; pure functions.
+
+Summarizers and the context of a memory speak in turns, and a conversation of messages may have begun in them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from stm_backends.errors import InvalidState
+from stm_backends.memory import policy
+from stm_backends.memory.policy import Split
+from stm_backends.messages import SHAPES, Message, Shape, begins_turn, digest, shape_of
+from stm_backends.tokens import PER_TOKEN, default_token_estimator
+from stm_backends.types import ConversationTurn, ShortTermMemoryConfig, StoredTurn, TrajectoryDigest
+
+TOOLS_TOKENS: Final = 400
+"""How many tokens the calls of tools in one turn take at most, as summarizers see them."""
+
+
+def recognized(*messages: Message) -> Shape | None:
+    """Return the shape of messages; `None` if only a shape of the caller's own has such."""
+    try:
+        return shape_of(*messages)
+    except InvalidState:
+        return None
+
+
+def shown(message: Message, at: float) -> tuple[ConversationTurn, bool]:
+    """Return what a message says as a turn, and whether a turn begins with it."""
+    shape = recognized(message)
+    if shape is None:
+        return ConversationTurn("", "", ts=at), False
+    role, text = shape.role(message), shape.text(message)
+    user, assistant = (text if role == one else "" for one in ("user", "assistant"))
+    return ConversationTurn(user, assistant, ts=at), begins_turn(message, shape)
+
+
+def as_turns(units: Sequence[StoredTurn], *, tools_tokens: int = TOOLS_TOKENS) -> Sequence[StoredTurn]:
+    """Return the turns that turns and messages tell, oldest first; the digest of each has its tools.
+
+    A turn that was stored as one is returned as it is.
+    """
+    if not any(unit.said for unit in units):
+        return units
+    turns: list[list[StoredTurn]] = []
+    for unit in units:
+        if unit.begins or not turns or turns[-1][0].said is None:
+            turns.append([])
+        turns[-1].append(unit)
+    return [turn[0] if turn[0].said is None else _turn_of(turn, tools_tokens) for turn in turns]
+
+
+def _turn_of(units: Sequence[StoredTurn], tools_tokens: int) -> StoredTurn:
+    """Return the turn that these messages tell."""
+    user, assistant = ("\n".join(filter(None, texts)) for texts in zip(*map(_texts, units), strict=True))
+    messages = [unit.said.message for unit in units if unit.said is not None]
+    shape = recognized(*messages)
+    tools = [] if shape is None else [call.name for message in messages for call in shape.calls(message)]
+    told = None
+    if tools:
+        observed = digest(messages, max_tokens=tools_tokens, estimate=default_token_estimator, shape=shape)
+        told = TrajectoryDigest([*dict.fromkeys(tools)], observed)
+    return StoredTurn(units[0].id, ConversationTurn(user, assistant, told, ts=units[-1].turn.ts))
+
+
+def _texts(unit: StoredTurn) -> tuple[str, str]:
+    return unit.turn.user_message, unit.turn.assistant_response
+
+
+def settled(units: Sequence[StoredTurn]) -> list[int]:
+    """Return the places in a turn, but for its beginning, before which each call of a tool has its result."""
+    waiting, places = set[str](), list[int]()
+    for place, unit in enumerate(units):
+        if place and not waiting:
+            places.append(place)
+        message = {} if unit.said is None else unit.said.message
+        if (shape := recognized(message)) is not None:
+            waiting |= {call.id for call in shape.calls(message)}
+            waiting -= {result.id for result in shape.results(message)}
+    return places
+
+
+def instructions(units: Sequence[StoredTurn]) -> tuple[Message, ...]:
+    """Return the system messages that come before the first turn."""
+    first = itertools.takewhile(lambda unit: not unit.begins, units)
+    said = (unit.said.message for unit in first if unit.said is not None)
+    return tuple(one for one in said if (shape := recognized(one)) and shape.role(one) == "system")
+
+
+def said_by(unit: StoredTurn, shape: Shape | None = None) -> list[Message]:
+    """Return the message of a unit, or both of a turn that was stored as one, in a shape."""
+    if unit.said is not None:
+        return [unit.said.message]
+    says = (shape or SHAPES["openai"]).says
+    return [says("user", unit.turn.user_message), says("assistant", unit.turn.assistant_response)]
+
+
+def waits_for_answer(units: Sequence[StoredTurn], shape: Shape | None = None) -> bool:
+    """Say whether a conversation that ends with these waits for an answer of the assistant."""
+    said = units[-1].said if units else None
+    if said is None:
+        return False
+    shape = shape or recognized(said.message)
+    return shape is not None and (
+        shape.role(said.message) in ("user", "tool") or bool(shape.calls(said.message))
+    )
+
+
+def split(turns: Sequence[StoredTurn], config: ShortTermMemoryConfig) -> Split:
+    """Divide turns and messages into pending and recent ones.
+
+    Of messages, the recent ones begin with a turn. They are no more than the budget shows, but for the last
+    turn, which may still grow; of one that has grown beyond `LONG_TURN`, they are its newest steps.
+    """
+    if not any(one.said for one in turns):
+        return policy.split(turns, config)
+    boundary = _first_recent(turns, max(config.budget.full_zone_turns, 1), config)
+    return Split(turns[:boundary], turns[boundary:])
+
+
+def _first_recent(turns: Sequence[StoredTurn], zone: int, config: ShortTermMemoryConfig) -> int:
+    """Return where the newest `zone` turns begin, or fewer, so that they are within the budget."""
+    budget, begun, first = config.budget, 0, 0
+    room = (budget.total_max_tokens - budget.summary_max_tokens) * PER_TOKEN
+    place, left = len(turns), room if budget.total_max_tokens else math.inf
+    while place and not (begun and (begun == zone or left < 0)):
+        place -= 1
+        said = turns[place].said
+        left -= 0 if said is None else said.weight
+        if turns[place].begins and (left >= 0 or not begun):
+            begun, first = begun + 1, place
+    if first == len(instructions(turns[:first])):
+        # They go with the first turn: alone, they are nothing to summarize.
+        first = 0
+    is_long = begun <= 1 and left < 0 and len(turns) - first > LONG_TURN
+    return first + _newest_steps(turns[first:], room) if is_long else first
+
+
+def _newest_steps(turn: Sequence[StoredTurn], room: int) -> int:
+    """Return where the newest steps of a turn begin that have room; 0 if it cannot be divided."""
+    places = [place for place in settled(turn) if turn[place].entry != turn[place - 1].entry]
+    weights = [0 if one.said is None else one.said.weight for one in turn]
+    fitting = (place for place in (0, *places) if sum(weights[place:]) <= room)
+    return next(fitting, places[-1] if places else 0)
+
+
+LONG_TURN: Final = 64
+"""From how many messages on a turn may be divided. The question stays: see `Body.asked`."""

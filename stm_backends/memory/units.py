@@ -1,0 +1,210 @@
+"""What the entries and the pages of a conversation hold: turns, and messages as item logs store them.
+
+```
+entry  stm/1 turn   {"turn_id": ..., "user_message": ..., ...}                     one turn
+entry  stm/1 items  {"id": ..., "add": [message, ...], "at": 1760000000.0}         the messages of one call
+page   {"turn_id": ..., "user_message": ..., ...}                                  one turn
+page   {"turn_id": "ENTRY.PLACE", "item": message, "at": 1760000000.0}             one message
+```
+
+A *unit* is what has a number: a turn that was stored as one, or one message. An entry of messages may also
+have `begins`, the places of those that a turn begins with where the caller says so; `cut`, the id of the
+answer that ends with them too early; and `usage`. Its units have these in pages, too: `begins` as true or
+false, the others at the last one.
+
+An answer that is stored while it is written has an entry for each checkpoint, with `cut`, and the last one
+has its id. Right before another entry of the same answer, a checkpoint adds nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias, cast
+
+from stm_backends.drivers.contract import Key
+from stm_backends.errors import Corrupt
+from stm_backends.memory.speech import shown
+from stm_backends.records.body import Transcript
+from stm_backends.records.codec import Codec, encode_json, stored_turn
+from stm_backends.records.pages import Damaged, Pages, refused
+from stm_backends.tokens import weigh
+from stm_backends.types import Said, StoredTurn, seconds_of
+
+_ITEMS: Final = b"stm/1 items"
+
+
+class Messages(NamedTuple):
+    """What an entry of messages holds. Its id makes adding them twice harmless.
+
+    `cut` is the id of the answer that ends with them too early, and otherwise "".
+    """
+
+    id: str
+    units: tuple[StoredTurn, ...]
+    cut: str = ""
+
+    @property
+    def answer(self) -> str:
+        """The id of the answer that this is, or is a checkpoint of."""
+        return self.cut or self.id
+
+
+Entry: TypeAlias = StoredTurn | Messages
+"""What one entry holds: a turn, or the messages of one call."""
+
+
+def units_of(entry: Entry) -> tuple[StoredTurn, ...]:
+    """Return what an entry adds to a conversation, in order."""
+    return (entry,) if isinstance(entry, StoredTurn) else entry.units
+
+
+def messages_of(
+    entry_id: str,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    at: float,
+    begins: Collection[int] | None = None,
+    cut: str = "",
+    usage: Mapping[str, Any] | None = None,
+) -> Messages:
+    """Return an entry of messages. `begins` has the places of those that begin a turn, if that is told."""
+    last: dict[str, Any] = {**({"cut": cut} if cut else {}), **({"usage": usage} if usage else {})}
+    units = [
+        _message(
+            f"{entry_id}.{place}",
+            entry_id,
+            message,
+            at,
+            {
+                **({} if begins is None else {"begins": place in begins}),
+                **(last if place == len(messages) - 1 else {}),
+            },
+        )
+        for place, message in enumerate(messages)
+    ]
+    return Messages(entry_id, tuple(units), cut)
+
+
+def seal_messages(codec: Codec, entry: Messages) -> bytes:
+    """Return the bytes of an entry whose messages `require_json` has accepted."""
+    first, last = entry.units[0], entry.units[-1]
+    begins = [place for place, unit in enumerate(entry.units) if unit.extra.get("begins")]
+    content = {
+        "id": entry.id,
+        "add": [dict(unit.said.message) for unit in entry.units if unit.said is not None],
+        **({"at": first.turn.ts} if first.turn.ts else {}),
+        **({"begins": begins} if "begins" in first.extra else {}),
+        **{name: last.extra[name] for name in ("cut", "usage") if name in last.extra},
+    }
+    return codec.seal("items", content)
+
+
+def open_entry(codec: Codec, entry: bytes) -> Entry:
+    """Return what an entry holds. Raises `Corrupt` if it cannot be read."""
+    if not entry.startswith(_ITEMS):
+        return codec.open_turn(entry)
+    content = codec.open("items", entry)
+    entry_id, added = content.get("id"), content.get("add")
+    if not isinstance(entry_id, str) or not isinstance(added, list) or not added:
+        raise Corrupt("an entry of messages is of a kind that this version of the library does not know")
+    for message in cast("list[object]", added):
+        if not isinstance(message, dict):
+            raise Corrupt("an entry holds a message that is not a JSON object")
+    begins, cut, usage = (cast("object", content.get(name)) for name in ("begins", "cut", "usage"))
+    return messages_of(
+        entry_id,
+        cast("list[Mapping[str, Any]]", added),
+        at=_time_in(content),
+        begins=cast("list[int]", begins) if isinstance(begins, list) else None,
+        cut=cut if isinstance(cut, str) else "",
+        usage=cast("dict[str, Any]", usage) if isinstance(usage, dict) else None,
+    )
+
+
+def stored_unit(content: Mapping[str, Any]) -> StoredTurn:
+    """Return what a page has under one number. Raises `Corrupt` if it cannot be read."""
+    if "item" not in content:
+        return stored_turn(content)
+    unit_id, message = content.get("turn_id"), content["item"]
+    if not isinstance(unit_id, str) or not isinstance(message, dict):
+        raise Corrupt("a page holds a message that is not a JSON object")
+    extra = {name: value for name, value in content.items() if name not in _OWN}
+    entry_id = unit_id.rpartition(".")[0]
+    return _message(unit_id, entry_id, cast("Mapping[str, Any]", message), _time_in(content), extra)
+
+
+async def read_units(
+    pages: Pages,
+    key: Key,
+    transcript: Transcript,
+    first: int,
+    end: int,
+    *,
+    damaged: Damaged = refused,
+) -> dict[int, StoredTurn]:
+    """Return what pages have under the numbers from `first` to `end - 1`; see `Pages.between`."""
+    found: dict[int, StoredTurn] = {}
+    for number, copy in (await pages.between(key, transcript, first, end, damaged=damaged)).items():
+        try:
+            found[number] = stored_unit(copy.turn)
+        except Corrupt as error:
+            damaged(error)
+    return found
+
+
+def page_json(codec: Codec, unit: StoredTurn, entry: bytes) -> bytes:
+    """Return a unit of an entry as the JSON that a page has of it."""
+    if unit.said is None:
+        return codec.open_encoded("turn", entry)
+    return encode_json(_content(unit, unit.said))
+
+
+def page_content(codec: Codec, unit: StoredTurn, entry: bytes) -> dict[str, Any]:
+    """Return what `page_json` encodes."""
+    return codec.open("turn", entry) if unit.said is None else _content(unit, unit.said)
+
+
+def _content(unit: StoredTurn, said: Said) -> dict[str, Any]:
+    at = unit.turn.ts
+    return {**unit.extra, "turn_id": unit.id, "item": said.message, **({"at": at} if at else {})}
+
+
+def entries_of(units: Iterable[StoredTurn]) -> Iterator[Messages]:
+    """Yield the entries that brought these messages, or one for each message of an incomplete entry."""
+    for entry_id, group in itertools.groupby(units, lambda unit: unit.entry):
+        some = [*group]
+        if [unit.id for unit in some] == [f"{entry_id}.{place}" for place in range(len(some))]:
+            yield _entry_of(entry_id, some)
+        else:
+            yield from (_entry_of(unit.id, [unit]) for unit in some)
+
+
+def _entry_of(entry_id: str, units: Sequence[StoredTurn]) -> Messages:
+    told = any("begins" in unit.extra for unit in units)
+    return messages_of(
+        entry_id,
+        [unit.said.message for unit in units if unit.said is not None],
+        at=units[0].turn.ts,
+        begins=[place for place, unit in enumerate(units) if unit.begins] if told else None,
+        cut=str(units[-1].extra.get("cut", "")),
+        usage=units[-1].extra.get("usage"),
+    )
+
+
+_OWN: Final = frozenset(("turn_id", "item", "at"))
+
+
+def _time_in(content: Mapping[str, Any]) -> float:
+    at = content.get("at")
+    return seconds_of(at) if isinstance(at, float) else 0.0
+
+
+def _message(
+    unit_id: str, entry_id: str, message: Mapping[str, Any], at: float, extra: Mapping[str, Any]
+) -> StoredTurn:
+    told, (turn, begins) = extra.get("begins"), shown(message, at)
+    weight = weigh(encode_json(message).decode("utf-8", "surrogatepass"))
+    return StoredTurn(
+        unit_id, turn, extra, Said(entry_id, message, told if isinstance(told, bool) else begins, weight)
+    )

@@ -1,0 +1,56 @@
+"""A conversation of messages, for programs without an event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from stm_backends.memory.shared import conversation
+from stm_backends.memory.shared.conversation import History, HistoryMessage
+from stm_backends.messages import Message
+from stm_backends.sync.memory import Run, Shared, each
+
+
+class Conversation(Shared):
+    """The asynchronous `Conversation` with blocking methods; `backend.conversation` returns one.
+
+    Its methods guarantee and raise the same as the asynchronous ones.
+    """
+
+    def __init__(self, behind: conversation.Conversation, run: Run) -> None:
+        super().__init__(behind, run)
+        self._behind = behind
+
+    @property
+    def asynchronous(self) -> conversation.Conversation:
+        """The asynchronous conversation, which belongs to the loop's thread."""
+        return self._behind
+
+    def add(
+        self,
+        *messages: Message,
+        id: str | None = None,  # noqa: A002 -- what providers call it
+        cut: bool = False,
+        usage: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add messages at the end, all or none, in one round trip."""
+        self._run(self._behind.add(*messages, id=id, cut=cut, usage=usage))
+
+    def messages(self, *, max_tokens: int | None = None) -> list[Message]:
+        """Return messages for the model in one round trip: the summary, then recent messages as they were."""
+        return self._run(self._behind.messages(max_tokens=max_tokens))
+
+    def history(
+        self,
+        *,
+        before: int | None = None,
+        after: int | None = None,
+        at: int | None = None,
+        limit: int = 50,
+    ) -> History:
+        """Return up to `limit` messages of the whole conversation by their numbers, oldest first."""
+        return self._run(self._behind.history(before=before, after=after, at=at, limit=limit))
+
+    def each_message(self, *, after: int | None = None) -> Iterator[HistoryMessage]:
+        """Yield all messages of the conversation after a number, oldest first, in memory of a few pages."""
+        return each(self._behind.each_message(after=after), self._run)
