@@ -22,11 +22,14 @@ TOOLS_TOKENS: Final = 400
 
 
 def recognized(*messages: Message) -> Shape | None:
-    """Return the shape of messages; `None` if only a shape of the caller's own has such."""
+    """Return the shape that all of these messages have; `None` if only one of the caller's own has such."""
     try:
-        return shape_of(*messages)
+        shape = shape_of(*messages)
+        for message in messages:
+            shape.role(message)
     except InvalidState:
         return None
+    return shape
 
 
 def shown(message: Message, at: float) -> tuple[ConversationTurn, bool]:
@@ -34,15 +37,19 @@ def shown(message: Message, at: float) -> tuple[ConversationTurn, bool]:
     shape = recognized(message)
     if shape is None:
         return ConversationTurn("", "", ts=at), False
+    return ConversationTurn(*_said(message, shape), ts=at), begins_turn(message, shape)
+
+
+def _said(message: Message, shape: Shape) -> tuple[str, str]:
+    """Return what the user says with a message, and what the assistant does."""
     role, text = shape.role(message), shape.text(message)
-    user, assistant = (text if role == one else "" for one in ("user", "assistant"))
-    return ConversationTurn(user, assistant, ts=at), begins_turn(message, shape)
+    return text if role == "user" else "", text if role == "assistant" else ""
 
 
-def as_turns(units: Sequence[StoredTurn], *, tools_tokens: int = TOOLS_TOKENS) -> Sequence[StoredTurn]:
+def as_turns(units: Sequence[StoredTurn], shape: Shape | None = None) -> Sequence[StoredTurn]:
     """Return the turns that turns and messages tell, oldest first; the digest of each has its tools.
 
-    A turn that was stored as one is returned as it is.
+    A turn that was stored as one is returned as it is. Without a `shape`, that of messages is recognized.
     """
     if not any(unit.said for unit in units):
         return units
@@ -51,24 +58,26 @@ def as_turns(units: Sequence[StoredTurn], *, tools_tokens: int = TOOLS_TOKENS) -
         if unit.begins or not turns or turns[-1][0].said is None:
             turns.append([])
         turns[-1].append(unit)
-    return [turn[0] if turn[0].said is None else _turn_of(turn, tools_tokens) for turn in turns]
+    return [turn[0] if turn[0].said is None else _turn_of(turn, shape) for turn in turns]
 
 
-def _turn_of(units: Sequence[StoredTurn], tools_tokens: int) -> StoredTurn:
+def _turn_of(units: Sequence[StoredTurn], shape: Shape | None) -> StoredTurn:
     """Return the turn that these messages tell."""
-    user, assistant = ("\n".join(filter(None, texts)) for texts in zip(*map(_texts, units), strict=True))
     messages = [unit.said.message for unit in units if unit.said is not None]
-    shape = recognized(*messages)
+    # Each by itself: a conversation may have gone on with another provider.
+    shapes = [shape or recognized(message) for message in messages]
+    said = [
+        ("", "") if one is None else _said(message, one)
+        for message, one in zip(messages, shapes, strict=True)
+    ]
+    user, assistant = ("\n".join(filter(None, texts)) for texts in zip(*said, strict=True))
+    shape = shape or recognized(*messages)
     tools = [] if shape is None else [call.name for message in messages for call in shape.calls(message)]
     told = None
     if tools:
-        observed = digest(messages, max_tokens=tools_tokens, estimate=default_token_estimator, shape=shape)
+        observed = digest(messages, max_tokens=TOOLS_TOKENS, estimate=default_token_estimator, shape=shape)
         told = TrajectoryDigest([*dict.fromkeys(tools)], observed)
     return StoredTurn(units[0].id, ConversationTurn(user, assistant, told, ts=units[-1].turn.ts))
-
-
-def _texts(unit: StoredTurn) -> tuple[str, str]:
-    return unit.turn.user_message, unit.turn.assistant_response
 
 
 def settled(units: Sequence[StoredTurn]) -> list[int]:
@@ -77,7 +86,7 @@ def settled(units: Sequence[StoredTurn]) -> list[int]:
     for place, unit in enumerate(units):
         if place and not waiting:
             places.append(place)
-        message = {} if unit.said is None else unit.said.message
+        message: Message = {} if unit.said is None else unit.said.message
         if (shape := recognized(message)) is not None:
             waiting |= {call.id for call in shape.calls(message)}
             waiting -= {result.id for result in shape.results(message)}

@@ -482,6 +482,7 @@ async def test_a_shape_of_ones_own_tells_others_where_turns_begin(backend: Backe
     await chat.flush()
     with pytest.raises(InvalidState):
         await chat_of(backend).add({"who": "me", "content": "?"})
+    assert covered((await record_of(backend)).body.summary) == ["u0", "u1"]
     assert [one.number for one in await history_of(chat_of(backend)) if one.begins] == [0, 2, 4, 6]
     assert [one.begins for one in (await record_of(backend)).turns] == [True, False, True, False]
 

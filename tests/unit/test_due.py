@@ -11,7 +11,9 @@ from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.memory.policy import Fold, Recover, Trim, Wait
 from stm_backends.memory.shared.due import REPEATS_KEPT, Compact, Due, Held, Move, next_step, unless_held
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.records.body import Body, Forgotten
+from stm_backends.memory.units import messages_of
+from stm_backends.messages import Message
+from stm_backends.records.body import Body, Forgotten, Transcript
 from stm_backends.testing.memory_contract import config, turn
 from stm_backends.types import MemoryHealth, StoredTurn
 
@@ -132,3 +134,53 @@ def test_what_writes_waits_for_the_lease_of_another(step: Due) -> None:
     assert unless_held(step, None, 0.5) == Held(0.5)
     assert unless_held(step, Move(1), 0.0) is step
     assert unless_held(step, Move(1), -1.0) is step
+
+
+# Messages
+
+
+def told(*entries: str, max_drop: int = 100, **options: Any) -> Due:
+    """Say what is due of messages: `u` is a user's, `c` a call, `r` its result, `a` an answer."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    known: dict[str, Message] = {
+        "u": {"role": "user", "content": "?"},
+        "c": {"role": "assistant", "content": None, "tool_calls": [call]},
+        "r": {"role": "tool", "tool_call_id": "c", "content": "!"},
+        "a": {"role": "assistant", "content": "."},
+    }
+    opened = [
+        messages_of(f"e{place}", [known[letter] for letter in entry], at=1.0)
+        for place, entry in enumerate(entries)
+    ]
+    found = Snapshot("v", options.pop("body", Body())).plus_entries(
+        tuple(bytes(SIZE) for _ in opened), opened
+    )
+    return due(found, max_drop=max_drop, transcript=True, total_max_tokens=0, **options)
+
+
+def test_a_fold_of_messages_ends_where_a_turn_and_an_entry_begin() -> None:
+    assert folded(told("u", "cra", "u", "a", zone=1)) == ["e0.0", "e1.0", "e1.1", "e1.2"]
+    assert folded(told("u", "c", "r", "a", "u", "a", "u", zone=1, fold_max_turns=5)) == [
+        *("e0.0", "e1.0", "e2.0", "e3.0")
+    ]
+    # Nothing divides an entry.
+    assert told("uaua", zone=1) is None
+    assert folded(told("uau", "a", "u", zone=1)) == ["e0.0", "e0.1", "e0.2", "e1.0"]
+
+
+def test_a_turn_of_more_messages_than_a_portion_is_folded_whole() -> None:
+    assert len(folded(told("u", "c", "r", "a", "u", zone=1, fold_max_turns=2))) == 4
+
+
+def test_an_entry_of_many_turns_moves_to_pages_first() -> None:
+    kept = Body(transcript=Transcript("e"))
+    assert told("ua" * 9, "u", zone=1, fold_max_turns=4, body=kept) == Trim(18, lost=True)
+
+
+def test_the_last_turn_stays_whatever_the_zone() -> None:
+    assert told("u", "cra", zone=0) is None
+    assert len(folded(told("u", "a", "u", zone=0))) == 2
+
+
+def test_a_turn_of_more_entries_than_a_write_drops_is_divided() -> None:
+    assert len(folded(told("u", "c", "r", "c", "r", "a", "u", zone=1, max_drop=3))) == 3

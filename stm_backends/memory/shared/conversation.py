@@ -14,15 +14,13 @@ from stm_backends.memory.shared.base import SharedBase
 from stm_backends.memory.shared.reading import Numbered, read_all_units, read_units_page
 from stm_backends.memory.speech import said_by, waits_for_answer
 from stm_backends.memory.units import messages_of, seal_messages
-from stm_backends.messages import SHAPES, Message, Shape, as_shape, begins_turn, checked, window
+from stm_backends.messages import SHAPES, Message, Shape, as_shape, begins_turn, checked, shape_of, window
 from stm_backends.protocols import Summarizer
 from stm_backends.records.body import digest
-from stm_backends.records.codec import decode_json, encode_json, require_json
+from stm_backends.records.codec import decode_json, encode_json
 from stm_backends.records.limits import characters_in
 from stm_backends.telemetry.observer import observed
 from stm_backends.types import MemoryKey, as_turn_id
-
-_NAMED: Final = frozenset(map(id, SHAPES.values()))
 
 _UNLIMITED: Final = 2**62
 
@@ -93,6 +91,8 @@ class Conversation(SharedBase):
         if self._config.strategy == "none":
             raise ConfigurationError("a conversation needs strategy='rolling_summary' or 'truncation'")
         self._shape = None if shape is None else as_shape(shape, ())
+        if self._shape is not None:
+            self._maintenance.shape = self._shape
 
     @observed
     async def add(
@@ -115,16 +115,14 @@ class Conversation(SharedBase):
         said = [checked(message, f"messages[{place}]") for place, message in enumerate(messages)]
         if not said:
             return
-        if usage is not None:
-            require_json({**usage}, "usage")
         answer = as_turn_id(id)
         entry = messages_of(
-            f"{answer}~{digest(encode_json(said).decode())}" if cut else answer,
+            f"{answer}~{digest(encode_json(said).decode('utf-8', 'surrogatepass'))}" if cut else answer,
             said,
             at=self._shared.clock(),
             begins=self._begins(said),
             cut=answer if cut else "",
-            usage=usage,
+            usage=None if usage is None else checked(usage, "usage"),
         )
         with self._guard.reporting(self._whose, "add"):
             for message in said:
@@ -138,10 +136,10 @@ class Conversation(SharedBase):
         shape = self._shape
         if shape is None:
             for message in said:
-                as_shape(None, [message])
+                shape_of(message).role(message)
             return None
         begins = [place for place, message in enumerate(said) if begins_turn(message, shape)]
-        return None if id(shape) in _NAMED else begins
+        return None if shape in SHAPES.values() else begins
 
     @observed
     async def messages(self, *, max_tokens: int | None = None) -> list[Message]:

@@ -92,7 +92,7 @@ def next_step(
             return Compact(count)
     if isinstance(step, Fold):
         portion = max(1, snapshot.within(step.turns, traits.max_drop))
-        count = snapshot.cut(portion, len(pending))
+        count = snapshot.cut(portion, len(pending), max_drop=traits.max_drop)
         if count > 2 * portion and snapshot.body.transcript is not None:
             # Too many for one call, as where an entry has a long history: from pages they go in portions.
             return Trim(_portion(snapshot, count, len(pending), traits), lost=True)
@@ -110,7 +110,8 @@ def _portion(snapshot: Snapshot, count: int, most: int, traits: Traits) -> int:
     """
     if snapshot.body.transcript is not None:
         count = min(count, PAGES_AT_ONCE * pages.TURNS)
-    return snapshot.cut(max(1, snapshot.within(snapshot.turns[:count], traits.max_drop)), most)
+    count = max(1, snapshot.within(snapshot.turns[:count], traits.max_drop))
+    return snapshot.cut(count, most, max_drop=traits.max_drop)
 
 
 def next_move(config: ShortTermMemoryConfig, snapshot: Snapshot, *, traits: Traits, room: int) -> Move | None:

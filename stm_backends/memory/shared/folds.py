@@ -30,6 +30,7 @@ from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.room import Room
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.speech import as_turns
+from stm_backends.messages import Shape
 from stm_backends.records import confirming, ledger, pages
 from stm_backends.records.body import Body, Lease, Overdue
 from stm_backends.telemetry.observer import Observer
@@ -67,8 +68,8 @@ class Writes(PlannedWork):
 
     A method is called with a snapshot whose body has no lease: there was none, or it has ended. A lease that
     another process takes meanwhile stays. `hopeless` says that the summarizer's last answer was of a wrong
-    type, so that a retry is unlikely to help. `noting` is `Touches.note` for this
-    conversation, if it is in the catalogue.
+    type, so that a retry is unlikely to help. `noting` is `Touches.note` for this conversation, if it is in
+    the catalogue. `shape` is that of its messages, if one was given.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Writes(PlannedWork):
         self._unnoted: Lease | None = None
         self._unmarked: str | None = None
         self.noting: Callable[..., None] | None = None
+        self.shape: Shape | None = None
         self._given = 0
 
     def start_over(self) -> None:
@@ -412,7 +414,7 @@ class Writes(PlannedWork):
             answer = await self.background.call_within(
                 self.config.summarizer_timeout_s,
                 self._summarizer,
-                replace(fold, turns=tuple(as_turns(fold.turns))).request(self.config),
+                replace(fold, turns=tuple(as_turns(fold.turns, self.shape))).request(self.config),
             )
             return policy.summary_of(answer)
 

@@ -197,21 +197,25 @@ class Snapshot:
                 return sum(start <= position for start in self.starts)
         return len(self.turns)
 
-    def cut(self, count: int, most: int) -> int:
+    def cut(self, count: int, most: int, *, max_drop: int) -> int:
         """Return how many of the oldest turns can leave the record together: `count`, or fewer.
 
         If fewer cannot, the least that can, up to `most`; 0 if none can. What stays begins with an entry, and
-        with a turn of the conversation, so that no call of a tool leaves without its result.
+        with a turn of the conversation, so that no call of a tool leaves without its result. Only a turn of
+        more than `max_drop` entries is divided.
         """
         if not self.body.messages:
             return count
-        places = [
+        entries = [
             place
             for place in range(1, most + 1)
-            if place == len(self.turns)
-            or ((place == most or self.turns[place].begins) and self.starts[place] != self.starts[place - 1])
+            if place == len(self.turns) or self.starts[place] != self.starts[place - 1]
         ]
-        return max((place for place in places if place <= count), default=min(places, default=0))
+        entries = [place for place in entries if self.entries_of(place) <= max_drop]
+        turns = [place for place in entries if place == most or self.turns[place].begins]
+        if not turns and self.entries_of(most) > max_drop:
+            turns = entries[-1:]
+        return max((place for place in turns if place <= count), default=min(turns, default=0))
 
     def told(self, body: Body) -> Body:
         """Return a body under which the oldest turns have left, with what a model is shown of them.
