@@ -255,7 +255,7 @@ class SharedBase:
             return appended
         if appended is None and isinstance(refused, LimitReached):
             raise OutcomeUnknown(
-                "a load shows what was to be added, and each race to confirm it was lost",
+                "a load shows the turn, and each race to confirm it was lost",
                 backend=self._shared.driver.name,
                 operation=self._adding,
             ) from refused
