@@ -206,15 +206,18 @@ def _langchain_owns(message: Message) -> bool:
 def _google_role(content: Message) -> Role:
     if any(part.kind == "result" for part in _google(content)):
         return "tool"
-    return role_called(content.get("role", "user"), "google")
+    return role_called(content.get("role") or "user", "google")
 
 
 def _google(content: Message) -> Iterator[Part]:
     for index, part in enumerate(map(object_in, list_in(content.get("parts")))):
         path = ("parts", index)
-        if "text" in part:
-            kind = "thought" if part.get("thought") else "text"
-            yield Part(kind, path, text_in(part["text"]), () if kind == "thought" else (*path, "text"))
+        if isinstance(text := part.get("text"), str):
+            yield (
+                Part("thought", path, text)
+                if part.get("thought")
+                else Part("text", path, text, (*path, "text"))
+            )
         elif key := _key(part, "functionCall", "function_call"):
             call = part[key]
             name = text_in(call.get("name"))
@@ -257,7 +260,7 @@ def _google_owns(content: Message) -> bool:
 def _pydantic_role(message: Message) -> Role:
     if message.get("kind") != "request":
         return role_called(message.get("kind"), "pydantic-ai")
-    kinds = {text_in(object_in(part).get("part_kind")) for part in list_in(message.get("parts"))}
+    kinds = _kinds(message)
     if any(part.kind == "result" for part in _pydantic(message)) or not kinds & {
         "user-prompt",
         "system-prompt",
@@ -266,7 +269,12 @@ def _pydantic_role(message: Message) -> Role:
     return "user" if "user-prompt" in kinds else "system"
 
 
+def _kinds(message: Message) -> set[str]:
+    return {text_in(object_in(part).get("part_kind")) for part in list_in(message.get("parts"))}
+
+
 def _pydantic(message: Message) -> Iterator[Part]:
+    kinds = _kinds(message)
     for index, part in enumerate(map(object_in, list_in(message.get("parts")))):
         path, kind = ("parts", index), text_in(part.get("part_kind"))
         if kind in ("tool-return", "retry-prompt") and part.get("tool_name"):
@@ -276,7 +284,7 @@ def _pydantic(message: Message) -> Iterator[Part]:
             yield call_in(part, path, ("args",), part.get("tool_call_id"), part.get("tool_name"))
         elif kind == "user-prompt":
             yield from parts_in(part.get("content"), (*path, "content"), _shown)
-        elif kind in ("text", "system-prompt", "retry-prompt"):
+        elif kind in ("text", "retry-prompt") or (kind == "system-prompt" and "user-prompt" not in kinds):
             yield Part("text", path, part.get("content", ""), (*path, "content"))
         elif kind == "thinking":
             yield Part("thought", path, part)

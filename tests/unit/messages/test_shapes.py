@@ -96,6 +96,47 @@ def test_media_are_referred_to_by_what_is_not_their_content(block: Message, foun
     assert SHAPES["openai"].media({"role": "user", "content": [block]}) == [Media(*found)]
 
 
+def test_a_system_prompt_beside_the_users_is_not_what_the_user_says() -> None:
+    shape = SHAPES["pydantic-ai"]
+    prompts = [
+        {"part_kind": "system-prompt", "content": "S"},
+        {"part_kind": "user-prompt", "content": "Hello"},
+    ]
+    assert shape.text({"kind": "request", "parts": prompts}) == "Hello"
+    assert shape.text({"kind": "request", "parts": prompts[:1]}) == "S"
+
+
+def test_contents_of_google_are_read_in_the_names_of_python_with_fields_that_are_none() -> None:
+    shape = SHAPES["google"]
+    none = dict.fromkeys(("text", "thought", "inline_data", "function_call", "function_response"))
+    call = {**none, "function_call": {"id": None, "name": "search", "args": None}}
+    found = {**none, "function_response": {"id": None, "name": "search", "response": {"rows": 2}}}
+    said: list[Message] = [
+        {"role": None, "parts": [{**none, "text": "Go"}]},
+        {"role": "model", "parts": [{**none, "text": "hm", "thought": True}, call]},
+        {"role": "user", "parts": [found]},
+    ]
+    assert [shape.role(message) for message in said] == ["user", "assistant", "tool"]
+    assert shape.calls(said[1]) == [Call("search", "search", "")]
+    assert shape.results(said[2]) == [Result("search", '{"rows":2}')]
+    assert window("", said, max_tokens=100, estimate=len) == said
+    (answered,) = window("", said[:2], max_tokens=100, estimate=len)[2:]
+    assert answered["parts"] == [
+        {"function_response": {"name": "search", "response": {"error": "[no result is known]"}}}
+    ]
+
+
+def test_documents_that_a_search_found_are_texts_of_its_result() -> None:
+    found = {
+        "type": "search_result",
+        "source": "a",
+        "title": "A",
+        "content": [{"type": "text", "text": "Sino"}],
+    }
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [found]}
+    assert SHAPES["anthropic"].results({"role": "user", "content": [result]}) == [Result("a", "Sino")]
+
+
 def test_older_calls_of_functions_are_calls() -> None:
     shape = SHAPES["openai"]
     call = {"role": "assistant", "content": None, "function_call": {"name": "search", "arguments": "{}"}}
