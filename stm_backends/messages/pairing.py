@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from stm_backends.messages.parts import Message, Part, Role, without
+from stm_backends.messages.parts import Message, Part, Path, Role, without
 from stm_backends.messages.shapes import Shape
 from stm_backends.messages.turns import NO_RESULT, begins_turn
 
@@ -96,11 +96,13 @@ def _said(message: Message, role: Role, shape: Shape) -> Message:
 
 def _settle(step: Step, shape: Shape) -> None:
     """Give each open call a result, or remove it, and remove the thoughts that lead to nothing."""
-    for place, call in reversed(step.open):
+    gone: defaultdict[int, list[Path]] = defaultdict(list)
+    for place, call in step.open:
         if (answer := shape.answers(call, NO_RESULT)) is None:
-            step.messages[place] = without(step.messages[place], [call.path])
+            gone[place].append(call.path)
         else:
             step.results.append(answer)
+    step.messages = [without(message, gone[place]) for place, message in enumerate(step.messages)]
     while step.role == "assistant" and step.messages:
         last = step.messages.pop()
         parts = [*shape.parts(last)]

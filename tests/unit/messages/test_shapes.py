@@ -217,8 +217,8 @@ def test_a_shape_of_ones_own_is_a_few_functions() -> None:
             yield Part("text", ("returned",), message["returned"], ("returned",))
         if "said" in message:
             yield Part("text", ("said",), message["said"], ("said",))
-        if "ran" in message:
-            yield Part("call", ("ran",), id="only", name=message["ran"])
+        for index, name in enumerate(message.get("ran", [])):
+            yield Part("call", ("ran", index), id="only", name=name)
 
     own = Shape(
         "own",
@@ -229,9 +229,9 @@ def test_a_shape_of_ones_own_is_a_few_functions() -> None:
     )
     messages: list[Message] = [
         {"who": "user", "said": "List the files."},
-        {"who": "assistant", "said": "I do.", "ran": "ls"},
+        {"who": "assistant", "said": "I do.", "ran": ["ls"]},
         {"who": "tool", "returned": "a.py " * 1_000},
-        {"who": "assistant", "said": "And more.", "ran": "ps"},
+        {"who": "assistant", "said": "And more.", "ran": ["ps", "top"]},
     ]
     shown = window("S", messages, max_tokens=300, estimate=lambda text: len(text) // 4, shape=own)
     assert shown[0]["who"] == "system"
