@@ -15,7 +15,7 @@ EMPTY: Final = "[empty message]"
 """What a user's message says that says nothing, where providers refuse such a message."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Step:
     """A message, or an answer of the assistant with the results of all its calls, which follow it.
 
@@ -48,16 +48,15 @@ def steps_of(messages: Sequence[Message], shape: Shape) -> list[Step]:
         message = _said(original, role, shape)
         step: Step | None = None
         orphans: list[Part] = []
-        for result in (part for part in shape.parts(message) if part.kind == "result"):
+        for result in (part for part in _parts(message, shape) if part.kind == "result"):
             asked = waiting[result.id]
             if asked and step in (None, asked[0]):
                 step = asked.popleft()
                 step.close(result.id)
             else:
                 orphans.append(result)
-        if orphans:
-            message = without(message, [result.path for result in orphans])
-        if not any(True for _ in shape.parts(message)):
+        message = without(message, [result.path for result in orphans])
+        if not (parts := _parts(message, shape)):
             continue
         if step is not None:
             step.results.append(message)
@@ -65,13 +64,18 @@ def steps_of(messages: Sequence[Message], shape: Shape) -> list[Step]:
         if not (_goes_on(steps, shape) and role == "assistant"):
             steps.append(Step(role, role != "system" and begins_turn(message, shape)))
         step = steps[-1]
-        for call in (part for part in shape.parts(message) if part.kind == "call"):
+        for call in (part for part in parts if part.kind == "call"):
             waiting[call.id].append(step)
             step.open.append((len(step.messages), call))
         step.messages.append(message)
     for step in steps:
         _settle(step, shape)
     return [step for step in steps if step.messages]
+
+
+def _parts(message: Message, shape: Shape) -> list[Part]:
+    """Return the parts of a message, of which nothing may be left."""
+    return [*shape.parts(message)] if message else []
 
 
 def _goes_on(steps: Sequence[Step], shape: Shape) -> bool:
@@ -103,9 +107,9 @@ def _settle(step: Step, shape: Shape) -> None:
         else:
             step.results.append(answer)
     step.messages = [without(message, gone[place]) for place, message in enumerate(step.messages)]
-    while step.role == "assistant" and step.messages:
+    while step.messages:
         last = step.messages.pop()
-        parts = [*shape.parts(last)]
+        parts = _parts(last, shape)
         if parts and parts[-1].kind == "thought":
             step.messages.append(without(last, [parts[-1].path]))
         elif parts:

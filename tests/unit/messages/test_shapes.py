@@ -212,6 +212,7 @@ def test_a_shape_is_given_by_its_name() -> None:
 
 def test_a_shape_of_ones_own_is_a_few_functions() -> None:
     def parts(message: Message) -> Iterator[Part]:
+        assert message
         if "returned" in message:
             yield Part("result", (), id="only")
             yield Part("text", ("returned",), message["returned"], ("returned",))

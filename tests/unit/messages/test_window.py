@@ -187,6 +187,18 @@ def test_a_result_answers_the_oldest_open_call_of_its_id() -> None:
     assert found[1:] == [calls[0], result("0", "first"), calls[1], result("0", "second")]
 
 
+def test_equal_calls_of_one_id_are_two_steps() -> None:
+    said = [
+        user("Go"),
+        answer(None, "0"),
+        result("0", "1"),
+        answer(None, "0"),
+        result("0", "1"),
+        answer(None, "0"),
+    ]
+    assert shown(*said, result("0", "1")) == [*said, result("0", "1")]
+
+
 def test_a_result_beside_that_of_another_step_is_left_out() -> None:
     def call(one: str) -> Message:
         return {"role": "assistant", "content": [{"type": "tool_use", "id": one, "name": "f", "input": {}}]}
@@ -274,6 +286,13 @@ def test_of_the_media_of_a_message_the_last_are_kept() -> None:
     pictures = [PIXEL, {"type": "image_url", "image_url": {"url": "https://example.org/b.png"}}]
     found = shown(user(pictures), answer("1"), user("two"), budget=1_700)
     assert found[0]["content"] == [{"type": "text", "text": "[image not shown: image/png]"}, pictures[1]]
+
+
+def test_tokens_are_those_of_texts_names_and_arguments_and_four_for_each_message() -> None:
+    assert tokens_of([user("Hello")], estimate=len) == 4 + len("Hello")
+    assert (
+        tokens_of([answer("Hi", "a"), result("a", "2")], estimate=len) == 4 + len("Hi") + len("f {}") + 4 + 1
+    )
 
 
 def test_how_many_tokens_media_take_can_be_said() -> None:
