@@ -96,6 +96,46 @@ def test_media_are_referred_to_by_what_is_not_their_content(block: Message, foun
     assert SHAPES["openai"].media({"role": "user", "content": [block]}) == [Media(*found)]
 
 
+def kinds(name: str, message: Message) -> list[tuple[str, str]]:
+    """Return the kinds of a message's parts, and their texts."""
+    return [(part.kind, part.text) for part in SHAPES[name].parts(message)]
+
+
+def test_refusals_are_said_and_recordings_of_the_model_are_kept() -> None:
+    said = {"role": "assistant", "refusal": "I cannot.", "audio": {"id": "a"}}
+    assert kinds("openai", said) == [("text", "I cannot."), ("other", '{"id":"a"}')]
+    assert shape_of(said).name == "openai"
+
+
+def test_a_call_of_a_function_without_its_result_is_given_one_in_its_words() -> None:
+    call = {"role": "assistant", "content": None, "function_call": {"name": "search", "arguments": "{}"}}
+    shown = window("", [{"role": "user", "content": "Go"}, call], max_tokens=100, estimate=len)
+    assert shown[2] == {"role": "function", "name": "search", "content": "[no result is known]"}
+
+
+def test_prompts_and_results_of_pydantic_ai_are_texts_media_and_any_json() -> None:
+    text, mark = {"kind": "text-content", "content": "Hello"}, {"kind": "cache-point", "ttl": "5m"}
+    picture = {"kind": "binary", "media_type": "image/png", "data": "AAAA"}
+    prompt = {"part_kind": "user-prompt", "content": [text, "you", picture, mark]}
+    assert kinds("pydantic-ai", {"kind": "request", "parts": [prompt]}) == [
+        ("text", "Hello"),
+        ("text", "you"),
+        ("media", "image/png"),
+        ("other", '{"kind":"cache-point","ttl":"5m"}'),
+    ]
+    found = {
+        "part_kind": "tool-return",
+        "tool_name": "f",
+        "tool_call_id": "a",
+        "content": [{"rows": 2}, picture],
+    }
+    assert SHAPES["pydantic-ai"].results({"kind": "request", "parts": [found]}) == [Result("a", '{"rows":2}')]
+    made = {"part_kind": "file", "content": picture}
+    assert kinds("pydantic-ai", {"kind": "response", "parts": [made]}) == [("media", "image/png")]
+    again = {"part_kind": "retry-prompt", "content": "No such table.", "tool_name": None}
+    assert SHAPES["pydantic-ai"].role({"kind": "request", "parts": [again]}) == "tool"
+
+
 def test_a_system_prompt_beside_the_users_is_not_what_the_user_says() -> None:
     shape = SHAPES["pydantic-ai"]
     prompts = [
@@ -204,6 +244,12 @@ def test_the_first_message_that_only_one_shape_has_says_the_shape_of_all() -> No
     assert shape_of(plain, used).name == "anthropic"
 
 
+def test_what_is_no_message_has_no_shape() -> None:
+    nothing: Any = None
+    with pytest.raises(InvalidState, match=r"^messages\[0\] is NoneType, not a dict of JSON$"):
+        shape_of(nothing)
+
+
 def test_a_shape_is_given_by_its_name() -> None:
     assert as_shape("anthropic", []) is SHAPES["anthropic"]
     with pytest.raises(ConfigurationError, match="shape must be a Shape or one of openai, openai-responses"):
@@ -265,7 +311,7 @@ def test_an_answer_of_a_client_is_refused_with_what_to_pass_instead() -> None:
     class Answered:
         def model_dump(self) -> None: ...
 
-    with pytest.raises(InvalidState, match=r"pass its model_dump\(mode='json'\)"):
+    with pytest.raises(InvalidState, match=r"pass its model_dump\(mode='json', exclude_none=True\)"):
         checked(Answered())
 
 
