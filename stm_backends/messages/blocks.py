@@ -87,6 +87,8 @@ def typed_block(block: Mapping[str, Any], path: Path) -> Iterator[Part]:
     elif kind == "tool_result":
         yield Part("result", path, id=text_in(block.get("tool_use_id")))
         yield from parts_in(block.get("content"), (*path, "content"), typed_block)
+    elif kind == "search_result":
+        yield from parts_in(block.get("content"), (*path, "content"), typed_block)
     else:
         yield Part("other", path, block)
 
@@ -95,7 +97,8 @@ def call_in(node: Mapping[str, Any], path: Path, at: Path, call_id: object, name
     """Return a call whose arguments stand at a path within it."""
     arguments: Any = node
     for step in at:
-        arguments = object_in(arguments).get(str(step), "")
+        arguments = object_in(arguments).get(str(step))
+    arguments = "" if arguments is None else arguments
     return Part("call", path, arguments, (*path, *at), text_in(call_id), text_in(name))
 
 

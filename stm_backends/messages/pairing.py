@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from stm_backends.messages.parts import Message, Part, Role, without
+from stm_backends.messages.parts import Message, Part, Path, Role, without
 from stm_backends.messages.shapes import Shape
 from stm_backends.messages.turns import NO_RESULT, begins_turn
 
@@ -15,7 +15,7 @@ EMPTY: Final = "[empty message]"
 """What a user's message says that says nothing, where providers refuse such a message."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Step:
     """A message, or an answer of the assistant with the results of all its calls, which follow it.
 
@@ -48,16 +48,15 @@ def steps_of(messages: Sequence[Message], shape: Shape) -> list[Step]:
         message = _said(original, role, shape)
         step: Step | None = None
         orphans: list[Part] = []
-        for result in (part for part in shape.parts(message) if part.kind == "result"):
+        for result in (part for part in _parts(message, shape) if part.kind == "result"):
             asked = waiting[result.id]
             if asked and step in (None, asked[0]):
                 step = asked.popleft()
                 step.close(result.id)
             else:
                 orphans.append(result)
-        if orphans:
-            message = without(message, [result.path for result in orphans])
-        if not any(True for _ in shape.parts(message)):
+        message = without(message, [result.path for result in orphans])
+        if not (parts := _parts(message, shape)):
             continue
         if step is not None:
             step.results.append(message)
@@ -65,13 +64,18 @@ def steps_of(messages: Sequence[Message], shape: Shape) -> list[Step]:
         if not (_goes_on(steps, shape) and role == "assistant"):
             steps.append(Step(role, role != "system" and begins_turn(message, shape)))
         step = steps[-1]
-        for call in (part for part in shape.parts(message) if part.kind == "call"):
+        for call in (part for part in parts if part.kind == "call"):
             waiting[call.id].append(step)
             step.open.append((len(step.messages), call))
         step.messages.append(message)
     for step in steps:
         _settle(step, shape)
     return [step for step in steps if step.messages]
+
+
+def _parts(message: Message, shape: Shape) -> list[Part]:
+    """Return the parts of a message, of which nothing may be left."""
+    return [*shape.parts(message)] if message else []
 
 
 def _goes_on(steps: Sequence[Step], shape: Shape) -> bool:
@@ -96,14 +100,16 @@ def _said(message: Message, role: Role, shape: Shape) -> Message:
 
 def _settle(step: Step, shape: Shape) -> None:
     """Give each open call a result, or remove it, and remove the thoughts that lead to nothing."""
-    for place, call in reversed(step.open):
+    gone: defaultdict[int, list[Path]] = defaultdict(list)
+    for place, call in step.open:
         if (answer := shape.answers(call, NO_RESULT)) is None:
-            step.messages[place] = without(step.messages[place], [call.path])
+            gone[place].append(call.path)
         else:
             step.results.append(answer)
-    while step.role == "assistant" and step.messages:
+    step.messages = [without(message, gone[place]) for place, message in enumerate(step.messages)]
+    while step.messages:
         last = step.messages.pop()
-        parts = [*shape.parts(last)]
+        parts = _parts(last, shape)
         if parts and parts[-1].kind == "thought":
             step.messages.append(without(last, [parts[-1].path]))
         elif parts:

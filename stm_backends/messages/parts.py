@@ -77,7 +77,9 @@ def require_messages(messages: object) -> None:
 def _json(message: object, path: str) -> dict[str, Any]:
     """Return a message as a `dict`."""
     if not isinstance(message, Mapping):
-        dump = "; pass its model_dump(mode='json')" if hasattr(message, "model_dump") else ""
+        dump = (
+            "; pass its model_dump(mode='json', exclude_none=True)" if hasattr(message, "model_dump") else ""
+        )
         raise InvalidState(f"{path} is {type(message).__name__}, not a dict of JSON{dump}")
     content = dict(cast("Mapping[str, Any]", message))
     require_json(content, path, deepest=DEEPEST_IN_TURN)

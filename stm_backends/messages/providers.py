@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -206,15 +206,18 @@ def _langchain_owns(message: Message) -> bool:
 def _google_role(content: Message) -> Role:
     if any(part.kind == "result" for part in _google(content)):
         return "tool"
-    return role_called(content.get("role", "user"), "google")
+    return role_called(content.get("role") or "user", "google")
 
 
 def _google(content: Message) -> Iterator[Part]:
     for index, part in enumerate(map(object_in, list_in(content.get("parts")))):
         path = ("parts", index)
-        if "text" in part:
-            kind = "thought" if part.get("thought") else "text"
-            yield Part(kind, path, text_in(part["text"]), () if kind == "thought" else (*path, "text"))
+        if isinstance(text := part.get("text"), str):
+            yield (
+                Part("thought", path, text)
+                if part.get("thought")
+                else Part("text", path, text, (*path, "text"))
+            )
         elif key := _key(part, "functionCall", "function_call"):
             call = part[key]
             name = text_in(call.get("name"))
@@ -257,7 +260,7 @@ def _google_owns(content: Message) -> bool:
 def _pydantic_role(message: Message) -> Role:
     if message.get("kind") != "request":
         return role_called(message.get("kind"), "pydantic-ai")
-    kinds = {text_in(object_in(part).get("part_kind")) for part in list_in(message.get("parts"))}
+    kinds = _kinds(message)
     if any(part.kind == "result" for part in _pydantic(message)) or not kinds & {
         "user-prompt",
         "system-prompt",
@@ -266,7 +269,12 @@ def _pydantic_role(message: Message) -> Role:
     return "user" if "user-prompt" in kinds else "system"
 
 
+def _kinds(message: Message) -> set[str]:
+    return {text_in(object_in(part).get("part_kind")) for part in list_in(message.get("parts"))}
+
+
 def _pydantic(message: Message) -> Iterator[Part]:
+    kinds = _kinds(message)
     for index, part in enumerate(map(object_in, list_in(message.get("parts")))):
         path, kind = ("parts", index), text_in(part.get("part_kind"))
         if kind in ("tool-return", "retry-prompt") and part.get("tool_name"):
@@ -276,7 +284,7 @@ def _pydantic(message: Message) -> Iterator[Part]:
             yield call_in(part, path, ("args",), part.get("tool_call_id"), part.get("tool_name"))
         elif kind == "user-prompt":
             yield from parts_in(part.get("content"), (*path, "content"), _shown)
-        elif kind in ("text", "system-prompt", "retry-prompt"):
+        elif kind in ("text", "retry-prompt") or (kind == "system-prompt" and "user-prompt" not in kinds):
             yield Part("text", path, part.get("content", ""), (*path, "content"))
         elif kind == "thinking":
             yield Part("thought", path, part)
@@ -316,70 +324,52 @@ def _pydantic_owns(message: Message) -> bool:
 
 
 _ALL: Final = (
+    Shape("openai", _chat_role, _chat, _chat_says, _text_block, _chat_answers),
     Shape(
-        "pydantic-ai",
-        _pydantic_role,
-        _pydantic,
-        _pydantic_says,
-        block=str,
-        answers=_pydantic_answers,
-        owns=_pydantic_owns,
+        "openai-responses",
+        _responses_role,
+        _responses,
+        _chat_says,
+        _input_text,
+        _responses_answers,
         runs=True,
-    ),
-    Shape(
-        "google",
-        _google_role,
-        _google,
-        _google_says,
-        block=_google_block,
-        answers=_google_answers,
-        owns=_google_owns,
-        runs=True,
-        joins="parts",
-    ),
-    Shape(
-        "langchain",
-        _langchain_role,
-        _langchain,
-        _langchain_says,
-        block=_text_block,
-        answers=_langchain_answers,
-        owns=_langchain_owns,
     ),
     Shape(
         "anthropic",
         _anthropic_role,
         _anthropic,
         _anthropic_says,
-        block=_text_block,
-        answers=_anthropic_answers,
-        owns=_anthropic_owns,
+        _text_block,
+        _anthropic_answers,
         runs=True,
         joins="content",
     ),
+    Shape("langchain", _langchain_role, _langchain, _langchain_says, _text_block, _langchain_answers),
     Shape(
-        "openai-responses",
-        _responses_role,
-        _responses,
-        _chat_says,
-        block=_input_text,
-        answers=_responses_answers,
-        owns=_responses_owns,
+        "google",
+        _google_role,
+        _google,
+        _google_says,
+        _google_block,
+        _google_answers,
         runs=True,
+        joins="parts",
     ),
-    Shape(
-        "openai",
-        _chat_role,
-        _chat,
-        _chat_says,
-        block=_text_block,
-        answers=_chat_answers,
-        owns=_chat_owns,
-    ),
+    Shape("pydantic-ai", _pydantic_role, _pydantic, _pydantic_says, str, _pydantic_answers, runs=True),
 )
 
-SHAPES: Final[Mapping[str, Shape]] = MappingProxyType({shape.name: shape for shape in reversed(_ALL)})
+SHAPES: Final[Mapping[str, Shape]] = MappingProxyType({shape.name: shape for shape in _ALL})
 """The shapes that are known, by their names. OpenAI's Agents SDK keeps items of `openai-responses`."""
+
+_OWNERS: Final[tuple[tuple[str, Callable[[Message], bool]], ...]] = (
+    ("pydantic-ai", _pydantic_owns),
+    ("google", _google_owns),
+    ("langchain", _langchain_owns),
+    ("anthropic", _anthropic_owns),
+    ("openai-responses", _responses_owns),
+    ("openai", _chat_owns),
+)
+"""What says that a message is of this shape and of none that follows."""
 
 
 def shape_of(*messages: Message) -> Shape:
@@ -388,9 +378,10 @@ def shape_of(*messages: Message) -> Shape:
     Where none has, because each has a role and a text and nothing else, it is `openai`: name it if it is
     another. Raises `InvalidState` for a message of no shape.
     """
+    require_messages(messages)
     for message in messages:
-        if owner := next((shape for shape in _ALL if shape.owns(message)), None):
-            return owner
+        if name := next((name for name, owns in _OWNERS if owns(message)), ""):
+            return SHAPES[name]
     for message in messages:
         _chat_role(message)
     return SHAPES["openai"]

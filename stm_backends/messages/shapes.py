@@ -31,11 +31,6 @@ class Media(NamedTuple):
     reference: str
 
 
-def _no_message(message: Message) -> bool:
-    del message
-    return False
-
-
 def _no_answer(call: Part, text: str) -> None:
     del call, text
 
@@ -49,7 +44,6 @@ class Shape:
     - `says`: a new message that says a text.
     - `block`: a text as one of the blocks of a message's content.
     - `answers`: a new message with the result of a call; `None` if there can be none, so that the call goes.
-    - `owns`: whether no other shape has such a message. By that a conversation's shape is recognized.
 
     `runs`: messages of the assistant in a row are one answer; its calls are answered after the last of them.
     `joins`: where the blocks are, if the provider wants user and assistant to take turns, the user first, and
@@ -62,7 +56,6 @@ class Shape:
     says: Callable[[Role, str], Message]
     block: Callable[[str], Any]
     answers: Callable[[Part, str], Message | None] = _no_answer
-    owns: Callable[[Message], bool] = _no_message
     runs: bool = False
     joins: str = ""
 

@@ -215,7 +215,7 @@ class _Window:
             return self._fits(choice._replace(steps=steps, cut=cut))
 
         steps = largest(len(turn.steps), lambda steps: fits(steps, LEAST)) or min(len(turn.steps), 1)
-        cut = largest(self._longest(whole), lambda cut: fits(steps, cut))
+        cut = largest(max(self._longest(whole), SHORTEST_CUT), lambda cut: fits(steps, cut))
         return choice._replace(steps=steps, cut=cut) if cut >= SHORTEST_CUT else choice
 
     def _fits(self, choice: _Choice, head: list[Message] | None = None) -> bool:

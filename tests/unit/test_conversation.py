@@ -25,7 +25,7 @@ from stm_backends.errors import (
 from stm_backends.memory.shared.conversation import Conversation, HistoryMessage
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.units import messages_of, open_entry, seal_messages
-from stm_backends.messages import SHAPES, Message
+from stm_backends.messages import SHAPES, Message, Role
 from stm_backends.records import keys, pages
 from stm_backends.records.codec import Codec
 from stm_backends.testing.memory_contract import config
@@ -131,7 +131,7 @@ async def test_an_addition_is_one_append_and_a_window_one_load(backend: Backend)
     ]
 
 
-def calls_of(driver: Any) -> list[tuple[str, str]]:
+def calls_of(driver: Any) -> Sequence[tuple[str, str]]:
     while not isinstance(driver, SpyDriver):
         driver = driver.inner
     return driver.calls
@@ -471,11 +471,10 @@ def test_older_versions_refuse_what_they_would_show_without_its_text() -> None:
 
 
 async def test_a_shape_of_ones_own_tells_others_where_turns_begin(backend: Backend) -> None:
-    own = dataclasses.replace(
-        SHAPES["openai"],
-        name="own",
-        role=lambda message: "user" if message["who"] == "me" else "assistant",
-    )
+    def role(message: Message) -> Role:
+        return "user" if message["who"] == "me" else "assistant"
+
+    own = dataclasses.replace(SHAPES["openai"], name="own", role=role)
     chat = chat_of(backend, shape=own)
     for number in range(4):
         await chat.add({"who": "me", "content": f"u{number}"}, {"who": "it", "content": "yes"})
@@ -533,7 +532,8 @@ async def test_any_batches_in_any_processes_are_all_there_in_order(
 ) -> None:
     choice = random.Random(seed)
     said: list[Message] = []
-    number = 0
+    number, backend = 0, Backend(driver)
+    chat = chat_of(backend)
     while number < 60:
         backend = Backend(driver, close_timeout_s=0.2)
         settings = config(

@@ -47,6 +47,17 @@ from stm_backends.drivers import (
 )
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.drivers.in_memory import stm_backend as memory_plugin
+from stm_backends.messages import (
+    AnthropicMessage,
+    Call,
+    ChatMessage,
+    Message,
+    Result,
+    Role,
+    checked,
+    shape_of,
+    window,
+)
 
 KEY = MemoryKey("acme", "u", "chat")
 TRUNCATION = ShortTermMemoryConfig(strategy="truncation")
@@ -147,6 +158,19 @@ def test_settings_have_narrow_types() -> None:
     assert_type(config.session_ttl_s, float | None)
     estimator: TokenEstimator = default_token_estimator
     assert_type(estimator("text"), int)
+
+
+def test_messages_are_typed_dicts_or_any_json() -> None:
+    said: list[ChatMessage] = [{"role": "user", "content": "Hello"}]
+    kept: list[AnthropicMessage] = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+    for messages in (said, kept):
+        assert_type(window("", messages, max_tokens=100, estimate=default_token_estimator), list[Message])
+    message: Message = said[0]
+    assert_type(checked(message), Message)
+    shape = shape_of(message)
+    assert_type(shape.role(message), Role)
+    assert_type(shape.calls(message), list[Call])
+    assert_type(shape.results(message), list[Result])
 
 
 def test_an_error_says_where_it_happened() -> None:

@@ -96,6 +96,87 @@ def test_media_are_referred_to_by_what_is_not_their_content(block: Message, foun
     assert SHAPES["openai"].media({"role": "user", "content": [block]}) == [Media(*found)]
 
 
+def kinds(name: str, message: Message) -> list[tuple[str, str]]:
+    """Return the kinds of a message's parts, and their texts."""
+    return [(part.kind, part.text) for part in SHAPES[name].parts(message)]
+
+
+def test_refusals_are_said_and_recordings_of_the_model_are_kept() -> None:
+    said = {"role": "assistant", "refusal": "I cannot.", "audio": {"id": "a"}}
+    assert kinds("openai", said) == [("text", "I cannot."), ("other", '{"id":"a"}')]
+    assert shape_of(said).name == "openai"
+
+
+def test_a_call_of_a_function_without_its_result_is_given_one_in_its_words() -> None:
+    call = {"role": "assistant", "content": None, "function_call": {"name": "search", "arguments": "{}"}}
+    shown = window("", [{"role": "user", "content": "Go"}, call], max_tokens=100, estimate=len)
+    assert shown[2] == {"role": "function", "name": "search", "content": "[no result is known]"}
+
+
+def test_prompts_and_results_of_pydantic_ai_are_texts_media_and_any_json() -> None:
+    text, mark = {"kind": "text-content", "content": "Hello"}, {"kind": "cache-point", "ttl": "5m"}
+    picture = {"kind": "binary", "media_type": "image/png", "data": "AAAA"}
+    prompt = {"part_kind": "user-prompt", "content": [text, "you", picture, mark]}
+    assert kinds("pydantic-ai", {"kind": "request", "parts": [prompt]}) == [
+        ("text", "Hello"),
+        ("text", "you"),
+        ("media", "image/png"),
+        ("other", '{"kind":"cache-point","ttl":"5m"}'),
+    ]
+    found = {
+        "part_kind": "tool-return",
+        "tool_name": "f",
+        "tool_call_id": "a",
+        "content": [{"rows": 2}, picture],
+    }
+    assert SHAPES["pydantic-ai"].results({"kind": "request", "parts": [found]}) == [Result("a", '{"rows":2}')]
+    made = {"part_kind": "file", "content": picture}
+    assert kinds("pydantic-ai", {"kind": "response", "parts": [made]}) == [("media", "image/png")]
+    again = {"part_kind": "retry-prompt", "content": "No such table.", "tool_name": None}
+    assert SHAPES["pydantic-ai"].role({"kind": "request", "parts": [again]}) == "tool"
+
+
+def test_a_system_prompt_beside_the_users_is_not_what_the_user_says() -> None:
+    shape = SHAPES["pydantic-ai"]
+    prompts = [
+        {"part_kind": "system-prompt", "content": "S"},
+        {"part_kind": "user-prompt", "content": "Hello"},
+    ]
+    assert shape.text({"kind": "request", "parts": prompts}) == "Hello"
+    assert shape.text({"kind": "request", "parts": prompts[:1]}) == "S"
+
+
+def test_contents_of_google_are_read_in_the_names_of_python_with_fields_that_are_none() -> None:
+    shape = SHAPES["google"]
+    none = dict.fromkeys(("text", "thought", "inline_data", "function_call", "function_response"))
+    call = {**none, "function_call": {"id": None, "name": "search", "args": None}}
+    found = {**none, "function_response": {"id": None, "name": "search", "response": {"rows": 2}}}
+    said: list[Message] = [
+        {"role": None, "parts": [{**none, "text": "Go"}]},
+        {"role": "model", "parts": [{**none, "text": "hm", "thought": True}, call]},
+        {"role": "user", "parts": [found]},
+    ]
+    assert [shape.role(message) for message in said] == ["user", "assistant", "tool"]
+    assert shape.calls(said[1]) == [Call("search", "search", "")]
+    assert shape.results(said[2]) == [Result("search", '{"rows":2}')]
+    assert window("", said, max_tokens=100, estimate=len) == said
+    (answered,) = window("", said[:2], max_tokens=100, estimate=len)[2:]
+    assert answered["parts"] == [
+        {"function_response": {"name": "search", "response": {"error": "[no result is known]"}}}
+    ]
+
+
+def test_documents_that_a_search_found_are_texts_of_its_result() -> None:
+    found = {
+        "type": "search_result",
+        "source": "a",
+        "title": "A",
+        "content": [{"type": "text", "text": "Sino"}],
+    }
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [found]}
+    assert SHAPES["anthropic"].results({"role": "user", "content": [result]}) == [Result("a", "Sino")]
+
+
 def test_older_calls_of_functions_are_calls() -> None:
     shape = SHAPES["openai"]
     call = {"role": "assistant", "content": None, "function_call": {"name": "search", "arguments": "{}"}}
@@ -163,6 +244,12 @@ def test_the_first_message_that_only_one_shape_has_says_the_shape_of_all() -> No
     assert shape_of(plain, used).name == "anthropic"
 
 
+def test_what_is_no_message_has_no_shape() -> None:
+    nothing: Any = None
+    with pytest.raises(InvalidState, match=r"^messages\[0\] is NoneType, not a dict of JSON$"):
+        shape_of(nothing)
+
+
 def test_a_shape_is_given_by_its_name() -> None:
     assert as_shape("anthropic", []) is SHAPES["anthropic"]
     with pytest.raises(ConfigurationError, match="shape must be a Shape or one of openai, openai-responses"):
@@ -171,13 +258,14 @@ def test_a_shape_is_given_by_its_name() -> None:
 
 def test_a_shape_of_ones_own_is_a_few_functions() -> None:
     def parts(message: Message) -> Iterator[Part]:
+        assert message
         if "returned" in message:
             yield Part("result", (), id="only")
             yield Part("text", ("returned",), message["returned"], ("returned",))
         if "said" in message:
             yield Part("text", ("said",), message["said"], ("said",))
-        if "ran" in message:
-            yield Part("call", ("ran",), id="only", name=message["ran"])
+        for index, name in enumerate(message.get("ran", [])):
+            yield Part("call", ("ran", index), id="only", name=name)
 
     own = Shape(
         "own",
@@ -188,9 +276,9 @@ def test_a_shape_of_ones_own_is_a_few_functions() -> None:
     )
     messages: list[Message] = [
         {"who": "user", "said": "List the files."},
-        {"who": "assistant", "said": "I do.", "ran": "ls"},
+        {"who": "assistant", "said": "I do.", "ran": ["ls"]},
         {"who": "tool", "returned": "a.py " * 1_000},
-        {"who": "assistant", "said": "And more.", "ran": "ps"},
+        {"who": "assistant", "said": "And more.", "ran": ["ps", "top"]},
     ]
     shown = window("S", messages, max_tokens=300, estimate=lambda text: len(text) // 4, shape=own)
     assert shown[0]["who"] == "system"
@@ -223,7 +311,7 @@ def test_an_answer_of_a_client_is_refused_with_what_to_pass_instead() -> None:
     class Answered:
         def model_dump(self) -> None: ...
 
-    with pytest.raises(InvalidState, match=r"pass its model_dump\(mode='json'\)"):
+    with pytest.raises(InvalidState, match=r"pass its model_dump\(mode='json', exclude_none=True\)"):
         checked(Answered())
 
 

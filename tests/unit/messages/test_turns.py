@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,6 +50,33 @@ def test_a_digest_has_each_call_with_its_arguments_and_its_result_on_a_line(name
     assert "Fujiyama" in lines[1]
     assert "none left" in lines[1]
     assert lines[2] == "- book: {} -> [no result is known]"
+
+
+def test_a_result_never_begins_a_turn_whoever_it_is_said_to_be_from() -> None:
+    shape = replace(SHAPES["anthropic"], role=lambda message: message["role"])
+    assert not begins_turn({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}, shape)
+
+
+def called(*results: str) -> list[Message]:
+    """Return calls in parallel whose ids are the same, and their results."""
+    call = {"id": "0", "type": "function", "function": {"name": "search", "arguments": "{}"}}
+    found = [{"role": "tool", "tool_call_id": "0", "content": result} for result in results]
+    return [{"role": "assistant", "content": None, "tool_calls": [call] * len(results)}, *found]
+
+
+def test_calls_of_one_id_have_their_results_in_the_digest_in_order() -> None:
+    lines = digest(called("1", "2"), max_tokens=100, estimate=len).splitlines()
+    assert lines == ["- search: {} -> 1", "- search: {} -> 2"]
+
+
+def test_long_results_in_a_digest_are_cut_and_then_the_oldest_lines_are_left_out() -> None:
+    messages = called("1" * 500, "2" * 500, "3" * 500)
+    lines = digest(messages, max_tokens=300, estimate=len).splitlines()
+    assert len(lines) == 3
+    assert all("characters omitted" in line for line in lines)
+    first, second = digest(messages, max_tokens=90, estimate=len).splitlines()
+    assert first == "[... 2 more omitted ...]"
+    assert second == "- search: {} -> 3333[... 492 characters omitted ...]3333"
 
 
 def test_a_conversation_without_tools_has_no_digest() -> None:

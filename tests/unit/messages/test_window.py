@@ -147,16 +147,16 @@ def test_long_results_are_cut_before_steps_are_left_out() -> None:
 
 
 def test_arguments_that_are_cut_stay_json() -> None:
-    found = shown(
-        user("Go"), answer(None, "a", arguments=json.dumps({"text": LONG, "n": 1})), result("a"), budget=500
-    )
+    given = json.dumps({"old": LONG, "n": 1, "new": LONG})
+    found = shown(user("Go"), answer(None, "a", arguments=given), result("a"), budget=500)
     arguments = json.loads(found[1]["tool_calls"][0]["function"]["arguments"])
     assert arguments["n"] == 1
-    assert "characters omitted" in arguments["text"]
+    assert all("characters omitted" in arguments[name] for name in ("old", "new"))
 
 
-def test_arguments_that_are_no_json_are_cut_as_text() -> None:
-    found = shown(user("Go"), answer(None, "a", arguments="{" + LONG), result("a"), budget=500)
+@pytest.mark.parametrize("given", ["{" + LONG, f'"{LONG}"'])
+def test_arguments_that_are_no_object_are_cut_as_text(given: str) -> None:
+    found = shown(user("Go"), answer(None, "a", arguments=given), result("a"), budget=500)
     assert "characters omitted" in found[1]["tool_calls"][0]["function"]["arguments"]
 
 
@@ -174,6 +174,53 @@ def test_an_older_turn_that_no_budget_would_fit_keeps_its_question_and_newest_st
 def test_a_call_without_a_result_is_given_one() -> None:
     found = shown(user("Go"), answer(None, "a", "b"), result("b"), user("Still there?"))
     assert found[2:4] == [result("b"), result("a", "[no result is known]")]
+
+
+def test_calls_without_results_are_given_them_in_their_order() -> None:
+    found = shown(user("Go"), answer(None, "a", "b"))
+    assert [message["tool_call_id"] for message in found[2:]] == ["a", "b"]
+
+
+def test_a_result_answers_the_oldest_open_call_of_its_id() -> None:
+    calls = [answer("1", "0"), answer("2", "0")]
+    found = shown(user("Go"), *calls, result("0", "first"), result("0", "second"))
+    assert found[1:] == [calls[0], result("0", "first"), calls[1], result("0", "second")]
+
+
+def test_equal_calls_of_one_id_are_two_steps() -> None:
+    said = [
+        user("Go"),
+        answer(None, "0"),
+        result("0", "1"),
+        answer(None, "0"),
+        result("0", "1"),
+        answer(None, "0"),
+    ]
+    assert shown(*said, result("0", "1")) == [*said, result("0", "1")]
+
+
+def test_a_result_beside_that_of_another_step_is_left_out() -> None:
+    def call(one: str) -> Message:
+        return {"role": "assistant", "content": [{"type": "tool_use", "id": one, "name": "f", "input": {}}]}
+
+    def of(*ids: str, text: str = "2") -> Message:
+        return user([{"type": "tool_result", "tool_use_id": one, "content": text} for one in ids])
+
+    found = shown(user("Go"), call("a"), user("And?"), call("b"), of("b", "a"))
+    assert found[1:3] == [call("a"), user([*of("a", text="[no result is known]")["content"], block("And?")])]
+    assert found[3:] == [call("b"), of("b")]
+
+
+def test_calls_in_parallel_are_one_step_and_calls_in_a_row_are_two() -> None:
+    def call(one: str) -> Message:
+        return {"type": "function_call", "call_id": one, "name": "f", "arguments": "{}"}
+
+    def of(one: str) -> Message:
+        return {"type": "function_call_output", "call_id": one, "output": "2"}
+
+    said = [user("Go"), call("a"), call("b"), of("b"), of("a"), call("c"), of("c"), call("d"), of("d")]
+    assert shown(*said) == said
+    assert shown(*said, budget=36) == [user("Go"), *said[5:]]
 
 
 def test_a_result_that_comes_late_moves_to_its_call() -> None:
@@ -227,6 +274,25 @@ def test_an_image_of_the_newest_question_is_kept_before_older_turns() -> None:
     assert shown(user("one" * 100), answer("1"), question, budget=1_700) == [question]
     (found,) = shown(question, budget=100)
     assert found["content"][1] == {"type": "text", "text": "[image not shown: image/png]"}
+
+
+def test_of_the_media_of_a_turn_the_newest_are_kept() -> None:
+    first, second = ({"type": "image_generation_call", "id": f"ig_{n}", "result": "AAAA"} for n in (1, 2))
+    found = shown(user("Draw"), first, second, budget=1_700)
+    assert found == [user("Draw"), answer("[image not shown: ig_1]"), second]
+
+
+def test_of_the_media_of_a_message_the_last_are_kept() -> None:
+    pictures = [PIXEL, {"type": "image_url", "image_url": {"url": "https://example.org/b.png"}}]
+    found = shown(user(pictures), answer("1"), user("two"), budget=1_700)
+    assert found[0]["content"] == [{"type": "text", "text": "[image not shown: image/png]"}, pictures[1]]
+
+
+def test_tokens_are_those_of_texts_names_and_arguments_and_four_for_each_message() -> None:
+    assert tokens_of([user("Hello")], estimate=len) == 4 + len("Hello")
+    assert (
+        tokens_of([answer("Hi", "a"), result("a", "2")], estimate=len) == 4 + len("Hi") + len("f {}") + 4 + 1
+    )
 
 
 def test_how_many_tokens_media_take_can_be_said() -> None:
