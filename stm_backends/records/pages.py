@@ -49,6 +49,9 @@ MOST: Final = 1_000
 SPILLS: Final = 1_000
 """How many records a page takes at most: what does not fit into one goes to the next."""
 
+_ENTRY_LEVEL: Final = 3
+"""Takes two thirds of the time of level 6 for five turns of prose, and 4% more bytes."""
+
 
 PageEvent: TypeAlias = Literal["written", "read"]
 
@@ -124,6 +127,8 @@ class Pages:
         self._counted = counted
         self._driver = driver
         self._codec = codec.after(Preset())
+        # Entries stay until their page is complete, so time counts for more than size.
+        self._entries = codec.after(Preset(level=_ENTRY_LEVEL))
 
     # Writing
 
@@ -143,12 +148,13 @@ class Pages:
         others are added.
         """
         parts: list[tuple[Transcript, Sequence[Leaving]]] = []
-        while leaving:
-            count = TURNS - transcript.base % TURNS
+        while len(leaving) > (count := TURNS - transcript.base % TURNS):
             parts.append((transcript, leaving[:count]))
             # The summary is that from before they leave.
             transcript = transcript.moved([one.id for one in leaving[:count]], summarized=False)
             leaving = leaving[count:]
+        if leaving:
+            parts.append((transcript, leaving))
         await operations.together(parts, lambda part: self._append(key, *part, summary, ttl))
 
     async def _append(
@@ -165,7 +171,7 @@ class Pages:
         """
         page = transcript.base // TURNS
         try:
-            data = self._entry(transcript, leaving, summary)
+            data = self._entries.seal_encoded("page", _content(transcript, leaving, summary))
             for spill in range(SPILLS):
                 try:
                     where = keys.page_key(key, transcript.epoch, page, spill)
@@ -186,22 +192,6 @@ class Pages:
             rest = transcript.moved([one.id for one in leaving[:half]], summarized=False)
             await self._append(key, rest, leaving[half:], summary, ttl)
 
-    def _entry(self, transcript: Transcript, leaving: Sequence[Leaving], summary: str | None) -> bytes:
-        """Return the entry of turns that begin at `base`, with a checkpoint if they begin a page.
-
-        Without a `summary` there is none.
-        """
-        fields: dict[str, Any] = {"first": transcript.base, "prev": transcript.last}
-        revs = [max(transcript.rev, one.rev) for one in leaving]
-        if len({*revs}) > 1:
-            fields["revs"] = revs
-        elif revs[0]:
-            fields["rev"] = revs[0]
-        if transcript.base % TURNS == 0 and summary is not None:
-            fields |= {"summary": summary, "upto": transcript.summarized}
-        head, turns = encode_json(fields)[:-1], b",".join(one.data for one in leaving)
-        return self._codec.seal_encoded("page", b'%b,"turns":[%b]}' % (head, turns))
-
     async def put_new(
         self,
         key: Key,
@@ -215,7 +205,8 @@ class Pages:
         if len(leaving) == TURNS:
             where = keys.page_key(key, transcript.epoch, transcript.base // TURNS)
             try:
-                change = ledger.Change(self._entry(transcript, leaving, summary), ttl=ttl)
+                body = self._codec.seal_encoded("page", _content(transcript, leaving, summary))
+                change = ledger.Change(body, ttl=ttl)
                 if await ledger.replace(self._driver, where, change, expect=ABSENT):
                     self._counted("written", 1)
                     return
@@ -229,6 +220,9 @@ class Pages:
         These turns are those that the record dropped. Only logs a failure: a page can be read as it was.
         """
         end = before.base + len(leaving)
+        full = range(before.base // TURNS, end // TURNS)
+        if not full:
+            return
         known = {before.base - 1: before.last}
         known |= {number: digest(one.id) for number, one in enumerate(leaving, before.base)}
         rev = max([before.rev, *(one.rev for one in leaving)])
@@ -244,7 +238,7 @@ class Pages:
                     keys.log_name(key),
                 )
 
-        await operations.together(range(before.base // TURNS, end // TURNS), rewrite)
+        await operations.together(full, rewrite)
 
     async def compact(
         self, key: Key, epoch: str, page: int, known: Mapping[int, str], *, rev: int = 0
@@ -505,6 +499,23 @@ def numbers_asked_for(
     return max(start, oldest), min(stop, end)
 
 
+def _content(transcript: Transcript, leaving: Sequence[Leaving], summary: str | None) -> bytes:
+    """Return the JSON of turns that begin at `base`, with a checkpoint if they begin a page.
+
+    Without a `summary` there is none.
+    """
+    fields: dict[str, Any] = {"first": transcript.base, "prev": transcript.last}
+    revs = [max(transcript.rev, one.rev) for one in leaving]
+    if len({*revs}) > 1:
+        fields["revs"] = revs
+    elif revs[0]:
+        fields["rev"] = revs[0]
+    if transcript.base % TURNS == 0 and summary is not None:
+        fields |= {"summary": summary, "upto": transcript.summarized}
+    head, turns = encode_json(fields)[:-1], b",".join(one.data for one in leaving)
+    return b'%b,"turns":[%b]}' % (head, turns)
+
+
 def candidates(contents: Iterable[Mapping[str, Any]], rev: int | None = None) -> dict[int, list[Copy]]:
     """Return by number the copies of each turn that may count, the last one first.
 
@@ -516,8 +527,9 @@ def candidates(contents: Iterable[Mapping[str, Any]], rev: int | None = None) ->
             if rev is None or copy.rev <= rev:
                 found.setdefault(number, []).append(copy)
     for number, copies in found.items():
-        newest = max(copy.rev for copy in copies)
-        found[number] = [copy for copy in reversed(copies) if copy.rev == newest]
+        if len(copies) > 1:
+            newest = max(copy.rev for copy in copies)
+            found[number] = [copy for copy in reversed(copies) if copy.rev == newest]
     return found
 
 
