@@ -77,6 +77,45 @@ def test_history_gives_every_turn_once_page_by_page(url: str) -> None:
     assert (page[0]["retained"], page[0]["summarized"]) == (False, True)
 
 
+@pytest.mark.parametrize(("what", "count"), [("turns", 70), ("items", 200)])
+def test_history_reads_from_the_oldest_on_and_says_how_to_go_on(
+    url: str, kept: str, what: str, count: int
+) -> None:
+    where, seen, after = (url if what == "turns" else kept), list[int](), "-1"
+    while True:
+        done = cli("history", "acme:u1:trip", "--url", where, "-n", "30", "--json", "--after", after)
+        seen += [json.loads(line)["number"] for line in done.stdout.splitlines()]
+        if not done.stderr:
+            break
+        again = "" if what == "turns" else " --log openai-agents"
+        more = f"stm-backends history acme:u1:trip --url {where} -n 30{again} --after {seen[-1]}"
+        assert done.stderr == f"Later {what}: {more}\n"
+        after = done.stderr.split()[-1]
+    assert seen == list(range(count))
+
+
+def test_history_shows_what_is_around_a_number(url: str, kept: str) -> None:
+    done = cli("history", "acme:u1:trip", "--url", url, "-n", "4", "--at", "30")
+    assert re.findall(r"Wish (\d+)", done.stdout) == ["28", "29", "30", "31"]
+    again = f"stm-backends history acme:u1:trip --url {url} -n 4"
+    assert done.stderr == f"Earlier turns: {again} --before 28\nLater turns: {again} --after 31\n"
+    done = cli("history", "acme:u1:trip", "--url", kept, "-n", "2", "--at", "30", "--json")
+    assert [json.loads(line)["number"] for line in done.stdout.splitlines()] == [29, 30]
+
+
+def test_history_says_that_nothing_is_beyond_the_newest_turn(url: str) -> None:
+    done = cli("history", "acme:u1:trip", "--url", url, "--after", "69")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "There are no turns after number 69.\n")
+    done = cli("history", "acme:u1:trip", "--url", url, "--at", "100")
+    again = f"stm-backends history acme:u1:trip --url {url} -n 20 --before 70"
+    assert done.stderr == f"There are no turns at number 100.\nEarlier turns: {again}\n"
+
+
+def test_history_takes_one_place_alone(url: str) -> None:
+    done = cli("history", "acme:u1:trip", "--url", url, "--after", "3", "--before", "5")
+    assert (done.exit_code, "give one of before, after and at" in done.stderr) == (2, True)
+
+
 def test_history_of_a_conversation_that_is_not_there_fails(url: str) -> None:
     done = cli("history", "acme:u1:trap", "--url", url)
     assert (done.exit_code, done.stdout) == (1, "")
