@@ -90,7 +90,7 @@ def listed_line(totals: Totals, key: str) -> str:
 def as_json(stats: ConversationStats | Totals, *, quick: bool = False) -> dict[str, Any]:
     """Return the figures of a conversation or of many; with `quick`, those that names and cards say."""
     if quick and isinstance(stats, Totals):
-        names = ("users", "conversations", "cards", "listed_turns", "pages", "logs", "states")
+        names = ("users", "conversations", "cards", "listed_turns", "pages", "log_pages", "logs", "states")
         figures = {name: getattr(stats, name) for name in (*names, "graph_records", "damaged")}
         return figures | {"last_activity": iso(stats.last_activity)}
     figures = {
@@ -114,6 +114,7 @@ def as_json(stats: ConversationStats | Totals, *, quick: bool = False) -> dict[s
         "states": stats.states,
         "graph_records": stats.graph_records,
         "pages": stats.pages,
+        "log_pages": stats.log_pages,
         "cards": stats.cards,
         "damaged": stats.damaged,
     }

@@ -169,6 +169,11 @@ def pages_of(key: Key) -> Key:
     return _beneath(key, "page")
 
 
+def prefix_in(name: str) -> str:
+    """Return the prefix in the name of a page or part: that of all that belong to the same record."""
+    return f"{name.partition(':')[0]}:"
+
+
 def page_key(key: Key, epoch: str, page: int, spill: int = 0) -> Key:
     """Return the key of one page of one epoch of a transcript, or of the record that it spills to.
 

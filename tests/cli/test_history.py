@@ -331,7 +331,7 @@ def test_markdown_numbers_turns_as_history_does(url: str) -> None:
 def test_markdown_numbers_turns_rightly_while_others_leave(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     export, more = Sessions.export, [*range(70, 90)]
 
-    async def after_others_left(sessions: Sessions, key: MemoryKey) -> dict[str, object]:
+    async def after_others_left(sessions: Sessions, key: MemoryKey, *, transcript: bool) -> dict[str, object]:
         if more:
             async with open_backend(url) as backend:
                 memory = backend.memory(KEY)
@@ -339,7 +339,7 @@ def test_markdown_numbers_turns_rightly_while_others_leave(url: str, monkeypatch
                     number = more.pop(0)
                     await memory.add_turn(ConversationTurn(f"Wish {number}", "Noted.", ts=1.7e9 + number))
                 await memory.flush()
-        return await export(sessions, key)
+        return await export(sessions, key, transcript=transcript)
 
     monkeypatch.setattr(Sessions, "export", after_others_left)
     said = turns_in(cli("show", "acme:u1:trip", "--md", "--url", url).stdout)
@@ -457,6 +457,22 @@ def test_a_log_is_exported_and_imported_whole_a_page_a_line(kept: str, tmp_path:
     assert len(items_in(url)) == 201
     assert cli("import", str(file), "--replace", "--url", url).exit_code == 0
     assert len(items_in(url)) == 200
+
+
+def test_a_document_that_a_program_exported_is_imported_with_its_transcript(url: str, tmp_path: Path) -> None:
+    file, other = tmp_path / "chat.jsonl", f"sqlite:///{tmp_path}/other.db"
+
+    async def export() -> None:
+        async with open_backend(url) as backend:
+            file.write_text(json.dumps(await backend.sessions.export(KEY)))
+
+    asyncio.run(export())
+    done = cli("import", str(file), "--url", other)
+    assert (done.exit_code, done.stderr) == (0, "1 conversation imported\n")
+    told = cli("history", "acme:u1:trip", "--url", other, "-n", "100", "--json").stdout
+    assert [json.loads(line)["user_message"] for line in told.splitlines()] == [
+        f"Wish {number}" for number in range(70)
+    ]
 
 
 @pytest.mark.parametrize("without", [0, 1, 3])
