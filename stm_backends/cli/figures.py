@@ -67,8 +67,13 @@ def head(what: str, *, quick: bool = False) -> str:
     return f"{_columns(dict(zip(names, names, strict=True)))}  {'LAST ACTIVITY':<17}  {what}"
 
 
-def line(stats: ConversationStats | Totals, key: str, *, users: bool = False) -> str:
-    """Return one line; `users` adds how many there are. The key comes last, because it may have spaces."""
+def line(stats: ConversationStats | Totals | None, key: str, *, users: bool = False) -> str:
+    """Return one line; `users` adds how many there are. The key comes last, because it may have spaces.
+
+    Without figures, it is that of a conversation.
+    """
+    if stats is None:
+        return f"{_columns(dict.fromkeys(_OF_CONVERSATIONS, '-'))}  {'-':<17}  {key}"
     columns: dict[str, object] = {"USERS": stats.users} if users and isinstance(stats, Totals) else {}
     if isinstance(stats, Totals):
         columns["CONVS"] = stats.conversations

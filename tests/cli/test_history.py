@@ -379,6 +379,7 @@ def test_the_latest_conversations_come_first_with_their_titles(url: str) -> None
     asyncio.run(more())
     done = cli("ls", "acme:u1", "--recent", "2", "--url", url)
     assert [line.split("  ")[-2:] for line in done.stdout.splitlines()] == [
+        ["CONVERSATION", "TITLE"],
         ["acme:u1:later", "Hi"],
         ["acme:u1:trip", "Wish 0"],
     ]
@@ -395,7 +396,10 @@ def test_the_latest_conversations_come_first_with_their_titles(url: str) -> None
 
 def test_the_latest_are_read_from_the_catalogue_alone(url: str) -> None:
     done = cli("ls", "--recent", "5", "--url", url)
-    assert [line.split("  ")[-2:] for line in done.stdout.splitlines()] == [["acme:u1:trip", "Wish 0"]]
+    assert [line.split("  ")[-2:] for line in done.stdout.splitlines()] == [
+        ["CONVERSATION", "TITLE"],
+        ["acme:u1:trip", "Wish 0"],
+    ]
     for more in ("--long", "--degraded"):
         assert "give --recent alone" in cli("ls", "acme", "--recent", "5", more, "--url", url).stderr
 
