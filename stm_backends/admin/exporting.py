@@ -19,14 +19,15 @@
 `missing` is how many of the numbers from `first` to `base - 1` are on no page: their turns are stored no
 more, or could not be read. `gap` is left out if there is none. A conversation whose turns are all in its
 record has one line, which every version can import. A version without transcripts refuses a page, and so the
-file, before it imports anything.
+file, before it imports anything. In a single document, `pages` has the pages without `format`, `version` and
+`key`: those of the document are theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.admin.numbers import Unreadable
@@ -45,10 +46,32 @@ FORMAT: Final = "stm-session"
 PAGE_FORMAT: Final = "stm-transcript"
 FORMAT_VERSION: Final = 1
 
+_OF_PAGES: Final = frozenset(("format", "version", "key"))
+"""What a page has in common with its conversation."""
+
 
 def dump_key(key: MemoryKey) -> dict[str, str]:
     """Return the key of an exported conversation as JSON."""
     return {"tenant_id": key.tenant_id, "user_id": key.user_id, "session_id": key.session_id}
+
+
+def joined(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the lines of one conversation as one document."""
+    *pages, conversation = lines
+    own = [{name: value for name, value in page.items() if name not in _OF_PAGES} for page in pages]
+    return {**conversation, **({"pages": own} if own else {})}
+
+
+def lines_in(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the lines that were joined, for checks to come; anything else as it is."""
+    found: object = document.get("pages") if isinstance(document, Mapping) else None  # pyright: ignore[reportUnnecessaryIsInstance] -- it comes from a file
+    if not isinstance(found, list):
+        yield document
+        return
+    of = {"format": PAGE_FORMAT, "version": document.get("version"), "key": document.get("key")}
+    for page in cast("list[object]", found):
+        yield {**(cast("dict[str, Any]", page) if isinstance(page, dict) else {}), **of}
+    yield {name: value for name, value in document.items() if name != "pages"}
 
 
 class Export:

@@ -26,8 +26,17 @@ pages after the record; the epoch ensures that the next record under the same ke
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from stm_backends.drivers.checks import require_count, require_integer
 from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
@@ -340,7 +349,9 @@ class Pages:
             lacks = lacks or held.lacks
             copies = candidates(contents, transcript.rev)
             # Turns that were changed later may be in a later record; so may those that the next turns name.
-            if not transcript.rev and (held.is_whole or _are_named(copies, wanted, known)):
+            # Of a page that others follow, no turn names the last one.
+            named = transcript.base - 1 in wanted and _are_named(copies, wanted, known)
+            if not transcript.rev and (held.is_whole or named):
                 return _Candidates(copies, lacks)
         if not copies.keys() >= {*wanted}:
             # Records that a page spills to may live longer than those before them.
@@ -468,6 +479,51 @@ async def erase_dead(driver: Driver, key: Key, load: LoadMark, *, epoch: str = "
     gone = await dead(driver, key, places, load)
     await remove(driver, gone)
     return len(gone) == len(places)
+
+
+class Numbered(Protocol):
+    """A turn or item with its number."""
+
+    @property
+    def number(self) -> int:
+        """Counts from 0."""
+        ...
+
+
+class Part(Protocol):
+    """Some turns or items as of one moment, and the numbers that have none."""
+
+    @property
+    def oldest(self) -> int:
+        """The number of the oldest one that is stored."""
+        ...
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest one."""
+        ...
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Those of the numbers asked for that have none."""
+        ...
+
+
+One = TypeVar("One", bound=Numbered)
+
+
+async def each_after(
+    after: int | None, read: Callable[[int], Awaitable[tuple[Part, Sequence[One]]]]
+) -> AsyncGenerator[One]:
+    """Yield all turns or items after a number, oldest first; all for `None`. `read` returns some of them."""
+    after = -1 if after is None else after
+    while True:
+        part, found = await read(after)
+        for one in found:
+            yield one
+        after = max([after, part.oldest - 1, *part.missing[-1:], *(one.number for one in found[-1:])])
+        if after >= part.newest:
+            return
 
 
 def require_one_place(before: int | None, after: int | None, at: int | None, limit: int) -> None:

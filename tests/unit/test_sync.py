@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import math
 import os
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from stm_backends import (
     DistributedShortTermMemory,
     ExtractiveSummarizer,
     InvalidKey,
+    InvalidState,
     MemoryBudget,
     MemoryHealth,
     MemoryKey,
@@ -221,6 +223,13 @@ def test_a_key_that_is_none_and_a_missing_summarizer_are_refused_at_once(backend
 
 
 # Threads
+
+
+def test_a_turn_that_other_programs_could_not_read_is_refused(backend: sync.Backend) -> None:
+    memory = backend.memory(KEY, LAST_TURNS)
+    with pytest.raises(InvalidState, match=r"turn\.artifacts_shown\.score is nan"):
+        memory.add_turn(ConversationTurn("a", "b", artifacts_shown={"score": math.nan}))
+    assert known(memory) == []
 
 
 def test_turns_of_many_threads_are_all_stored_each_thread_in_its_order(backend: sync.Backend) -> None:
@@ -696,6 +705,12 @@ def test_the_loops_thread_reads_what_only_it_changes(url: str, monkeypatch: pyte
         assert memory.long_term.held == 0
     assert threads
     assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize("given", ["sqlite:///memory.db", None])
+def test_a_manager_without_a_backend_of_the_facade_says_which_it_takes(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"backend is what stm_backends\.sync\.open_backend"):
+        sync.MemoryManager(given, ("acme", "u123"))
 
 
 def test_a_manager_before_its_backend_is_open_says_so(url: str) -> None:

@@ -98,10 +98,11 @@ class State:
         )
 
 
-def own_turn(stored: StoredTurn) -> StoredTurn:
+def own_turn(stored: StoredTurn, *, finite: bool = False) -> StoredTurn:
     """Return a deep copy of a turn, exactly as loading a state would return it.
 
-    Raises `InvalidState` for a turn that could not be loaded.
+    Raises `InvalidState` for a turn that could not be loaded and, with `finite`, for one with NaN or an
+    infinity, which a state of another program may have.
     """
     turn_id, turn, extra = stored
     digest = turn.trajectory_digest
@@ -123,7 +124,7 @@ def own_turn(stored: StoredTurn) -> StoredTurn:
             turn.artifacts_hidden_refs or [],
             float(turn.ts or 0.0),
         )
-        return StoredTurn(turn_id, _own_loaded(copy), extra)
+        return StoredTurn(turn_id, _own_loaded(copy, finite=finite), extra)
     except InvalidState:
         raise
     except (TypeError, ValueError):
@@ -132,10 +133,10 @@ def own_turn(stored: StoredTurn) -> StoredTurn:
         raise InvalidState("the turn is nested too deeply") from None
 
 
-def _own_loaded(turn: ConversationTurn) -> ConversationTurn:
+def _own_loaded(turn: ConversationTurn, *, finite: bool = False) -> ConversationTurn:
     """Complete the deep copy of a turn whose dataclasses are copies already; empty fields are new."""
     if turn.artifacts_shown:
-        turn.artifacts_shown = _own_json(turn.artifacts_shown, "turn.artifacts_shown")
+        turn.artifacts_shown = _own_json(turn.artifacts_shown, "turn.artifacts_shown", finite=finite)
     if turn.artifacts_hidden_refs:
         turn.artifacts_hidden_refs = _own_json(turn.artifacts_hidden_refs, "turn.artifacts_hidden_refs")
     digest = turn.trajectory_digest
@@ -145,8 +146,8 @@ def _own_loaded(turn: ConversationTurn) -> ConversationTurn:
     return turn
 
 
-def _own_json(value: Any, path: str) -> Any:
-    require_json(value, path, deepest=DEEPEST_IN_TURN)
+def _own_json(value: Any, path: str, *, finite: bool = False) -> Any:
+    require_json(value, path, deepest=DEEPEST_IN_TURN, finite=finite)
     return _copy(value)
 
 

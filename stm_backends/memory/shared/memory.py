@@ -28,6 +28,7 @@ from stm_backends.protocols import Summarizer
 from stm_backends.races import Lost, contend
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
+from stm_backends.records.keys import require_key
 from stm_backends.records.ledger import Appended
 from stm_backends.records.limits import UNLIMITED, Guard, Whose, characters_of
 from stm_backends.telemetry.guarded import guarded
@@ -69,6 +70,7 @@ class DistributedShortTermMemory:
         observer: Observer = SILENT,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        require_key(key)
         self.observer = observer = guarded(observer)
         given = 2 if config is not None else int(summarizer is not None)
         config, summarizer = remembering(config, summarizer)

@@ -6,13 +6,13 @@ leave it meanwhile change nothing: one load decides what is read from where.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.records.pages import TURNS, numbers_asked_for, require_one_place
+from stm_backends.records.pages import TURNS, each_after, numbers_asked_for, require_one_place
 from stm_backends.types import ConversationTurn, StoredTurn
 
 _AT_ONCE: Final = 8 * TURNS
@@ -74,16 +74,14 @@ async def read_page(
             return found
 
 
-async def read_all(shared: SharedConversation, *, after: int | None) -> AsyncGenerator[TranscriptTurn]:
+def read_all(shared: SharedConversation, *, after: int | None) -> AsyncGenerator[TranscriptTurn]:
     """Yield all turns after a number, oldest first; all of the conversation for `None`."""
-    after = -1 if after is None else after
-    while True:
+
+    async def read(after: int) -> tuple[TranscriptPage, Sequence[TranscriptTurn]]:
         page = await read_page(shared, before=None, after=after, at=None, limit=_AT_ONCE)
-        for turn in page.turns:
-            yield turn
-        after = max([after, page.oldest - 1, *page.missing[-1:], *(turn.number for turn in page.turns[-1:])])
-        if after >= page.newest:
-            return
+        return page, page.turns
+
+    return each_after(after, read)
 
 
 async def _load(shared: SharedConversation) -> Snapshot:
