@@ -217,8 +217,8 @@ class Sim:
             size = self.chance.choice([0, 0, 0, 3_000]) if self.world.full else 0
             turn = ConversationTurn(f"{turn_id}#{'x' * size}", "ok")
             while True:
-                pod = await self.any_pod()
                 try:
+                    pod = await self.any_pod()
                     await self.memory(pod, key).add_turn(turn, turn_id=turn_id)
                     break
                 except StorageError:
