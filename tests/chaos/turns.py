@@ -151,6 +151,7 @@ async def read(
     data |= {
         "foreign": sum(ids.count(None) for ids in found.values()),
         "dropped": body.dropped,
+        "waiting": body.transcript.waiting if body.transcript is not None else 0,
         "health": health.value,
     }
     writer.end(op, "ok", "read", conversation, **data)
