@@ -2,9 +2,9 @@
 
 A conversation is a log that only grows at its end, and a read shows all of it: what the summary covers, what
 is pending, what is recent. So all reads are beginnings of one order, and that order is right if no operation
-that had ended stands after one that began later. Two things excuse a read that shows less: turns that were
-counted as dropped while the conversation was degraded, and a degraded conversation, of which only the newest
-turns are shown.
+that had ended stands after one that began later. Three things excuse a read that shows less: turns that were
+counted as dropped while the conversation was degraded, turns that have left the record and wait for a
+summary, and a degraded conversation, of which only the newest turns are shown.
 
 An add without an end, or of unknown outcome, stores its turn once at any moment after it began, or never.
 A conversation that was erased is several logs, one after the other: see `erasures`.
