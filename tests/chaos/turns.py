@@ -151,7 +151,8 @@ async def read(
     data |= {
         "foreign": sum(ids.count(None) for ids in found.values()),
         "dropped": body.dropped,
-        "waiting": body.transcript.waiting if body.transcript is not None else 0,
+        # A library from before the transcripts has none.
+        "waiting": getattr(memory, "waiting", 0),
         "health": health.value,
     }
     writer.end(op, "ok", "read", conversation, **data)
