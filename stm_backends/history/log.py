@@ -256,7 +256,7 @@ class ItemLog:
             if not isinstance(item, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
                 raise InvalidState(f"items[{index}] is {type(item).__name__}, not an object")
             added.append(dict(item))
-            require_json(added[-1], f"items[{index}]", deepest=DEEPEST_IN_TURN, finite=True)
+            require_json(added[-1], f"items[{index}]", deepest=DEEPEST_IN_TURN)
         with self._guard.reporting(self._whose, "add"):
             for item in added:
                 self._guard.require("turn_characters", partial(characters_in, item))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring as _quoted
 from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
 
@@ -455,7 +455,7 @@ def _members_of(**fields: Any) -> str:
     text = ""
     for name, value in fields.items():
         if value:
-            require_json(value, f"turn.{name}", deepest=DEEPEST_IN_TURN, finite=True)
+            require_json(value, f"turn.{name}", deepest=DEEPEST_IN_TURN)
             text += f',"{name}":{_encoded(value)}'
     return text
 
@@ -623,68 +623,54 @@ DEEPEST_IN_TURN: Final = 100
 """The same within a turn, so that there is room for the state and the export around it."""
 
 
-def require_json(
-    value: object, path: str, *, deepest: int = DEEPEST, finite: bool = False, strict: bool = False
-) -> None:
+def require_json(value: object, path: str, *, deepest: int = DEEPEST, strict: bool = False) -> None:
     """Raise `InvalidState`, with the path, unless JSON carries a value there and back.
 
     Accepted are tuples (which come back as lists), NaN, infinities, lone surrogates, and integers of any size
     that Python prints. Rejected are mappings with keys that are not strings, because JSON converts them to
-    strings and two keys could become equal, and values nested more than `deepest` levels deep. What other
-    programs call JSON has no NaN and infinities, which `finite` rejects, and no lone surrogates, which
-    `strict` rejects, too.
+    strings and two keys could become equal, and values nested more than `deepest` levels deep. With `strict`,
+    NaN, infinities and lone surrogates are rejected, too: what other programs call JSON does not have them.
     """
-    require = _require_common if strict else _require_finite if finite else None
     try:
-        if strict or not _is_plain(value, deepest, _NO_NUMBERS if finite else _SCALARS):
-            _require_json(value, path, deepest, require)
+        if strict or not _is_plain(value, deepest):
+            _require_json(value, path, deepest, strict)
     except RecursionError:
         raise InvalidState("a value is nested too deeply to be looked at from this depth of calls") from None
 
 
-_NO_NUMBERS: Final = frozenset[type]((str, bool, type(None)))
-_SCALARS: Final = _NO_NUMBERS | {float}
+_SCALARS: Final = frozenset((str, float, bool, type(None)))
 
 
-def _is_plain(value: object, deepest: int, scalars: frozenset[type]) -> bool:  # noqa: PLR0911 -- one for each type
-    """Say whether a value is certainly JSON, in less time than the check that knows the path.
-
-    Without `float` among the `scalars`, only finite numbers are.
-    """
-    if type(value) in scalars:
+def _is_plain(value: object, deepest: int) -> bool:
+    """Say whether a value is certainly JSON, in less time than the check that knows the path."""
+    if type(value) in _SCALARS:
         return True
-    if type(value) is float:
-        return math.isfinite(value)
     if isinstance(value, int):
         return value.bit_length() <= _PRINTED_BITS
     if not deepest:
         return False
     if isinstance(value, dict):
         for key, item in cast("dict[object, object]", value).items():
-            if type(key) is not str:
-                return False
-            if type(item) not in scalars and not _is_plain(item, deepest - 1, scalars):
+            if type(key) is not str or not (type(item) in _SCALARS or _is_plain(item, deepest - 1)):
                 return False
         return True
     if isinstance(value, (list, tuple)):
         for item in cast("Sequence[object]", value):
-            if type(item) not in scalars and not _is_plain(item, deepest - 1, scalars):
+            if not (type(item) in _SCALARS or _is_plain(item, deepest - 1)):
                 return False
         return True
     return False
 
 
-def _require_json(
-    value: object, path: str, deepest: int, require: Callable[[object, str], None] | None
-) -> None:
-    """Do what `require_json` says; `require` refuses more."""
+def _require_json(value: object, path: str, deepest: int, strict: bool) -> None:
+    """Do what `require_json` says."""
     if isinstance(value, int) and value.bit_length() > _PRINTED_BITS:
         try:
             str(value)
         except ValueError:
             raise InvalidState(f"{path} is an integer of more digits than Python prints") from None
-    if require:
-        require(value, path)
+    if strict:
+        _require_common(value, path)
     if value is None or isinstance(value, (str, int, float)):
         return
     if not deepest and isinstance(value, (dict, list, tuple)):
@@ -693,25 +679,20 @@ def _require_json(
         for key, item in cast("dict[object, object]", value).items():
             if not isinstance(key, str):
                 raise InvalidState(f"{path} has a key that is not a string: {type(key).__name__}")
-            if require:
-                require(key, f"a key of {path}")
-            _require_json(item, _below(path, f".{key}"), deepest - 1, require)
+            if strict:
+                _require_common(key, f"a key of {path}")
+            _require_json(item, _below(path, f".{key}"), deepest - 1, strict)
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(cast("Sequence[object]", value)):
-            _require_json(item, _below(path, f"[{index}]"), deepest - 1, require)
+            _require_json(item, _below(path, f"[{index}]"), deepest - 1, strict)
     else:
         raise InvalidState(f"{path} is {type(value).__name__}, which JSON does not have")
 
 
-def _require_finite(value: object, path: str) -> None:
-    """Refuse a number that only JSON of Python has."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidState(f"{path} is {value}, which JSON does not have")
-
-
 def _require_common(value: object, path: str) -> None:
     """Refuse a number or a text that only JSON of Python has."""
-    _require_finite(value, path)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidState(f"{path} is {value}, which JSON does not have")
     if isinstance(value, str) and _SURROGATE.search(value):
         raise InvalidState(f"{path} has half of a surrogate pair, which is no character")
 

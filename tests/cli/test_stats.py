@@ -307,7 +307,8 @@ def test_ls_long_fits_80_columns_and_ends_with_the_key(url: str) -> None:
 
 def test_ls_json_has_the_ids_as_they_are_and_the_key_to_type(url: str) -> None:
     first, second = objects(cli("ls", "acme:u1", "--json", "--url", url))
-    assert first == {"key": "acme:u1:a%3Ab", "tenant": "acme", "user": "u1", "session": "a:b"}
+    ids = {"tenant": "acme", "user": "u1", "session": "a:b"}
+    assert first == {"key": "acme:u1:a%3Ab", **ids, "logs": ["langchain"]}
     assert second["key"] == "acme:u1:trip"
 
 

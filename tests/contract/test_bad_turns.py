@@ -74,8 +74,6 @@ BAD: list[tuple[str, Callable[[], Any]]] = [
             {"a": {1, 2}},
             {"a": object()},
             {"a": 10**5000},
-            {"a": math.nan},
-            {"a": [1.0, {"b": -math.inf}]},
         )
     ],
     *[

@@ -223,8 +223,6 @@ async def test_an_item_that_is_not_a_json_object_raises_before_any_write(
         ([{}, "text"], r"items\[1\] is str"),
         ([{"a": {1: 2}}], r"items\[0\]\.a has a key"),
         ([{"a": {1, 2}}], r"items\[0\]\.a is set"),
-        ([{"a": float("nan")}], r"items\[0\]\.a is nan"),
-        ([{"a": [1.0, {"b": -float("inf")}]}], r"items\[0\]\.a\[1\]\.b is -inf"),
     ):
         with pytest.raises(InvalidState, match=path):
             await log.add(bad)  # pyright: ignore[reportArgumentType]

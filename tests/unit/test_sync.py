@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-import math
 import os
 import signal
 import subprocess
@@ -27,7 +26,6 @@ from stm_backends import (
     DistributedShortTermMemory,
     ExtractiveSummarizer,
     InvalidKey,
-    InvalidState,
     MemoryBudget,
     MemoryHealth,
     MemoryKey,
@@ -223,13 +221,6 @@ def test_a_key_that_is_none_and_a_missing_summarizer_are_refused_at_once(backend
 
 
 # Threads
-
-
-def test_a_turn_that_other_programs_could_not_read_is_refused(backend: sync.Backend) -> None:
-    memory = backend.memory(KEY, LAST_TURNS)
-    with pytest.raises(InvalidState, match=r"turn\.artifacts_shown\.score is nan"):
-        memory.add_turn(ConversationTurn("a", "b", artifacts_shown={"score": math.nan}))
-    assert known(memory) == []
 
 
 def test_turns_of_many_threads_are_all_stored_each_thread_in_its_order(backend: sync.Backend) -> None:

@@ -180,7 +180,7 @@ class DefaultShortTermMemory:
         identity = as_turn_id(turn_id)
         if turn_id is not None and self._conversation.remembers(identity):
             return
-        stored = own_turn(StoredTurn(identity, as_turn(turn)), finite=True)
+        stored = own_turn(StoredTurn(identity, as_turn(turn)))
         self._conversation.require_room(stored)
         self._conversation.add(stored, now=self._clock())
         self.observer.turns("appended", 1)

@@ -98,11 +98,10 @@ class State:
         )
 
 
-def own_turn(stored: StoredTurn, *, finite: bool = False) -> StoredTurn:
+def own_turn(stored: StoredTurn) -> StoredTurn:
     """Return a deep copy of a turn, exactly as loading a state would return it.
 
-    Raises `InvalidState` for a turn that could not be loaded and, with `finite`, for one with NaN or an
-    infinity, which a state of another program may have.
+    Raises `InvalidState` for a turn that could not be loaded.
     """
     turn_id, turn, extra = stored
     digest = turn.trajectory_digest
@@ -124,7 +123,7 @@ def own_turn(stored: StoredTurn, *, finite: bool = False) -> StoredTurn:
             turn.artifacts_hidden_refs or [],
             float(turn.ts or 0.0),
         )
-        return StoredTurn(turn_id, _own_loaded(copy, finite=finite), extra)
+        return StoredTurn(turn_id, _own_loaded(copy), extra)
     except InvalidState:
         raise
     except (TypeError, ValueError):
@@ -133,10 +132,10 @@ def own_turn(stored: StoredTurn, *, finite: bool = False) -> StoredTurn:
         raise InvalidState("the turn is nested too deeply") from None
 
 
-def _own_loaded(turn: ConversationTurn, *, finite: bool = False) -> ConversationTurn:
+def _own_loaded(turn: ConversationTurn) -> ConversationTurn:
     """Complete the deep copy of a turn whose dataclasses are copies already; empty fields are new."""
     if turn.artifacts_shown:
-        turn.artifacts_shown = _own_json(turn.artifacts_shown, "turn.artifacts_shown", finite=finite)
+        turn.artifacts_shown = _own_json(turn.artifacts_shown, "turn.artifacts_shown")
     if turn.artifacts_hidden_refs:
         turn.artifacts_hidden_refs = _own_json(turn.artifacts_hidden_refs, "turn.artifacts_hidden_refs")
     digest = turn.trajectory_digest
@@ -146,8 +145,8 @@ def _own_loaded(turn: ConversationTurn, *, finite: bool = False) -> Conversation
     return turn
 
 
-def _own_json(value: Any, path: str, *, finite: bool = False) -> Any:
-    require_json(value, path, deepest=DEEPEST_IN_TURN, finite=finite)
+def _own_json(value: Any, path: str) -> Any:
+    require_json(value, path, deepest=DEEPEST_IN_TURN)
     return _copy(value)
 
 
