@@ -23,7 +23,7 @@ from stm_backends.records.pages import MOST
 from stm_backends.types import StoredTurn
 
 
-class _Place(TypedDict):
+class _Asked(TypedDict):
     """Where the turns are that are asked for: at most one of these; the newest ones without any."""
 
     before: int | None
@@ -66,7 +66,7 @@ def history(  # noqa: PLR0913, PLR0917 -- one per option
     conversation keeps a transcript. A page or two are read, however long the conversation is. Of a
     conversation that an agent framework keeps, its items are shown.
     """
-    place = _Place(before=before, after=after, at=at)
+    place = _Asked(before=before, after=after, at=at)
 
     async def work() -> TranscriptPage | item_logs.Found:
         parsed = transfer.conversation_key(key)
@@ -105,7 +105,7 @@ def _command(key: str, given: Mapping[str, str | None]) -> str:
     return shlex.join(words)
 
 
-def _show_items(found: item_logs.Found, again: str, place: _Place, *, as_json: bool) -> None:
+def _show_items(found: item_logs.Found, again: str, place: _Asked, *, as_json: bool) -> None:
     page = found.page
     if as_json:
         for one in page.items:
@@ -121,7 +121,7 @@ def _as_json(one: TranscriptTurn) -> dict[str, Any]:
 
 
 def _say_more(
-    again: str, what: str, numbers: Sequence[int], page: TranscriptPage | LogPage, place: _Place
+    again: str, what: str, numbers: Sequence[int], page: TranscriptPage | LogPage, place: _Asked
 ) -> None:
     """Say on standard error what is not shown; `again` is the command that shows more.
 
