@@ -20,7 +20,7 @@
 more, or could not be read. `gap` is left out if there is none. A conversation whose turns are all in its
 record has one line, which every version can import. A version without transcripts refuses a page, and so the
 file, before it imports anything. In a single document, `pages` has the pages without `format`, `version` and
-`key`: those of the document are theirs.
+`key`. Its version is 2, so that a version that would pass over the pages refuses it.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ FORMAT: Final = "stm-session"
 PAGE_FORMAT: Final = "stm-transcript"
 FORMAT_VERSION: Final = 1
 
+WITH_PAGES: Final = 2
+"""The version of a document that has pages."""
+
 _OF_PAGES: Final = frozenset(("format", "version", "key"))
 """What a page has in common with its conversation."""
 
@@ -59,7 +62,7 @@ def joined(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the lines of one conversation as one document."""
     *pages, conversation = lines
     own = [{name: value for name, value in page.items() if name not in _OF_PAGES} for page in pages]
-    return {**conversation, **({"pages": own} if own else {})}
+    return {**conversation, "version": WITH_PAGES, "pages": own} if own else {**conversation}
 
 
 def lines_in(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -68,10 +71,12 @@ def lines_in(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     if not isinstance(found, list):
         yield document
         return
-    of = {"format": PAGE_FORMAT, "version": document.get("version"), "key": document.get("key")}
+    version = document.get("version")
+    common = {"version": FORMAT_VERSION if version == WITH_PAGES else version, "key": document.get("key")}
+    of = {**common, "format": PAGE_FORMAT}
     for page in cast("list[object]", found):
         yield {**(cast("dict[str, Any]", page) if isinstance(page, dict) else {}), **of}
-    yield {name: value for name, value in document.items() if name != "pages"}
+    yield {name: value for name, value in document.items() if name != "pages"} | common
 
 
 class Export:

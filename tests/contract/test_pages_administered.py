@@ -635,6 +635,8 @@ async def test_a_document_has_the_whole_conversation(driver: Driver, target: Dri
     document = await document_of(driver)
     assert [page["first"] for page in document["pages"]] == [0, 4, 8, 12, 16, 20, 24]
     assert [turn["turn_id"] for turn in document["turns"]] == ["t28", "t29"]
+    # A version that knows no pages would import the turns of the record alone.
+    assert document["version"] == 2
     sessions = Backend(target).sessions
     assert await sessions.import_(document) == KEY
     assert await sessions.import_(named_as_other(document)) == OTHER
@@ -651,6 +653,7 @@ async def test_a_document_may_leave_the_transcript_out(driver: Driver, target: D
         await document_of(driver)
     document = await document_of(driver, transcript=False)
     assert document.keys().isdisjoint(("transcript", "pages"))
+    assert document["version"] == 1
     assert "transcript" not in document["body"]
     await Backend(target).sessions.import_(document)
     assert [name for _, name in await told(Backend(target), KEY)] == ["t28", "t29"]
@@ -664,6 +667,8 @@ async def test_a_document_without_all_of_its_pages_stores_nothing(driver: Driver
     for wrong in junk:
         with pytest.raises(InvalidState):
             await Backend(target).sessions.import_({**document, "pages": wrong})
+    with pytest.raises(InvalidState, match="imports only version"):
+        await Backend(target).sessions.import_({**document, "version": 3})
     page = {**last, "format": "stm-transcript", "version": 1, "key": document["key"]}
     with pytest.raises(InvalidState, match="comes before its conversation"):
         await Backend(target).sessions.import_(page)
