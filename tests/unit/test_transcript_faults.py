@@ -9,7 +9,6 @@ import pytest
 
 from stm_backends.memory.shared import due
 from stm_backends.memory.shared.due import Due, Move
-from stm_backends.records import pages
 from tests.mutants import transcripts as mutants
 from tests.support import clock
 from tests.support.transcript_sim import Sim, World
@@ -66,10 +65,3 @@ def test_so_it_is_after_many_more_faults(name: str, seed: int) -> None:
 def test_the_simulation_notices_a_mistake(mistake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     mistake(monkeypatch)
     assert simulated(World(1)).problems
-
-
-@pytest.mark.full
-def test_the_simulation_notices_a_page_whose_end_nothing_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "_differ", lambda candidates, number: False)
-    world = replace(WORLDS["truncation"], seed=100, turns=7_000, conversations=4)
-    assert simulated(world).problems
