@@ -62,7 +62,7 @@ observer = Audit()  # for commands: STM_BACKENDS_OBSERVER=audit:observer stm-bac
 async def main() -> None:
     key = MemoryKey("acme", "u123", "chat_001")
     async with open_backend("memory://", observer=observer) as backend:
-        memory = backend.memory(key, ShortTermMemoryConfig(strategy="truncation"))
+        memory = backend.memory(key, ShortTermMemoryConfig(strategy="truncation", transcript=True))
         await memory.add_turn(ConversationTurn("a table for two", "Done."))
         document = await backend.sessions.export(key)
         await backend.sessions.erase_user("acme", "u123")

@@ -13,7 +13,9 @@ from stm_backends import (
 from stm_backends.agents import ToolStep, conversation, render_memory_message
 
 KEY = MemoryKey("acme", "u123", "chat_001")
-CONFIG = ShortTermMemoryConfig(strategy="rolling_summary", budget=MemoryBudget(full_zone_turns=2))
+CONFIG = ShortTermMemoryConfig(
+    strategy="rolling_summary", budget=MemoryBudget(full_zone_turns=2), transcript=True
+)
 SUMMARIZER = ExtractiveSummarizer()  # needs no model; yours may ask one
 
 

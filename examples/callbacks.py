@@ -41,6 +41,7 @@ CONFIG = ShortTermMemoryConfig(
     on_turn_added=on_turn_added,
     on_summary_updated=on_summary_updated,
     on_health_changed=on_health_changed,
+    transcript=True,
 )
 
 

@@ -17,7 +17,9 @@ from stm_backends import (
 
 URL = os.environ.get("REDIS_URL", "redis://localhost:6379/0")
 KEY = MemoryKey("acme", "u123", "redis-example")
-CONFIG = ShortTermMemoryConfig("rolling_summary", MemoryBudget(full_zone_turns=1), session_ttl_s=60)
+CONFIG = ShortTermMemoryConfig(
+    "rolling_summary", MemoryBudget(full_zone_turns=1), transcript=True, transcript_ttl_s=60
+)
 
 
 async def main():

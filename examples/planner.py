@@ -12,7 +12,7 @@ except ModuleNotFoundError:
     raise SystemExit("this example needs PenguiFlow: pip install . penguiflow==3.11.2") from None
 
 KEY = MemoryKey("acme", "u123", "chat_001")
-CONFIG = ShortTermMemoryConfig(strategy="rolling_summary")
+CONFIG = ShortTermMemoryConfig(strategy="rolling_summary", transcript=True)
 
 
 class Model:

@@ -6,7 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from stm_backends import MemoryBudget, MemoryKey, ShortTermMemoryConfig, sync
 from stm_backends.agents import build_turn, render_memory_message
 
-CONFIG = ShortTermMemoryConfig(strategy="rolling_summary", budget=MemoryBudget(full_zone_turns=2))
+CONFIG = ShortTermMemoryConfig(
+    strategy="rolling_summary", budget=MemoryBudget(full_zone_turns=2), transcript=True
+)
 
 
 def summarize(request: dict) -> dict:

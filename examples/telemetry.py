@@ -18,7 +18,7 @@ except ModuleNotFoundError:
 from stm_backends.telemetry.opentelemetry import Telemetry
 
 KEY = MemoryKey("acme", "u123", "chat_001")
-CONFIG = ShortTermMemoryConfig(strategy="truncation")
+CONFIG = ShortTermMemoryConfig(strategy="truncation", transcript=True)
 
 
 def as_line(span) -> str:

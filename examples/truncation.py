@@ -10,6 +10,7 @@ CONFIG = ShortTermMemoryConfig(
     strategy="truncation",
     budget=MemoryBudget(full_zone_turns=2),
     isolation=MemoryIsolation("auth.tenant", "auth.user", "chat"),
+    transcript=True,
 )
 
 

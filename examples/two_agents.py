@@ -14,7 +14,7 @@ from stm_backends.tiers import MemoryManager, MemoryTier
 
 URL = os.environ.get("STM_BACKENDS_URL", "sqlite:///two_agents.db")
 OWNER = ("acme", "u123")
-CONFIG = ShortTermMemoryConfig(strategy="truncation")
+CONFIG = ShortTermMemoryConfig(strategy="truncation", transcript=True)
 
 
 async def researcher() -> None:

@@ -216,7 +216,6 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         the backend is closed. Raises `InvalidKey` for an invalid key, or one that ends with `#short-term`,
         and `ConfigurationError` for an invalid configuration or summarizer.
         """
-        require_key(key)
         require_dialogue(key)
         return self._conversation(key, config, summarizer)
 
@@ -283,9 +282,8 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         """Return the items that an agent framework keeps of one conversation, shared as a memory is.
 
         Reads and writes nothing. A log expires `ttl_s` seconds after the last addition; `None` means never.
-        Raises `InvalidKey` for an invalid key.
+        Raises `InvalidKey` for an invalid key, and `ConfigurationError` for an unknown `kind`.
         """
-        require_key(key)
         if ttl_s is not None:
             require_seconds("ttl_s", ttl_s)
         return ItemLog(

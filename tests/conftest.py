@@ -8,7 +8,9 @@ imported late, because most tests need none.
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import random
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterator
@@ -71,6 +73,16 @@ def unobtainable() -> Callable[[str], None]:
         pytest.skip(reason)
 
     return refuse
+
+
+@pytest.fixture
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of few turns, so that many are completed; pauses are as random as the rest."""
+    from stm_backends.records import pages  # noqa: PLC0415 -- as above
+
+    monkeypatch.setattr(pages, "TURNS", 8)
+    random.seed(1)
+    monkeypatch.setattr(logging.getLogger("stm_backends"), "disabled", True)
 
 
 # Redis

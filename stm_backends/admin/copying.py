@@ -257,7 +257,7 @@ class Copy:
 
     def _is_without_record(self, page: Key) -> bool:
         """Say whether the record that a page belongs to was not copied."""
-        return Key(page.scope, f"{page.name.partition(':')[0]}:") in self._without_pages
+        return Key(page.scope, keys.prefix_in(page.name)) in self._without_pages
 
     async def _copy_card(self, item: Item) -> None:
         """Copy a card, or its name in the index, over what the target has of the same conversation."""

@@ -72,7 +72,7 @@ class DeadPages:
         listed: dict[str, list[Key]] = {}
         async for name in operations.names(self._driver, scope):
             if not self._spared(name):
-                listed.setdefault(f"{name.partition(':')[0]}:", []).append(Key(scope, name))
+                listed.setdefault(keys.prefix_in(name), []).append(Key(scope, name))
         if not listed:
             return []
         owners = [keys.scope(tenant, user, kind) for kind in PAGED]

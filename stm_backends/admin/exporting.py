@@ -19,16 +19,17 @@
 `missing` is how many of the numbers from `first` to `base - 1` are on no page: their turns are stored no
 more, or could not be read. `gap` is left out if there is none. A conversation whose turns are all in its
 record has one line, which every version can import. A version without transcripts refuses a page, and so the
-file, before it imports anything.
+file, before it imports anything. In a single document, `pages` has the pages without `format`, `version` and
+`key`. A message is one of the `turns`: {"turn_id": "ENTRY.PLACE", "item": message, "at": ...}.
 
-A message is one of the `turns`: {"turn_id": "ENTRY.PLACE", "item": message, "at": ...}; `version` is 2 then.
+`version` is 2 of what an older version would import in part: a document with pages, and messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.admin.numbers import Unreadable
@@ -47,15 +48,35 @@ from stm_backends.types import MemoryKey, StoredTurn
 FORMAT: Final = "stm-session"
 PAGE_FORMAT: Final = "stm-transcript"
 FORMAT_VERSION: Final = 2
-"""That of a conversation with messages, which older versions of this library would import without texts.
+"""That of messages, and of a document with pages: older versions would import them in part. Others have 1."""
 
-Others have version 1.
-"""
+_OF_PAGES: Final = frozenset(("format", "version", "key"))
+"""What a page has in common with its conversation."""
 
 
 def dump_key(key: MemoryKey) -> dict[str, str]:
     """Return the key of an exported conversation as JSON."""
     return {"tenant_id": key.tenant_id, "user_id": key.user_id, "session_id": key.session_id}
+
+
+def joined(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the lines of one conversation as one document."""
+    *pages, conversation = lines
+    own = [{name: value for name, value in page.items() if name not in _OF_PAGES} for page in pages]
+    return {**conversation, "version": FORMAT_VERSION, "pages": own} if own else {**conversation}
+
+
+def lines_in(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the lines that were joined, for checks to come; anything else as it is."""
+    found: object = document.get("pages") if isinstance(document, Mapping) else None  # pyright: ignore[reportUnnecessaryIsInstance] -- it comes from a file
+    if not isinstance(found, list):
+        yield document
+        return
+    common = {name: document.get(name) for name in ("version", "key")}
+    of = {**common, "format": PAGE_FORMAT}
+    for page in cast("list[object]", found):
+        yield {**(cast("dict[str, Any]", page) if isinstance(page, dict) else {}), **of}
+    yield {name: value for name, value in document.items() if name != "pages"} | common
 
 
 class Export:

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 from stm_backends.admin import dead_pages, log_lines
 from stm_backends.admin.dead_pages import IMPORTED, DeadPages
 from stm_backends.admin.describing import catalogue_on
-from stm_backends.admin.exporting import FORMAT, FORMAT_VERSION, PAGE_FORMAT
+from stm_backends.admin.exporting import FORMAT, FORMAT_VERSION, PAGE_FORMAT, lines_in
 from stm_backends.admin.numbers import Numbers
 from stm_backends.catalogue.card import SET_BY_USER, Content, checked_changes
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, KeepType, Key, Record
@@ -78,7 +78,17 @@ class Page:
 
 def is_page(document: Mapping[str, Any]) -> bool:
     """Say whether a line claims to be a page of a transcript."""
-    return document.get("format") == PAGE_FORMAT
+    return isinstance(document, Mapping) and document.get("format") == PAGE_FORMAT  # pyright: ignore[reportUnnecessaryIsInstance] -- it comes from a file
+
+
+def checked_lines(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the lines of a whole document. Raises `InvalidState` and `InvalidKey` for any other."""
+    lines, checking = [*lines_in(document)], Lines()
+    for line in lines if not log_lines.is_log(document) else ():
+        checking.read(line)
+    if checking.begun or log_lines.is_page(document):
+        raise InvalidState("this is a page of a transcript, which comes before its conversation")
+    return lines
 
 
 class Lines:
@@ -101,7 +111,7 @@ class Lines:
 
     def read(self, document: Mapping[str, Any]) -> Session | Page:
         """Return what a line holds. Raises `InvalidState` and `InvalidKey`."""
-        if isinstance(document, Mapping) and is_page(document):  # pyright: ignore[reportUnnecessaryIsInstance] -- it comes from a file
+        if is_page(document):
             return self._page(document)
         session = _parse(document)
         (key, self._key), (numbers, self._numbers) = (self._key, None), (self._numbers, Numbers())
@@ -119,7 +129,7 @@ class Lines:
 
     def _page(self, document: Mapping[str, Any]) -> Page:
         _require_version(document)
-        key, first, turns = _key_of(document), _count_in(document, "first"), _turns_of(document)
+        key, first, turns = key_of(document), _count_in(document, "first"), _turns_of(document)
         if self._key is None:
             self._key, self._last = key, ""
         prev = self._last if first == self._numbers.end else ""
@@ -186,7 +196,7 @@ class Import:
             raise
 
     async def _add(self, document: Mapping[str, Any]) -> MemoryKey | None:
-        if isinstance(document, Mapping) and log_lines.is_log(document):  # pyright: ignore[reportUnnecessaryIsInstance] -- it comes from a file
+        if log_lines.is_log(document):
             return await self._add_log(self._log_lines.read(document))
         epoch = self._epoch
         try:
@@ -416,7 +426,7 @@ def _parse(document: Mapping[str, Any]) -> Session:
     if not isinstance(document, Mapping) or document.get("format") != FORMAT:  # pyright: ignore[reportUnnecessaryIsInstance] -- it comes from a file
         raise InvalidState("this is not an exported conversation")
     _require_version(document)
-    key = _key_of(document)
+    key = key_of(document)
     body = _object(document, "body")
     turns = _turns_of(document)
     try:
@@ -451,7 +461,8 @@ def _require_version(document: Mapping[str, Any]) -> None:
         raise InvalidState(f"this version of the library imports exports up to version {FORMAT_VERSION}")
 
 
-def _key_of(document: Mapping[str, Any]) -> MemoryKey:
+def key_of(document: Mapping[str, Any]) -> MemoryKey:
+    """Return the key of an exported document. Raises `InvalidState` and `InvalidKey`."""
     parts = _object(document, "key")
     key = MemoryKey(*(parts.get(name, "") for name in ("tenant_id", "user_id", "session_id")))
     key.composite()

@@ -45,12 +45,12 @@ VERSION: Final = 1
 
 def is_log(document: Mapping[str, Any]) -> bool:
     """Say whether a line claims to be of a log."""
-    return document.get("format") in (FORMAT, PAGE_FORMAT)
+    return isinstance(document, Mapping) and document.get("format") in (FORMAT, PAGE_FORMAT)  # pyright: ignore[reportUnnecessaryIsInstance] -- it comes from a file
 
 
 def is_page(document: Mapping[str, Any]) -> bool:
     """Say whether a line claims to have items of a log that comes after it."""
-    return document.get("format") == PAGE_FORMAT
+    return is_log(document) and document["format"] == PAGE_FORMAT
 
 
 async def lines_of(

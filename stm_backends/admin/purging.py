@@ -352,7 +352,7 @@ class Purge:
                 if old:
                     owners.add(keys.parts_of(Key(of_kind, name)).name)
         for name in old:
-            if f"{name.partition(':')[0]}:" not in owners:
+            if keys.prefix_in(name) not in owners:
                 if not self._dry_run:
                     await self._driver.delete(Key(scope, name))
                 self.purged.parts += 1

@@ -14,14 +14,14 @@ from stm_backends.admin import log_lines
 from stm_backends.admin.copying import Owner
 from stm_backends.admin.erasing import EraseKeys, Erasure
 from stm_backends.admin.expiring import Expire, Expiring
-from stm_backends.admin.exporting import FORMAT, Export, dump_key
-from stm_backends.admin.importing import Import, OnConflict
+from stm_backends.admin.exporting import FORMAT, Export, dump_key, joined
+from stm_backends.admin.importing import Import, OnConflict, checked_lines, key_of
 from stm_backends.admin.numbers import Unreadable, refused
 from stm_backends.admin.purging import Found, Purge, Purged
 from stm_backends.admin.receipt import LEFT_OVER, Receipt
 from stm_backends.admin.resealing import OnProblem, Reseal, ResealReport
 from stm_backends.drivers.contract import Driver
-from stm_backends.errors import ConfigurationError, Corrupt, Denied, InvalidState, StmError, StorageError
+from stm_backends.errors import ConfigurationError, Corrupt, Denied, StmError, StorageError
 from stm_backends.history.log import ItemLog
 from stm_backends.records import keys, operations
 from stm_backends.records.codec import Codec
@@ -100,12 +100,15 @@ class Sessions:
             async for name in operations.names(self._driver, keys.scope(tenant, user, kind)):
                 yield kind, MemoryKey(tenant, user, keys.unname(name))
 
-    async def export(self, key: MemoryKey) -> dict[str, Any]:
+    async def export(self, key: MemoryKey, *, transcript: bool = True) -> dict[str, Any]:
         """Return one conversation as JSON, from one snapshot; it is not changed.
 
-        Without its transcript: `export_lines` has that, too. Raises `SessionNotFound`, and `Corrupt` if this
-        version cannot read all of it.
+        `turns` are those in its record. If it has a transcript, `pages` are the turns that have left the
+        record; `transcript=False` leaves them out and reads the record alone. Holds all of it in memory:
+        `export_lines` has a page at a time. Raises what that does.
         """
+        if transcript:
+            return joined([line async for line in self.export_lines(key)])
         keys.require_key(key)
         document = await Export(self._driver, self._codec, self._directory, key).document()
         self._observer.exported(Subject.of(key))
@@ -116,9 +119,10 @@ class Sessions:
     ) -> AsyncGenerator[dict[str, Any]]:
         """Yield one conversation with its transcript as JSON objects: the lines of a file.
 
-        The pages of the transcript come first, oldest first, and what `export` returns comes last, all as of
-        one moment. Takes the memory of one page and the record. Raises what `export` does, and `Unavailable`
-        if an erasure or a purge removed turns meanwhile that are still to come.
+        The pages of the transcript come first, oldest first, and the conversation comes last, all as of one
+        moment. Takes the memory of one page and the record. Raises `SessionNotFound`, `Corrupt` if this
+        version cannot read all of it, and `Unavailable` if an erasure or a purge removed turns meanwhile that
+        are still to come.
 
         `unreadable` is called with the error and the numbers of the turns for each page of which some cannot
         be read. It raises the error by default. If it does not, these turns are left out, and the lines can
@@ -170,10 +174,14 @@ class Sessions:
         `user_conversations`, raise `LimitReached` before anything is written. A merge ends with it at the
         turn that exceeds them; the turns before it are stored.
         """
-        imported = await self.importing(on_conflict=on_conflict, ttl=ttl).add(document)
-        if imported is None:
-            raise InvalidState("this is a page of a transcript, which comes before its conversation")
-        return imported
+        lines = checked_lines(document)
+
+        async def each() -> AsyncIterator[Mapping[str, Any]]:
+            for line in lines:
+                yield line
+
+        await _import_all(self.importing(on_conflict=on_conflict, ttl=ttl), each())
+        return key_of(document)
 
     def importing(self, *, on_conflict: OnConflict = "refuse", ttl: float | None = None) -> Import:
         """Return what imports the lines of `export_lines`, of any number of conversations, one by one."""
@@ -203,14 +211,8 @@ class Sessions:
         """
         importing, copied = to.importing(on_conflict=on_conflict, ttl=ttl), under or key
         keys.require_key(copied)
-        try:
-            async for line in self.export_lines(key):
-                await importing.add({**line, "key": dump_key(copied)})
-        except StmError:
-            # A purge removes what stays after an outage.
-            with suppress(StorageError):
-                await importing.discard()
-            raise
+        named = {"key": dump_key(copied)}
+        await _import_all(importing, ({**line, **named} async for line in self.export_lines(key)))
         return copied
 
     async def erase(self, key: MemoryKey) -> bool:
@@ -367,6 +369,18 @@ class Sessions:
         expire = Expire(self._driver, self._codec, self._directory, ttl=ttl, on_step=on_step)
         await (expire.tenant(tenant) if user is None else expire.user(tenant, user))
         return expire.expiring
+
+
+async def _import_all(importing: Import, lines: AsyncIterator[Mapping[str, Any]]) -> None:
+    """Import the lines of one conversation; after an error, none of its pages stay."""
+    try:
+        async for line in lines:
+            await importing.add(line)
+    except StmError:
+        # A purge removes what stays after an outage.
+        with suppress(StorageError):
+            await importing.discard()
+        raise
 
 
 async def _no_keys(tenant: str, user: str) -> int:

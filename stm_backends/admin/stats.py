@@ -75,9 +75,10 @@ class ConversationStats:
 
 @dataclass(frozen=True, slots=True)
 class OtherStats:
-    """A saved state, the log of an agent framework, a record of a graph, a page of a transcript or a card.
+    """A saved state, the log of an agent framework, a record of a graph, a page or a card.
 
-    `name` is the key of a state, the session id of a log or a card, or the name of another record.
+    `name` is the key of a state, the session id of a log or a card, or the name of another record. A page is
+    of a transcript unless it is `of_log`; one whose log is gone is not told from these.
     """
 
     tenant: str
@@ -85,6 +86,7 @@ class OtherStats:
     kind: keys.Kind
     name: str
     bytes: int
+    of_log: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ class Totals:
     pages: int = 0
     cards: int = 0
     listed_turns: int = 0
+    log_pages: int = 0
 
     def add(self, found: Found) -> None:
         """Add one record."""
@@ -139,7 +142,7 @@ class Totals:
                 self.health[found.health] += 1
                 self._later(found.last_activity)
             case OtherStats():
-                self.count(found.kind, 1)
+                self.count(found.kind, of_log=found.of_log)
                 self.bytes += found.bytes
             case Damaged():
                 self.damaged += 1
@@ -153,10 +156,10 @@ class Totals:
         self.listed_turns += card.turns
         self._later(card.updated)
 
-    def count(self, kind: keys.Kind, count: int) -> None:
-        """Add to the number of records of a kind."""
-        name = _COUNTED_AS[kind]
-        setattr(self, name, getattr(self, name) + count)
+    def count(self, kind: keys.Kind, *, of_log: bool = False) -> None:
+        """Add a record of a kind; of pages, one of a log or of a transcript."""
+        name = "log_pages" if of_log else _COUNTED_AS[kind]
+        setattr(self, name, getattr(self, name) + 1)
 
     def plus(self, other: Totals) -> None:
         """Add other sums."""
@@ -173,8 +176,24 @@ class Totals:
 _COUNTS: Final = (
     *("users", "conversations", "turns", "folded", "dropped", "bytes", "tokens"),
     *("logs", "states", "graph_records", "damaged"),
-    *("archived", "waiting", "pages", "cards", "listed_turns"),
+    *("archived", "waiting", "pages", "cards", "listed_turns", "log_pages"),
 )
+
+
+class _Logs:
+    """The logs of a user, which tells their pages from those of transcripts: logs come first."""
+
+    def __init__(self) -> None:
+        self._pages: set[str] = set()
+
+    def meet(self, kind: keys.Kind, record: Key) -> None:
+        """Remember a record if it is a log."""
+        if kind in keys.LOG_KINDS:
+            self._pages.add(keys.pages_of(record).name)
+
+    def have(self, kind: keys.Kind, record: Key) -> bool:
+        """Say whether a record is a page of one of them."""
+        return kind == "page" and keys.prefix_in(record.name) in self._pages
 
 
 class Stats:
@@ -216,16 +235,19 @@ class Stats:
         return self._read(tenant, user, "memory", judged, None if health is None else is_wanted)
 
     async def others(self, tenant: str, user: str) -> AsyncIterator[OtherStats | Damaged]:
-        """Yield a user's saved states, logs, records of graphs, pages of transcripts and cards.
+        """Yield a user's saved states, logs, records of graphs, pages and cards.
 
         Unreadable ones are `Damaged`.
         """
+        logs = _Logs()
         for kind in _OTHER_KINDS:
 
             def judged(key: Key, record: Record, kind: keys.Kind = kind) -> OtherStats:
-                return OtherStats(tenant, user, kind, keys.unname(key.name), _size(record))
+                of_log = logs.have(kind, key)
+                return OtherStats(tenant, user, kind, keys.unname(key.name), _size(record), of_log)
 
             async for found in self._read(tenant, user, kind, judged):
+                logs.meet(kind, Key(keys.scope(tenant, user, kind), keys.name(found.name)))
                 yield found
 
     async def of_user(
@@ -253,11 +275,13 @@ class Stats:
         def judged(key: Key, record: Record) -> Card:
             return card_of(key, self._codec.open("card", record.body or b""))
 
-        totals = Totals()
+        totals, logs = Totals(), _Logs()
         for kind in ("memory", *_OTHER_KINDS):
             if kind != "card":
                 scope = keys.scope(tenant, user, kind)
-                totals.count(kind, sum([1 async for _ in operations.names(self._driver, scope)]))
+                async for name in operations.names(self._driver, scope):
+                    logs.meet(kind, Key(scope, name))
+                    totals.count(kind, of_log=logs.have(kind, Key(scope, name)))
         async for card in self._read(tenant, user, "card", judged):
             totals.add_card(card)
             on_found(card)

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 from stm_backends.agents.prompt import apply_memory
 from stm_backends.agents.turns import ToolStep, build_turn
 from stm_backends.backend import Backend
+from stm_backends.drivers.checks import require_backend
 from stm_backends.errors import ConfigurationError
 from stm_backends.protocols import Summarizer
+from stm_backends.records.keys import require_key
 from stm_backends.types import MemoryKey, StoredTurn, as_turn, as_turn_id
 
 if TYPE_CHECKING:
@@ -93,6 +95,7 @@ async def conversation(
     Raises what `get_context_window` and the hooks raise, and `ConfigurationError` for a manager of another
     user than that of the key.
     """
+    require_backend(backend)
     if tiers is not None and key is not None:
         _require_owner(tiers, key)
     memory = None if key is None else backend.memory(key, config, summarizer=summarizer)
@@ -115,6 +118,7 @@ async def conversation(
 
 def _require_owner(tiers: MemoryManager, key: MemoryKey) -> None:
     """Refuse to show the memories of one user in the conversation of another."""
+    require_key(key)
     if tiers.owner not in (None, (key.tenant_id, key.user_id)):
         raise ConfigurationError("the tiers belong to another user than the conversation")
 

@@ -28,7 +28,16 @@ from stm_backends.cli.exports import MIB, ExportFile, FileLimits, export_file
 from stm_backends.cli.files import NotWritten, creating, is_standard, writing
 from stm_backends.cli.listing import list_
 from stm_backends.cli.observing import begin, observer, require_complete
-from stm_backends.cli.options import URL_VARIABLE, BackendName, Create, SealingName, Url, UrlOfName
+from stm_backends.cli.options import (
+    URL_VARIABLE,
+    BackendName,
+    Command,
+    Commands,
+    Create,
+    SealingName,
+    Url,
+    UrlOfName,
+)
 from stm_backends.cli.outcome import (
     FAILED,
     counted,
@@ -73,7 +82,7 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(result_callback=require_complete)
+@app.callback(cls=Commands, result_callback=require_complete)
 def _options(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
@@ -336,7 +345,7 @@ def export_(
         nonlocal others
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
             if whose and whose[1]:
-                others = await transfer.count_others(opened, whose[0], whose[1], exported=True)
+                others = await transfer.count_others(opened, whose[0], whose[1], graph=False)
             await transfer.write_export(
                 opened,
                 transfer.selected(opened, wanted, (whose[0], whose[1]) if whose and whose[1] else None),
@@ -566,6 +575,9 @@ app.command()(expire)
 app.command()(compact)
 
 app.command()(conformance)
+
+for _each in app.registered_commands:
+    _each.cls = Command
 
 
 def _merged_ttl(ttl: str | None, *, unchanged: int) -> str:

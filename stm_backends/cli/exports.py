@@ -15,6 +15,7 @@ from itertools import compress
 from pathlib import Path
 from typing import Final, TextIO, cast
 
+from stm_backends.admin.exporting import lines_in
 from stm_backends.cli.files import is_standard, reading
 from stm_backends.cli.replay.conversations import BadFile
 
@@ -68,7 +69,8 @@ class ExportFile:
             where = f"{self._name}:{number}"
             document = _document(where, text, self._limits)
             if self._is_wanted(document):
-                yield Line(where, document)
+                for each in lines_in(document):
+                    yield Line(where, {**each})
             else:
                 self.skipped += 1
 

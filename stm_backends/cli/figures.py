@@ -67,8 +67,13 @@ def head(what: str, *, quick: bool = False) -> str:
     return f"{_columns(dict(zip(names, names, strict=True)))}  {'LAST ACTIVITY':<17}  {what}"
 
 
-def line(stats: ConversationStats | Totals, key: str, *, users: bool = False) -> str:
-    """Return one line; `users` adds how many there are. The key comes last, because it may have spaces."""
+def line(stats: ConversationStats | Totals | None, key: str, *, users: bool = False) -> str:
+    """Return one line; `users` adds how many there are. The key comes last, because it may have spaces.
+
+    Without figures, it is that of a conversation.
+    """
+    if stats is None:
+        return f"{_columns(dict.fromkeys(_OF_CONVERSATIONS, '-'))}  {'-':<17}  {key}"
     columns: dict[str, object] = {"USERS": stats.users} if users and isinstance(stats, Totals) else {}
     if isinstance(stats, Totals):
         columns["CONVS"] = stats.conversations
@@ -90,7 +95,7 @@ def listed_line(totals: Totals, key: str) -> str:
 def as_json(stats: ConversationStats | Totals, *, quick: bool = False) -> dict[str, Any]:
     """Return the figures of a conversation or of many; with `quick`, those that names and cards say."""
     if quick and isinstance(stats, Totals):
-        names = ("users", "conversations", "cards", "listed_turns", "pages", "logs", "states")
+        names = ("users", "conversations", "cards", "listed_turns", "pages", "log_pages", "logs", "states")
         figures = {name: getattr(stats, name) for name in (*names, "graph_records", "damaged")}
         return figures | {"last_activity": iso(stats.last_activity)}
     figures = {
@@ -114,6 +119,7 @@ def as_json(stats: ConversationStats | Totals, *, quick: bool = False) -> dict[s
         "states": stats.states,
         "graph_records": stats.graph_records,
         "pages": stats.pages,
+        "log_pages": stats.log_pages,
         "cards": stats.cards,
         "damaged": stats.damaged,
     }

@@ -67,9 +67,16 @@ async def is_there(opened: Backend, key: MemoryKey, kind: LogKind) -> bool:
 
 
 async def page_of(
-    opened: Backend, key: MemoryKey, kind: LogKind | None, *, before: int | None = None, limit: int = SHOWN
+    opened: Backend,
+    key: MemoryKey,
+    kind: LogKind | None,
+    *,
+    before: int | None = None,
+    after: int | None = None,
+    at: int | None = None,
+    limit: int = SHOWN,
 ) -> Found:
-    """Return the newest items of a log, or those before a number; by default of the only log.
+    """Return items of a log, as `ItemLog.transcript` does; by default of the only log.
 
     Raises `SessionNotFound` if there is none, and `ConfigurationError` if there are several.
     """
@@ -80,7 +87,8 @@ async def page_of(
         raise SessionNotFound(f"there is no {what} under this key")
     if len(kinds) > 1:
         raise ConfigurationError(f"the conversation has several logs; give one: {_options(kinds)}")
-    return Found(kinds[0], await opened.item_log(key, kinds[0]).transcript(before=before, limit=limit))
+    log = opened.item_log(key, kinds[0])
+    return Found(kinds[0], await log.transcript(before=before, after=after, at=at, limit=limit))
 
 
 def _options(kinds: list[LogKind]) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -61,8 +61,9 @@ def list_(
 ) -> None:
     """List the tenants, the users of a tenant, or the conversations of a user, one per line.
 
-    What else a user has is counted, but not listed: logs of agent frameworks (OpenAI Agents sessions,
-    LangChain messages), saved states, and the vertices of the graph, which is the long-term memory.
+    Conversations of which only the log of an agent framework is stored (OpenAI Agents sessions, LangChain
+    messages) come last, with `-` for the figures of --long. What else a user has is counted, but not listed:
+    saved states, and the vertices of the graph, which is the long-term memory.
 
     The exit status is 1 if nothing is stored for the tenant or user. With --long, an unreadable record is
     reported and counted, and the exit status is 1, too.
@@ -84,7 +85,7 @@ def list_(
                 await _degraded(opened, owner, listing)
             elif owner.user is not None and owner.tenant is not None:
                 await _conversations(opened, owner.tenant, owner.user, listing)
-                others = await transfer.count_others(opened, owner.tenant, owner.user, exported=False)
+                others = await transfer.count_others(opened, owner.tenant, owner.user, graph=True)
             elif owner.tenant is not None:
                 await _users(opened, owner.tenant, listing)
             else:
@@ -128,14 +129,18 @@ class _Listing:
         self._read = 0
         self._as_json = as_json
 
-    def add(self, key: str, stats: ConversationStats | Totals | None, **ids: str) -> None:
-        """Print a line; `ids` are the parts of the key, of which the last gives the kind."""
+    def add(
+        self, key: str, stats: ConversationStats | Totals | None, logs: Sequence[str] = (), **ids: str
+    ) -> None:
+        """Print a line; `ids` are the parts of the key, of which the last gives the kind.
+
+        Without `stats`, only `logs` are stored of a conversation.
+        """
         self.count += 1
-        stats = stats if self.long else None
         if self._as_json:
-            facts = {"key": key, **ids} | (figures.as_json(stats) if stats else {})
-            self._print(json.dumps(facts))
-        elif stats is None:
+            facts: dict[str, Any] = {"key": key, **ids, **({"logs": [*logs]} if logs else {})}
+            self._print(json.dumps(facts | (figures.as_json(stats) if stats and self.long else {})))
+        elif not self.long:
             self._print(key)
         else:
             kind = {1: "TENANT", 2: "USER", 3: "CONVERSATION"}[len(ids)]
@@ -149,14 +154,16 @@ class _Listing:
         else:
             self.progress.echo(line)
 
-    def add_conversation(self, key: MemoryKey, stats: ConversationStats | None) -> None:
+    def add_conversation(
+        self, key: MemoryKey, stats: ConversationStats | None, logs: Sequence[str] = ()
+    ) -> None:
         """Print a conversation, unless its key cannot be written."""
         try:
             text = transfer.escaped(key.composite())
         except InvalidKey:
             self.unnamed.append(key)
         else:
-            self.add(text, stats, tenant=key.tenant_id, user=key.user_id, session=key.session_id)
+            self.add(text, stats, logs, tenant=key.tenant_id, user=key.user_id, session=key.session_id)
 
     def add_card(self, card: Card) -> None:
         """Print a conversation as the catalogue shows it, unless its key cannot be written."""
@@ -168,6 +175,8 @@ class _Listing:
         self.count += 1
         if not self._as_json:
             title = plain(card.title).replace("\n", "\\n")
+            if self.count == 1:
+                self._print(f"{'LAST ACTIVITY':<23}  {'TURNS':>6}  CONVERSATION  TITLE")
             self._print(f"{figures.when(card.updated)}  {card.turns:>6,}  {text}  {title}")
             return
         ids = {"tenant": card.key.tenant_id, "user": card.key.user_id, "session": card.key.session_id}
@@ -201,12 +210,17 @@ async def _users(backend: Backend, tenant: str, listing: _Listing) -> None:
 
 
 async def _conversations(backend: Backend, tenant: str, user: str, listing: _Listing) -> None:
+    logs: dict[MemoryKey, list[str]] = {}
+    async for kind, key in backend.sessions.logs(tenant, user):
+        logs.setdefault(key, []).append(kind)
     if listing.long:
         async for stats in _readable(backend, tenant, user, listing):
-            listing.add_conversation(stats.key, stats)
+            listing.add_conversation(stats.key, stats, logs.pop(stats.key, ()))
     else:
         async for key in backend.sessions.list(tenant, user):
-            listing.add_conversation(key, None)
+            listing.add_conversation(key, None, logs.pop(key, ()))
+    for key, kinds in logs.items():
+        listing.add_conversation(key, None, kinds)
 
 
 async def _degraded(backend: Backend, owner: Owner, listing: _Listing) -> None:

@@ -5,14 +5,38 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from stm_backends.sealing.keys import is_shared
 from stm_backends.sealing.naming import KEYS_VARIABLE, SEALING_VARIABLE
 
 URL_VARIABLE: Final = "STM_BACKENDS_URL"
+
+
+class Command(TyperCommand):
+    """A command that shows no type where an option takes no value."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the options and arguments."""
+        return _shown(super().get_params(ctx))
+
+
+class Commands(TyperGroup):
+    """The same for the program itself."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the options."""
+        return _shown(super().get_params(ctx))
+
+
+def _shown(parameters: list[Any]) -> list[Any]:
+    for one in parameters:
+        if isinstance(one, TyperOption) and one.is_flag:
+            one.metavar = ""
+    return parameters
 
 
 def _warned(context: typer.Context, sealing: str | None) -> str | None:

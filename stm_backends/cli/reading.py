@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import typer
 
@@ -23,7 +23,15 @@ from stm_backends.records.pages import MOST
 from stm_backends.types import StoredTurn
 
 
-def history(
+class _Asked(TypedDict):
+    """Where the turns are that are asked for: at most one of these; the newest ones without any."""
+
+    before: int | None
+    after: int | None
+    at: int | None
+
+
+def history(  # noqa: PLR0913, PLR0917 -- one per option
     key: Annotated[
         str,
         typer.Argument(
@@ -34,6 +42,15 @@ def history(
         int | None,
         typer.Option("--before", help="Show the turns before this number.", metavar="N", min=0),
     ] = None,
+    after: Annotated[
+        int | None,
+        typer.Option(
+            "--after", help="Show the turns after this number; after -1 are the oldest.", metavar="N", min=-1
+        ),
+    ] = None,
+    at: Annotated[
+        int | None, typer.Option("--at", help="Show the turns around this number.", metavar="N", min=0)
+    ] = None,
     limit: Annotated[
         int, typer.Option("--limit", "-n", help="How many turns to show.", metavar="N", min=1, max=MOST)
     ] = 20,
@@ -43,12 +60,13 @@ def history(
     url: Url = None,
     sealing: SealingName = None,
 ) -> None:
-    """Show all that was said in a conversation, by number: the newest turns, or those before a number.
+    """Show all that was said in a conversation, by number: the newest turns, or others.
 
     The first turn has the number 0. Turns that the model is no longer shown are there too, if the
     conversation keeps a transcript. A page or two are read, however long the conversation is. Of a
     conversation that an agent framework keeps, its items are shown.
     """
+    place = _Asked(before=before, after=after, at=at)
 
     async def work() -> TranscriptPage | item_logs.Found:
         parsed = transfer.conversation_key(key)
@@ -56,23 +74,23 @@ def history(
             with told_as("history"):
                 kind = item_logs.kind_in(log)
                 if kind is None:
-                    page = await opened.memory(parsed).transcript(before=before, limit=limit)
+                    page = await opened.memory(parsed).transcript(**place, limit=limit)
                     if page.turns or await opened.driver.load(memory_key(parsed), last=0):
                         return page
-                return await item_logs.page_of(opened, parsed, kind, before=before, limit=limit)
+                return await item_logs.page_of(opened, parsed, kind, **place, limit=limit)
 
     with reported():
         page = run(work())
     again = _command(key, {"--backend": backend, "--url": url, "--sealing": sealing}) + f" -n {limit}"
     if isinstance(page, item_logs.Found):
-        _show_items(page, again, before, as_json=as_json)
+        _show_items(page, again, place, as_json=as_json)
         return
     if as_json:
         for one in page.turns:
             typer.echo(json.dumps(_as_json(one)))
     elif page.turns:
         render.console.print(render.numbered((one.number, one.turn) for one in page.turns))
-    _say_more(again, "turns", [one.number for one in page.turns], page, before)
+    _say_more(again, "turns", [one.number for one in page.turns], page, place)
 
 
 def _command(key: str, given: Mapping[str, str | None]) -> str:
@@ -87,14 +105,14 @@ def _command(key: str, given: Mapping[str, str | None]) -> str:
     return shlex.join(words)
 
 
-def _show_items(found: item_logs.Found, again: str, before: int | None, *, as_json: bool) -> None:
+def _show_items(found: item_logs.Found, again: str, place: _Asked, *, as_json: bool) -> None:
     page = found.page
     if as_json:
         for one in page.items:
             typer.echo(json.dumps(item_logs.as_json(one)))
     elif page.items:
         render.console.print(item_logs.numbered(page))
-    _say_more(f"{again} --log {found.kind}", "items", [one.number for one in page.items], page, before)
+    _say_more(f"{again} --log {found.kind}", "items", [one.number for one in page.items], page, place)
 
 
 def _as_json(one: TranscriptTurn) -> dict[str, Any]:
@@ -103,15 +121,22 @@ def _as_json(one: TranscriptTurn) -> dict[str, Any]:
 
 
 def _say_more(
-    again: str, what: str, numbers: Sequence[int], page: TranscriptPage | LogPage, before: int | None
+    again: str, what: str, numbers: Sequence[int], page: TranscriptPage | LogPage, place: _Asked
 ) -> None:
-    """Say on standard error what is not shown; `again` is the command that shows more."""
-    first = min([*numbers, *page.missing], default=page.oldest)
-    if first > page.oldest:
+    """Say on standard error what is not shown; `again` is the command that shows more.
+
+    Not what is on the other side of a number that was given: it was shown before.
+    """
+    shown = [*numbers, *page.missing]
+    first = min(shown, default=page.oldest if place["before"] is not None else page.newest + 1)
+    if not shown:
+        asked = "".join(f" {name} number {number}" for name, number in place.items() if number is not None)
+        typer.echo(f"There are no {what}{asked}.", err=True)
+    if first > page.oldest and place["after"] is None:
         typer.echo(f"Earlier {what}: {again} --before {first}", err=True)
-    elif page.oldest:
+    elif first == page.oldest and page.oldest:
         typer.echo(f"The {what} before number {page.oldest} are no longer stored.", err=True)
-    elif not numbers and not page.missing:
-        typer.echo(f"There are no {what}{'' if before is None else f' before number {before}'}.", err=True)
+    if place["before"] is None and max(shown, default=page.newest) < page.newest:
+        typer.echo(f"Later {what}: {again} --after {max(shown)}", err=True)
     if page.missing:
         typer.echo(f"Not stored any more: {figures.spans(page.missing)}", err=True)

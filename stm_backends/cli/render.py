@@ -124,6 +124,7 @@ def stats(totals: Totals, title: str, *, quick: bool = False) -> RenderableType:
         ("saved states", totals.states),
         ("records of graphs", totals.graph_records),
         ("pages of transcripts", totals.pages),
+        ("pages of logs", totals.log_pages),
         ("cards in the catalogue", totals.cards),
     ):
         style = "bold red" if name.strip() == MemoryHealth.DEGRADED.value else ""

@@ -125,7 +125,7 @@ def show(  # noqa: PLR0913, PLR0917 -- one per option
 async def _exported(opened: Backend, key: MemoryKey, record: Record) -> tuple[dict[str, Any], Transcript]:
     """Return a conversation whose record was loaded before, and what its turns are numbered by."""
     while True:
-        document = await opened.sessions.export(key)
+        document = await opened.sessions.export(key, transcript=False)
         after = await opened.driver.load(memory_key(key), last=0)
         if after is not None and after.version == record.version:
             body = opened.codec.open_body(record.body)

@@ -445,21 +445,19 @@ def check(what: str) -> None:
         owner(what)
 
 
-async def count_others(backend: Backend, tenant: str, user: str, *, exported: bool) -> list[str]:
+async def count_others(backend: Backend, tenant: str, user: str, *, graph: bool) -> list[str]:
     """Return what a user has beside conversations, such as `2 saved states`; without what there is none of.
 
-    Logs and the vertices of the graph are not among it if they are `exported`.
+    The vertices of the `graph` are only counted if asked for.
     """
 
     async def count(kind: keys.Kind, prefix: str = "") -> int:
         names = operations.names_of(backend.driver, keys.scope(tenant, user, kind), prefix)
         return len([name async for name in names])
 
-    logs = 0 if exported else sum([await count(kind) for kind in keys.LOG_KINDS])
     states = await count("blob")
-    in_graph = 0 if exported else await count("graph", keys.VERTICES)
+    in_graph = await count("graph", keys.VERTICES) if graph else 0
     found = {
-        f"{counted(logs, 'log')} of agent frameworks": logs,
         counted(states, "saved state"): states,
         f"{graphs.counted(in_graph)} (long-term memory)": in_graph,
     }

@@ -17,12 +17,15 @@ installs it. Messages show a URL's scheme and never the rest of it.
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.util
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast
 from urllib.parse import quote
 
@@ -172,6 +175,7 @@ def _at(path: str) -> str:
 
 
 _Claims: TypeAlias = "dict[str, list[EntryPoint]]"
+"""Who provides a backend of each name. It is shared by all that ask: read it, and change nothing."""
 
 _NAME = re.compile(r"[A-Za-z0-9_+.\-]{1,60}")
 
@@ -220,6 +224,23 @@ def _call(
 
 
 def _claims() -> _Claims:
+    """Return who claims each name now: a package that is installed meanwhile is found."""
+    return _claims_in(tuple(_state_of(place) for place in sys.path))
+
+
+def _state_of(place: str) -> tuple[object, ...]:
+    """Return a value that is another one once a package is installed in a place of `sys.path`, or removed."""
+    try:
+        found = Path(place).stat()
+    except OSError:
+        return (place,)
+    return place, found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+# Programs open backends often, and it takes 5 ms to read what 200 packages provide.
+@functools.lru_cache(maxsize=1)
+def _claims_in(path: tuple[tuple[object, ...], ...]) -> _Claims:
+    del path  # it is that of this process
     from importlib.metadata import entry_points  # noqa: PLC0415 -- costs half as much as all of this library
 
     claims: _Claims = {}

@@ -48,6 +48,7 @@ from stm_backends.records.pages import (
     Copy,
     Damaged,
     Pages,
+    each_after,
     numbers_asked_for,
     refused,
     require_one_place,
@@ -76,7 +77,10 @@ KEPT_BYTES: Final = 1024 * 1024
 """After how many bytes that one object has added it moves what is older than the newest `KEPT_BYTES`."""
 
 AT_ONCE: Final = 512
-"""The entries that one step moves at most, so that a log that is long already holds up no addition."""
+"""The items that one step moves at most, so that a log that is long already holds up no addition.
+
+One entry moves as a whole, however many it has. Removals count as items.
+"""
 
 PAGES_AT_ONCE: Final = 8
 """The number of pages that are loaded concurrently."""
@@ -204,7 +208,7 @@ class ItemLog:
             start = max(log.first, number * pages.TURNS)
             stop = min(end, (number + 1) * pages.TURNS)
             page = await self._page(log, start, stop, damaged=damaged)
-            if page.missing and _place_of((await self._load("pages")).log) != _place_of(log):
+            if page.missing and await self._is_changed(log):
                 raise Unavailable(
                     "items were removed while the log was read; read it again",
                     backend=self._driver.name,
@@ -230,22 +234,20 @@ class ItemLog:
             tuple(number for number in numbers if number not in read),
         )
 
-    async def each_item(self, *, after: int = -1) -> AsyncGenerator[LogItem]:
-        """Yield all items after a number, oldest first; takes the memory of a few pages."""
-        while True:
+    def each_item(self, *, after: int | None = None) -> AsyncGenerator[LogItem]:
+        """Yield all items, or those after a number, oldest first; takes the memory of a few pages."""
+
+        async def read(after: int) -> tuple[LogPage, Sequence[LogItem]]:
             page = await self.transcript(after=after, limit=PAGES_AT_ONCE * pages.TURNS)
-            for one in page.items:
-                yield one
-            after = max(
-                [after, page.oldest - 1, *page.missing[-1:], *(one.number for one in page.items[-1:])]
-            )
-            if after >= page.newest:
-                return
+            return page, page.items
+
+        return each_after(after, read)
 
     async def add(self, items: Sequence[Mapping[str, Any]]) -> None:
         """Add items at the end, all or none, in one round trip. An empty list is a no-op.
 
-        One of 64 additions to a long log also moves its oldest items to pages, in some five round trips.
+        One of 64 additions to a long log also moves its oldest items to pages, in some five round trips. A
+        call that is cancelled meanwhile has added the items, and one that is cancelled before may have.
         Raises `InvalidState`, naming the path, for a value that is not a JSON object; `LimitReached`;
         `TooLarge` if the items do not fit into one entry; `OutcomeUnknown` if the items may have been stored.
         """
@@ -260,7 +262,6 @@ class ItemLog:
                 self._guard.require("turn_characters", partial(characters_in, item))
             if added:
                 await self._append(Add(_new_id(), added, self._clock()))
-                self._touch()
 
     async def pop(self) -> Item | None:
         """Remove the last item and return it; `None` if the log is empty.
@@ -374,15 +375,16 @@ class ItemLog:
         self, operation: str, read: Callable[[_ReadLog], Awaitable[tuple[T, bool]]], limit: int | None = None
     ) -> T:
         """Return what `read` makes of the log; again if it misses items because the log has changed."""
-        before = None
         while True:
             found = await self._newest(operation, limit)
             result, complete = await read(found)
-            place = _place_of(found.log)
-            if complete or place == before:
+            if complete or not await self._is_changed(found.log):
                 return result
-            # Cleared, or the items were replaced by others, while it was read.
-            before = place
+
+    async def _is_changed(self, log: Log) -> bool:
+        """Say whether items have left the pages of a log, or others have replaced them, since it was read."""
+        _, transcript = await self._mark()
+        return _place_of(transcript) != _place_of(log.folded.transcript)
 
     async def _newest(self, operation: str, limit: int | None) -> _ReadLog:
         """Load the entries with the latest `limit` items, or all of them."""
@@ -461,6 +463,8 @@ class ItemLog:
             return found.log.length > 0 and await self._shorten(found) is not None
 
         appended = await ledger.append_to_full(lambda: self._send(data), make_room)
+        # Before the log is shortened, which may be cancelled.
+        self._touch()
         self._unmoved += len(data)
         is_long = appended.length >= LONG and appended.length % KEPT == 0
         if is_long or self._unmoved > LARGE:
@@ -586,12 +590,17 @@ class ItemLog:
         return done
 
     def _covered(self, log: Log) -> int:
-        return min(log.length, self._driver.traits.max_drop, AT_ONCE)
+        """Return how many entries one step folds."""
+        most, size = min(log.length, self._driver.traits.max_drop), 0
+        for count, entry in enumerate(log.entries[:most]):
+            size += max(1, len(entry.items)) if isinstance(entry, Add) else 1
+            if size > AT_ONCE and count:
+                return count
+        return most
 
 
-def _place_of(log: Log) -> tuple[str, int, int] | None:
+def _place_of(paged: Transcript | None) -> tuple[str, int, int] | None:
     """Return what changes when items leave the pages of a log, or are replaced there by others."""
-    paged = log.folded.transcript
     return paged and (paged.epoch, paged.first, paged.rev)
 
 

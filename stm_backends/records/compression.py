@@ -75,14 +75,18 @@ class Zstd:
 class Preset:
     """Raw deflate with a dictionary of what nearly every turn has, so that a single turn becomes smaller.
 
-    The dictionary is part of the format: another one needs another name.
+    The dictionary is part of the format: another one needs another name. `level` is 1 (fast) to 9 (small);
+    what any of them wrote is read.
     """
 
     name = "turns1"
 
+    def __init__(self, *, level: int = 6) -> None:
+        self._level = level
+
     def encode(self, data: bytes, /) -> bytes | None:
         """Return the compressed bytes, or `None` if they are not smaller."""
-        writer = zlib.compressobj(6, zlib.DEFLATED, -15, 9, zlib.Z_DEFAULT_STRATEGY, _DICTIONARY)
+        writer = zlib.compressobj(self._level, zlib.DEFLATED, -15, 9, zlib.Z_DEFAULT_STRATEGY, _DICTIONARY)
         return _smaller(writer.compress(data) + writer.flush(), data)
 
     def decode(self, data: bytes, limit: int, /) -> bytes:

@@ -23,7 +23,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from stm_backends import logs
 from stm_backends.drivers.contract import MAX_KEY_BYTES, Key
-from stm_backends.errors import Corrupt, InvalidKey
+from stm_backends.errors import ConfigurationError, Corrupt, InvalidKey
 from stm_backends.types import MemoryKey
 
 LogKind: TypeAlias = Literal["openai-agents", "langchain"]
@@ -102,7 +102,8 @@ def is_dialogue(key: MemoryKey) -> bool:
 
 
 def require_dialogue(key: MemoryKey) -> None:
-    """Raise `InvalidKey` for the key of a conversation that `short_term_of` names: it holds no dialogue."""
+    """Raise `InvalidKey` for no key, and for that of a conversation that `short_term_of` names."""
+    require_key(key)
     if not is_dialogue(key):
         raise InvalidKey(
             f"a session id that ends with {_SHORT_TERM!r} names the short-term memory of a session, which "
@@ -111,7 +112,13 @@ def require_dialogue(key: MemoryKey) -> None:
 
 
 def log_key(key: MemoryKey, kind: LogKind) -> Key:
-    """Return the key of the items that an agent framework keeps of a conversation."""
+    """Return the key of the items that an agent framework keeps of a conversation.
+
+    Raises `ConfigurationError` for another framework: no erasure would find its log.
+    """
+    require_key(key)
+    if kind not in LOG_KINDS:
+        raise ConfigurationError(f"the kind of a log is one of: {', '.join(LOG_KINDS)}")
     return Key(scope(key.tenant_id, key.user_id, kind), name(require_part("session_id", key.session_id)))
 
 
@@ -167,6 +174,11 @@ def pages_of(key: Key) -> Key:
     Raises `InvalidKey` if the scope would be too long.
     """
     return _beneath(key, "page")
+
+
+def prefix_in(name: str) -> str:
+    """Return the prefix in the name of a page or part: that of all that belong to the same record."""
+    return f"{name.partition(':')[0]}:"
 
 
 def page_key(key: Key, epoch: str, page: int, spill: int = 0) -> Key:

@@ -63,6 +63,6 @@ async def each(items: AsyncIterator[_T], work: Callable[[_T], Awaitable[None]]) 
 async def together(batch: Sequence[_U], work: Callable[[_U], Awaitable[_T]]) -> list[_T]:
     """Do the work for all items concurrently; returns the results in order.
 
-    The first `StorageError` ends it and is raised.
+    The first `StorageError` ends it and is raised. A single item needs no task of its own.
     """
-    return await all_of(map(work, batch))
+    return [await work(batch[0])] if len(batch) == 1 else await all_of(map(work, batch))

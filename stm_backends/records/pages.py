@@ -26,8 +26,17 @@ pages after the record; the epoch ensures that the next record under the same ke
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from stm_backends.drivers.checks import require_count, require_integer
 from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
@@ -47,6 +56,9 @@ MOST: Final = 1_000
 
 SPILLS: Final = 1_000
 """How many records a page takes at most: what does not fit into one goes to the next."""
+
+_ENTRY_LEVEL: Final = 3
+"""Takes two thirds of the time of level 6 for five turns of prose, and 4% more bytes."""
 
 
 PageEvent: TypeAlias = Literal["written", "read"]
@@ -123,6 +135,8 @@ class Pages:
         self._counted = counted
         self._driver = driver
         self._codec = codec.after(Preset())
+        # Entries stay until their page is complete, so time counts for more than size.
+        self._entries = codec.after(Preset(level=_ENTRY_LEVEL))
 
     # Writing
 
@@ -142,12 +156,13 @@ class Pages:
         others are added.
         """
         parts: list[tuple[Transcript, Sequence[Leaving]]] = []
-        while leaving:
-            count = TURNS - transcript.base % TURNS
+        while len(leaving) > (count := TURNS - transcript.base % TURNS):
             parts.append((transcript, leaving[:count]))
             # The summary is that from before they leave.
             transcript = transcript.moved([one.id for one in leaving[:count]], summarized=False)
             leaving = leaving[count:]
+        if leaving:
+            parts.append((transcript, leaving))
         await operations.together(parts, lambda part: self._append(key, *part, summary, ttl))
 
     async def _append(
@@ -164,7 +179,7 @@ class Pages:
         """
         page = transcript.base // TURNS
         try:
-            data = self._entry(transcript, leaving, summary)
+            data = self._entries.seal_encoded("page", _content(transcript, leaving, summary))
             for spill in range(SPILLS):
                 try:
                     where = keys.page_key(key, transcript.epoch, page, spill)
@@ -185,22 +200,6 @@ class Pages:
             rest = transcript.moved([one.id for one in leaving[:half]], summarized=False)
             await self._append(key, rest, leaving[half:], summary, ttl)
 
-    def _entry(self, transcript: Transcript, leaving: Sequence[Leaving], summary: str | None) -> bytes:
-        """Return the entry of turns that begin at `base`, with a checkpoint if they begin a page.
-
-        Without a `summary` there is none.
-        """
-        fields: dict[str, Any] = {"first": transcript.base, "prev": transcript.last}
-        revs = [max(transcript.rev, one.rev) for one in leaving]
-        if len({*revs}) > 1:
-            fields["revs"] = revs
-        elif revs[0]:
-            fields["rev"] = revs[0]
-        if transcript.base % TURNS == 0 and summary is not None:
-            fields |= {"summary": summary, "upto": transcript.summarized}
-        head, turns = encode_json(fields)[:-1], b",".join(one.data for one in leaving)
-        return self._codec.seal_encoded("page", b'%b,"turns":[%b]}' % (head, turns))
-
     async def put_new(
         self,
         key: Key,
@@ -214,7 +213,8 @@ class Pages:
         if len(leaving) == TURNS:
             where = keys.page_key(key, transcript.epoch, transcript.base // TURNS)
             try:
-                change = ledger.Change(self._entry(transcript, leaving, summary), ttl=ttl)
+                body = self._codec.seal_encoded("page", _content(transcript, leaving, summary))
+                change = ledger.Change(body, ttl=ttl)
                 if await ledger.replace(self._driver, where, change, expect=ABSENT):
                     self._counted("written", 1)
                     return
@@ -228,6 +228,9 @@ class Pages:
         These turns are those that the record dropped. Only logs a failure: a page can be read as it was.
         """
         end = before.base + len(leaving)
+        full = range(before.base // TURNS, end // TURNS)
+        if not full:
+            return
         known = {before.base - 1: before.last}
         known |= {number: digest(one.id) for number, one in enumerate(leaving, before.base)}
         rev = max([before.rev, *(one.rev for one in leaving)])
@@ -243,7 +246,7 @@ class Pages:
                     keys.log_name(key),
                 )
 
-        await operations.together(range(before.base // TURNS, end // TURNS), rewrite)
+        await operations.together(full, rewrite)
 
     async def compact(
         self, key: Key, epoch: str, page: int, known: Mapping[int, str], *, rev: int = 0
@@ -334,7 +337,9 @@ class Pages:
             lacks = lacks or held.lacks
             copies = candidates(contents, transcript.rev)
             # Turns that were changed later may be in a later record; so may those that the next turns name.
-            if not transcript.rev and (held.is_whole or _are_named(copies, wanted, known)):
+            # Of a page that others follow, no turn names the last one.
+            named = transcript.base - 1 in wanted and _are_named(copies, wanted, known)
+            if not transcript.rev and (held.is_whole or named):
                 return _Candidates(copies, lacks)
         if not copies.keys() >= {*wanted}:
             # Records that a page spills to may live longer than those before them.
@@ -464,6 +469,51 @@ async def erase_dead(driver: Driver, key: Key, load: LoadMark, *, epoch: str = "
     return len(gone) == len(places)
 
 
+class Numbered(Protocol):
+    """A turn or item with its number."""
+
+    @property
+    def number(self) -> int:
+        """Counts from 0."""
+        ...
+
+
+class Part(Protocol):
+    """Some turns or items as of one moment, and the numbers that have none."""
+
+    @property
+    def oldest(self) -> int:
+        """The number of the oldest one that is stored."""
+        ...
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest one."""
+        ...
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Those of the numbers asked for that have none."""
+        ...
+
+
+One = TypeVar("One", bound=Numbered)
+
+
+async def each_after(
+    after: int | None, read: Callable[[int], Awaitable[tuple[Part, Sequence[One]]]]
+) -> AsyncGenerator[One]:
+    """Yield all turns or items after a number, oldest first; all for `None`. `read` returns some of them."""
+    after = -1 if after is None else after
+    while True:
+        part, found = await read(after)
+        for one in found:
+            yield one
+        after = max([after, part.oldest - 1, *part.missing[-1:], *(one.number for one in found[-1:])])
+        if after >= part.newest:
+            return
+
+
 def require_one_place(before: int | None, after: int | None, at: int | None, limit: int) -> None:
     """Raise `ConfigurationError` for a page that cannot be asked for."""
     require_count("limit", limit, most=MOST)
@@ -493,6 +543,23 @@ def numbers_asked_for(
     return max(start, oldest), min(stop, end)
 
 
+def _content(transcript: Transcript, leaving: Sequence[Leaving], summary: str | None) -> bytes:
+    """Return the JSON of turns that begin at `base`, with a checkpoint if they begin a page.
+
+    Without a `summary` there is none.
+    """
+    fields: dict[str, Any] = {"first": transcript.base, "prev": transcript.last}
+    revs = [max(transcript.rev, one.rev) for one in leaving]
+    if len({*revs}) > 1:
+        fields["revs"] = revs
+    elif revs[0]:
+        fields["rev"] = revs[0]
+    if transcript.base % TURNS == 0 and summary is not None:
+        fields |= {"summary": summary, "upto": transcript.summarized}
+    head, turns = encode_json(fields)[:-1], b",".join(one.data for one in leaving)
+    return b'%b,"turns":[%b]}' % (head, turns)
+
+
 def candidates(contents: Iterable[Mapping[str, Any]], rev: int | None = None) -> dict[int, list[Copy]]:
     """Return by number the copies of each turn that may count, the last one first.
 
@@ -504,8 +571,9 @@ def candidates(contents: Iterable[Mapping[str, Any]], rev: int | None = None) ->
             if rev is None or copy.rev <= rev:
                 found.setdefault(number, []).append(copy)
     for number, copies in found.items():
-        newest = max(copy.rev for copy in copies)
-        found[number] = [copy for copy in reversed(copies) if copy.rev == newest]
+        if len(copies) > 1:
+            newest = max(copy.rev for copy in copies)
+            found[number] = [copy for copy in reversed(copies) if copy.rev == newest]
     return found
 
 

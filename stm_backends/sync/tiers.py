@@ -8,6 +8,7 @@ from typing import Any
 from weakref import WeakSet
 
 from stm_backends import tiers
+from stm_backends.errors import ConfigurationError
 from stm_backends.sync.backend import Backend
 from stm_backends.sync.memory import Run, called
 from stm_backends.sync.summarizers import in_threads
@@ -25,6 +26,10 @@ class MemoryManager:
     def __init__(
         self, backend: Backend, owner: tuple[str, str], llm_provider: Any = None, **settings: Any
     ) -> None:
+        if not isinstance(backend, Backend):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
+            raise ConfigurationError(
+                f"backend is what stm_backends.sync.open_backend(...) opens, not {type(backend).__name__}"
+            )
         self._run: Run = backend.run
         provider = None if llm_provider is None else _in_threads(llm_provider)
         self._manager = tiers.MemoryManager(

@@ -83,7 +83,8 @@ class Observer:
         """Receive that turns were stored, were folded into a summary, or were dropped without one.
 
         `moved` ones left the record before a summary covers them, and wait in pages; `caught_up` ones wait
-        there no more. They are counted as folded or dropped, too.
+        there no more. They are counted as folded or dropped, too, except where a strategy without summaries
+        has ended the wait.
         """
 
     def pages(self, event: PageEvent, count: int) -> None:

@@ -218,6 +218,7 @@ class _Check:
             shown=(*summary, *pending, *recent),
             covered=len(summary),
             dropped=int(data.get("dropped") or 0),
+            waiting=int(data.get("waiting") or 0),
             foreign=int(data.get("foreign") or 0),
             newest_only=newest_only and self._was_degraded(op, end),
             invoked=op.begin.t,

@@ -2,9 +2,9 @@
 
 A conversation is a log that only grows at its end, and a read shows all of it: what the summary covers, what
 is pending, what is recent. So all reads are beginnings of one order, and that order is right if no operation
-that had ended stands after one that began later. Two things excuse a read that shows less: turns that were
-counted as dropped while the conversation was degraded, and a degraded conversation, of which only the newest
-turns are shown.
+that had ended stands after one that began later. Three things excuse a read that shows less: turns that were
+counted as dropped while the conversation was degraded, turns that have left the record and wait for a
+summary, and a degraded conversation, of which only the newest turns are shown.
 
 An add without an end, or of unknown outcome, stores its turn once at any moment after it began, or never.
 A conversation that was erased is several logs, one after the other: see `erasures`.
@@ -117,6 +117,8 @@ class Read:
     health: str = "healthy"
     pending: int = 0
     """How many of the turns are neither recent nor covered."""
+    waiting: int = 0
+    """How many turns it does not show because they wait in pages for a summary."""
 
     @property
     def ill(self) -> bool:
@@ -126,7 +128,7 @@ class Read:
     @property
     def excused(self) -> bool:
         """Whether it may show less than the whole log, if what it lacks is what may be dropped."""
-        return self.newest_only or self.dropped > 0
+        return self.newest_only or self.dropped > 0 or self.waiting > 0
 
 
 @dataclass(slots=True)
@@ -354,7 +356,7 @@ class Checked:
             # A read that shows no more turns than an earlier one from the same beginning tells nothing new.
             head = read.shown[0] if read.shown else ""
             count = len(read.shown)
-            start = longest.get(head, 0) if not read.newest_only and not read.dropped else 0
+            start = longest.get(head, 0) if not read.excused else 0
             for turn in read.shown[start:]:
                 known[turn] = min(known[turn], read.ended)
             longest[head] = max(start, count)
@@ -408,7 +410,8 @@ class _Partial:
             for turn in read.shown:
                 older |= self._before[self._bit[turn]]
             known_then = masks[bisect.bisect_left(when, read.invoked)]
-            lacking[id(read)] = (known_then | older) & ~self._bits(read.shown)
+            missing = (known_then | older) & ~self._bits(read.shown)
+            lacking[id(read)] = missing & ~self._waiting(read, missing)
         dropped = self._dropped(reads, lacking)
         for read in reads:
             for turn in read.shown:
@@ -432,6 +435,18 @@ class _Partial:
         Those are older than the oldest that is shown, or not surely newer.
         """
         return missing & ~self._after(read.shown[0])
+
+    def _waiting(self, read: Read, missing: int) -> int:
+        """Return which of the missing turns wait in pages, or none if more are missing there than wait.
+
+        They stand between what the summary covers and the oldest turn beside it.
+        """
+        if not read.waiting:
+            return 0
+        covered, rest = read.shown[: read.covered], read.shown[read.covered :]
+        may = missing & ~(self._after(rest[0]) if rest else 0)
+        may &= ~(self._before[self._bit[covered[-1]]] if covered else 0)
+        return may if may.bit_count() <= read.waiting else 0
 
     def _dropped(self, reads: Iterable[Read], lacking: Mapping[int, int]) -> dict[int, int]:
         """Return which turns may have been dropped before each read; none, if they would be too many.

@@ -382,7 +382,7 @@ class Erased:
                     self._needs[low] = op, soon.op
                 return
         for log in logs[max(0, low - 1) : high + 1]:
-            if any(read.dropped or read.newest_only for read in log.reads):
+            if log.loose:
                 # It may have been stored by an earlier add, but one that ended may be of another log.
                 log.hold(turn, Span(self._spans[turn].invoked, op.ended))
                 return

@@ -43,7 +43,8 @@ ACTIONS = {
     "read": (
         "the context is read; `ok` has `summary`, `pending`, `recent`: ids of turns in their "
         "order as the reader sees them, `foreign`: how many turns are of another conversation or "
-        "altered, `dropped`: how many turns were dropped while degraded, `health`: its name"
+        "altered, `dropped`: how many turns were dropped while degraded, `waiting`: how many wait in pages "
+        "for a summary, `health`: its name"
     ),
     "transcript": (
         "the whole conversation is read; `ok` has `ids`: the turns, oldest first, and `foreign`: how "

@@ -25,6 +25,7 @@ class State:
     log: list[str] = field(default_factory=list[str])
     covered: int = 0
     dropped: int = 0
+    waiting: int = 0
     forgotten: set[str] = field(default_factory=set[str])
     degraded: bool = False
 
@@ -34,10 +35,19 @@ class State:
 
     def erase(self) -> None:
         self.log, self.covered, self.dropped, self.forgotten, self.degraded = [], 0, 0, set(), False
+        self.waiting = 0
 
     def fold(self, chance: random.Random) -> None:
-        self.covered = chance.randint(self.covered, max(self.covered, len(self.log) - ZONE))
+        before = self.covered
+        self.covered = chance.randint(before, max(before, len(self.log) - ZONE))
+        self.waiting = max(0, self.waiting - (self.covered - before))
         self.degraded = False
+
+    def move(self, chance: random.Random) -> None:
+        """Move some of the oldest pending turns to pages, as from a tail that is too long."""
+        pending = len(self.log) - ZONE - self.covered - self.waiting
+        if pending > 1:
+            self.waiting += chance.randint(1, pending - 1)
 
     def drop(self, chance: random.Random) -> None:
         """Drop some of the oldest pending turns, except the last, as in a backlog that is full."""
@@ -49,13 +59,15 @@ class State:
             self.dropped += count
 
     def read(self) -> dict[str, Any]:
-        zone = max(self.covered, len(self.log) - ZONE)
-        summary, pending = self.log[: self.covered], self.log[self.covered : zone]
+        kept = self.covered + self.waiting
+        zone = max(kept, len(self.log) - ZONE)
+        summary, pending = self.log[: self.covered], self.log[kept:zone]
         if self.degraded and pending:
             summary, pending = [], []
         health = "degraded" if self.degraded else "healthy"
         shown: dict[str, Any] = {"summary": [*summary], "pending": [*pending], "recent": self.log[zone:]}
-        return {**shown, "dropped": self.dropped, "health": health, "foreign": 0}
+        counts = {"dropped": self.dropped, "waiting": self.waiting, "foreign": 0}
+        return {**shown, **counts, "health": health}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +77,7 @@ class Kind:
     erases: int = 0
     unknown_erases: bool = False
     degrades: bool = False
+    moves: bool = False
     adds: int = 25
     reads: int = 25
     unknown_adds: bool = True
@@ -124,13 +137,15 @@ class Simulation:
             if kind.degrades:
                 self._at(chance.uniform(0, LENGTH), self._degrade)
                 self._at(chance.uniform(0, LENGTH), lambda: self.state.drop(self.chance))
+            if kind.moves:
+                self._at(chance.uniform(0, LENGTH), lambda: self.state.move(self.chance))
         if self._fault is not None:
             # Where a turn can go for a good reason, the fault comes when that is over.
             calm = not kind.erases and not kind.degrades
             for _ in range(20):
                 part = chance.uniform(0.5, 1.1) if calm else chance.uniform(1.1, 1.8)
                 self._at(part * LENGTH, self._strike)
-        self._at(1.9 * LENGTH, lambda: setattr(self.state, "degraded", False))
+        self._at(1.9 * LENGTH, self._settle)
         self._at(2 * LENGTH, lambda: self._event(2 * LENGTH, -1, "info", "final"))
         self._plan_read(2 * LENGTH + 1, 2 * LENGTH + 2)
 
@@ -138,6 +153,10 @@ class Simulation:
         if not self.state.degraded:
             self.state.degraded = True
             self._event(self.now, -1, "info", "health", old="retry", new="degraded")
+
+    def _settle(self) -> None:
+        self.state.degraded = False
+        self.state.covered, self.state.waiting = self.state.covered + self.state.waiting, 0
 
     def _fold(self) -> None:
         if self.state.degraded:

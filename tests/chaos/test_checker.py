@@ -153,6 +153,22 @@ WRONG: dict[str, tuple[str, list[Event]]] = {
         "lost",
         abcd().finally_("||cd", dropped=2),
     ),
+    "more turns are missing than wait for a summary": (
+        "lost",
+        abcd().add("e", 8, 9).read("a|d|e", 10, 11, waiting=1).finally_("abcd||e"),
+    ),
+    "a turn is missing behind those that wait for a summary": (
+        "lost",
+        abcd().add("e", 8, 9).read("a|c|e", 10, 11, waiting=2).finally_("abcd||e"),
+    ),
+    "a turn is missing in a summary before those that wait": (
+        "lost",
+        abcd().add("e", 8, 9).read("b||e", 10, 11, waiting=3).finally_("abcd||e"),
+    ),
+    "turns that waited for a summary are in none": (
+        "lost",
+        abcd().add("e", 8, 9).read("a|d|e", 10, 11, waiting=2).finally_("ad||e"),
+    ),
     "turns are dropped long after the conversation was degraded": (
         "lost",
         degrade(abcd(), 7.1, 7.2)
@@ -411,6 +427,17 @@ RIGHT: dict[str, list[Event]] = {
     .add("d", 6, 7)
     .add("e", 8, 9)
     .finally_("||de", dropped=3),
+    "turns wait in pages for a summary": abcd()
+    .add("e", 8, 9)
+    .read("a|bcd|e", 10, 11)
+    .read("a|d|e", 12, 13, waiting=2)
+    .read("ab|d|e", 14, 15, waiting=1)
+    .finally_("abcd||e"),
+    "a turn of unknown outcome waits with others": abcd()
+    .add("x", 3.2)
+    .add("e", 8, 9)
+    .read("a|d|e", 12, 13, waiting=3)
+    .finally_("abxcd||e"),
     "a failed read tells nothing": ab().op("read", 4, 5, "fail").finally_("ab"),
     # Erasures
     "an erasure": ab().erase(4, 5).finally_(""),
@@ -662,6 +689,7 @@ def test_violation_shows_where_in_a_long_read_a_turn_stands_twice() -> None:
 
 CALM = Kind()
 ILL = Kind(degrades=True)
+MOVING = Kind(moves=True)
 ERASING = Kind(erases=4, reads=40)
 DOUBTFUL = Kind(erases=5, unknown_erases=True, reads=40, lasts=0.6)
 # Without turns that are added again: one such history in 1,000 has more courses than are tried.
@@ -671,7 +699,7 @@ SEEDS = st.integers(0, 2**40)
 
 # Of 25,000 such histories, 5,000 of each kind, none was rejected.
 @settings(max_examples=150, deadline=None)
-@given(SEEDS, st.sampled_from([CALM, ILL, ERASING, DOUBTFUL, ALL]))
+@given(SEEDS, st.sampled_from([CALM, ILL, MOVING, ERASING, DOUBTFUL, ALL]))
 def test_no_history_of_a_right_memory_is_rejected(seed: int, kind: Kind) -> None:
     report = report_of(Simulation(seed, kind).events, full_zone=simulated.ZONE)
     assert not report.violations, str(report)
@@ -680,9 +708,9 @@ def test_no_history_of_a_right_memory_is_rejected(seed: int, kind: Kind) -> None
 @pytest.mark.parametrize(
     ("fault", "kinds"),
     [
-        (simulated.loses, [CALM]),
+        (simulated.loses, [CALM, MOVING]),
         (simulated.repeats, [CALM, ILL, ERASING, DOUBTFUL, ALL]),
-        (simulated.covers_twice, [CALM, ILL, ERASING, DOUBTFUL, ALL]),
+        (simulated.covers_twice, [CALM, ILL, MOVING, ERASING, DOUBTFUL, ALL]),
         (simulated.reorders, [CALM]),
         (simulated.mixes_in, [CALM, ILL, ERASING, DOUBTFUL, ALL]),
         (simulated.brings_back, [Kind(erases=2, unknown_adds=False, again=0)]),

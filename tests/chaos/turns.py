@@ -151,6 +151,8 @@ async def read(
     data |= {
         "foreign": sum(ids.count(None) for ids in found.values()),
         "dropped": body.dropped,
+        # A library from before the transcripts has none.
+        "waiting": getattr(memory, "waiting", 0),
         "health": health.value,
     }
     writer.end(op, "ok", "read", conversation, **data)

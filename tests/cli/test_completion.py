@@ -7,7 +7,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -110,12 +110,22 @@ def test_a_datastore_that_does_not_answer_offers_nothing_and_says_nothing(
 
 
 def test_what_was_found_is_offered_when_the_time_is_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[asyncio.Timeout] = []
+
+    def noted(
+        seconds: float, timeout: Callable[[float], asyncio.Timeout] = asyncio.timeout
+    ) -> asyncio.Timeout:
+        limits.append(timeout(seconds))
+        return limits[-1]
+
     async def hanging(sessions: Sessions, tenant: str) -> AsyncIterator[str]:
         yield "u1"
+        limits[0].reschedule(asyncio.get_running_loop().time())
         await asyncio.Event().wait()
 
     monkeypatch.setattr(Sessions, "users", hanging)
-    monkeypatch.setattr(completion, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(completion, "PATIENCE_S", 600.0)
+    monkeypatch.setattr(asyncio, "timeout", noted)
     assert complete("ls", "acme:") == ["acme:u1"]
 
 

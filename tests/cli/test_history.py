@@ -77,6 +77,45 @@ def test_history_gives_every_turn_once_page_by_page(url: str) -> None:
     assert (page[0]["retained"], page[0]["summarized"]) == (False, True)
 
 
+@pytest.mark.parametrize(("what", "count"), [("turns", 70), ("items", 200)])
+def test_history_reads_from_the_oldest_on_and_says_how_to_go_on(
+    url: str, kept: str, what: str, count: int
+) -> None:
+    where, seen, after = (url if what == "turns" else kept), list[int](), "-1"
+    while True:
+        done = cli("history", "acme:u1:trip", "--url", where, "-n", "30", "--json", "--after", after)
+        seen += [json.loads(line)["number"] for line in done.stdout.splitlines()]
+        if not done.stderr:
+            break
+        again = "" if what == "turns" else " --log openai-agents"
+        more = f"stm-backends history acme:u1:trip --url {where} -n 30{again} --after {seen[-1]}"
+        assert done.stderr == f"Later {what}: {more}\n"
+        after = done.stderr.split()[-1]
+    assert seen == list(range(count))
+
+
+def test_history_shows_what_is_around_a_number(url: str, kept: str) -> None:
+    done = cli("history", "acme:u1:trip", "--url", url, "-n", "4", "--at", "30")
+    assert re.findall(r"Wish (\d+)", done.stdout) == ["28", "29", "30", "31"]
+    again = f"stm-backends history acme:u1:trip --url {url} -n 4"
+    assert done.stderr == f"Earlier turns: {again} --before 28\nLater turns: {again} --after 31\n"
+    done = cli("history", "acme:u1:trip", "--url", kept, "-n", "2", "--at", "30", "--json")
+    assert [json.loads(line)["number"] for line in done.stdout.splitlines()] == [29, 30]
+
+
+def test_history_says_that_nothing_is_beyond_the_newest_turn(url: str) -> None:
+    done = cli("history", "acme:u1:trip", "--url", url, "--after", "69")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "There are no turns after number 69.\n")
+    done = cli("history", "acme:u1:trip", "--url", url, "--at", "100")
+    again = f"stm-backends history acme:u1:trip --url {url} -n 20 --before 70"
+    assert done.stderr == f"There are no turns at number 100.\nEarlier turns: {again}\n"
+
+
+def test_history_takes_one_place_alone(url: str) -> None:
+    done = cli("history", "acme:u1:trip", "--url", url, "--after", "3", "--before", "5")
+    assert (done.exit_code, "give one of before, after and at" in done.stderr) == (2, True)
+
+
 def test_history_of_a_conversation_that_is_not_there_fails(url: str) -> None:
     done = cli("history", "acme:u1:trap", "--url", url)
     assert (done.exit_code, done.stdout) == (1, "")
@@ -292,7 +331,7 @@ def test_markdown_numbers_turns_as_history_does(url: str) -> None:
 def test_markdown_numbers_turns_rightly_while_others_leave(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     export, more = Sessions.export, [*range(70, 90)]
 
-    async def after_others_left(sessions: Sessions, key: MemoryKey) -> dict[str, object]:
+    async def after_others_left(sessions: Sessions, key: MemoryKey, *, transcript: bool) -> dict[str, object]:
         if more:
             async with open_backend(url) as backend:
                 memory = backend.memory(KEY)
@@ -300,7 +339,7 @@ def test_markdown_numbers_turns_rightly_while_others_leave(url: str, monkeypatch
                     number = more.pop(0)
                     await memory.add_turn(ConversationTurn(f"Wish {number}", "Noted.", ts=1.7e9 + number))
                 await memory.flush()
-        return await export(sessions, key)
+        return await export(sessions, key, transcript=transcript)
 
     monkeypatch.setattr(Sessions, "export", after_others_left)
     said = turns_in(cli("show", "acme:u1:trip", "--md", "--url", url).stdout)
@@ -340,6 +379,7 @@ def test_the_latest_conversations_come_first_with_their_titles(url: str) -> None
     asyncio.run(more())
     done = cli("ls", "acme:u1", "--recent", "2", "--url", url)
     assert [line.split("  ")[-2:] for line in done.stdout.splitlines()] == [
+        ["CONVERSATION", "TITLE"],
         ["acme:u1:later", "Hi"],
         ["acme:u1:trip", "Wish 0"],
     ]
@@ -356,7 +396,10 @@ def test_the_latest_conversations_come_first_with_their_titles(url: str) -> None
 
 def test_the_latest_are_read_from_the_catalogue_alone(url: str) -> None:
     done = cli("ls", "--recent", "5", "--url", url)
-    assert [line.split("  ")[-2:] for line in done.stdout.splitlines()] == [["acme:u1:trip", "Wish 0"]]
+    assert [line.split("  ")[-2:] for line in done.stdout.splitlines()] == [
+        ["CONVERSATION", "TITLE"],
+        ["acme:u1:trip", "Wish 0"],
+    ]
     for more in ("--long", "--degraded"):
         assert "give --recent alone" in cli("ls", "acme", "--recent", "5", more, "--url", url).stderr
 
@@ -418,6 +461,22 @@ def test_a_log_is_exported_and_imported_whole_a_page_a_line(kept: str, tmp_path:
     assert len(items_in(url)) == 201
     assert cli("import", str(file), "--replace", "--url", url).exit_code == 0
     assert len(items_in(url)) == 200
+
+
+def test_a_document_that_a_program_exported_is_imported_with_its_transcript(url: str, tmp_path: Path) -> None:
+    file, other = tmp_path / "chat.jsonl", f"sqlite:///{tmp_path}/other.db"
+
+    async def export() -> None:
+        async with open_backend(url) as backend:
+            file.write_text(json.dumps(await backend.sessions.export(KEY)))
+
+    asyncio.run(export())
+    done = cli("import", str(file), "--url", other)
+    assert (done.exit_code, done.stderr) == (0, "1 conversation imported\n")
+    told = cli("history", "acme:u1:trip", "--url", other, "-n", "100", "--json").stdout
+    assert [json.loads(line)["user_message"] for line in told.splitlines()] == [
+        f"Wish {number}" for number in range(70)
+    ]
 
 
 @pytest.mark.parametrize("without", [0, 1, 3])

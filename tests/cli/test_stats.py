@@ -113,6 +113,7 @@ def test_stats_of_a_tenant_sums_over_its_users(url: str) -> None:
         "archived": 0,
         "waiting": 0,
         "pages": 0,
+        "log_pages": 0,
         "cards": 3,
         "damaged": 0,
     }
@@ -140,7 +141,19 @@ def test_stats_count_what_transcripts_and_the_catalogue_have(long: str) -> None:
     assert [total[name] for name in counted] == [5, 75, 75, 0, 2, 1]
     shown = cli("stats", "acme", "--url", long).stdout
     assert re.search(r"turns in pages of transcripts +│ +75 │", shown)
-    assert re.search(r"pages of transcripts +│ +2 │\n│ cards in the catalogue +│ +1 │", shown)
+    assert re.search(r"pages of transcripts +│ +2 │\n│ pages of logs +│ +0 │\n│ cards in", shown)
+
+
+def test_stats_tell_pages_of_logs_from_those_of_transcripts(long: str) -> None:
+    async def add(backend: Backend) -> None:
+        log = backend.item_log(KEYS[1], "langchain")
+        for number in range(300):
+            await log.add([{"text": f"Hello {number}"}])
+
+    on(long, add)
+    for quick in ([], ["--quick"]):
+        _, total = objects(cli("stats", "acme", *quick, "--json", "--url", long))
+        assert [total[name] for name in ("pages", "log_pages", "logs")] == [2, 3, 1]
 
 
 def test_stats_count_turns_that_wait_for_a_summary(tmp_path: Path) -> None:
@@ -185,6 +198,7 @@ def test_quick_stats_read_the_catalogue_alone(long: str, url: str, monkeypatch: 
         "cards": 1,
         "listed_turns": 80,
         "pages": 2,
+        "log_pages": 0,
         "logs": 0,
         "states": 0,
         "graph_records": 0,
@@ -293,7 +307,8 @@ def test_ls_long_fits_80_columns_and_ends_with_the_key(url: str) -> None:
 
 def test_ls_json_has_the_ids_as_they_are_and_the_key_to_type(url: str) -> None:
     first, second = objects(cli("ls", "acme:u1", "--json", "--url", url))
-    assert first == {"key": "acme:u1:a%3Ab", "tenant": "acme", "user": "u1", "session": "a:b"}
+    ids = {"tenant": "acme", "user": "u1", "session": "a:b"}
+    assert first == {"key": "acme:u1:a%3Ab", **ids, "logs": ["langchain"]}
     assert second["key"] == "acme:u1:trip"
 
 

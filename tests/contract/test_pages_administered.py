@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stm_backends import Backend, MemoryBudget, MemoryKey, Sealing, StaticKeys
+from stm_backends import Backend, Limits, MemoryBudget, MemoryKey, Sealing, StaticKeys
 from stm_backends.admin.copying import Copy, Item, Owner
 from stm_backends.admin.purging import Purge, Purged
 from stm_backends.drivers.contract import ANY, Driver, Key, Record
@@ -25,6 +25,7 @@ from stm_backends.drivers.wrapper import WrapperDriver
 from stm_backends.errors import (
     Corrupt,
     InvalidState,
+    LimitReached,
     OutcomeUnknown,
     SessionExists,
     SessionNotFound,
@@ -620,13 +621,69 @@ async def test_a_conversation_is_copied_under_another_key_with_its_pages(driver:
     assert await told(backend, OTHER) == numbered(range(30))
 
 
-async def test_a_document_without_a_transcript_is_imported_as_before(driver: Driver, target: Driver) -> None:
+async def document_of(driver: Driver, **options: Any) -> dict[str, Any]:
+    # As a file has it.
+    return json.loads(json.dumps(await Backend(driver).sessions.export(KEY, **options)))
+
+
+def named_as_other(document: dict[str, Any]) -> dict[str, Any]:
+    return {**document, "key": {**document["key"], "session_id": OTHER.session_id}}
+
+
+async def test_a_document_has_the_whole_conversation(driver: Driver, target: Driver) -> None:
     await converse(Backend(driver), KEY, range(30))
-    document = await Backend(driver).sessions.export(KEY)
-    assert "transcript" not in document
+    document = await document_of(driver)
+    assert [page["first"] for page in document["pages"]] == [0, 4, 8, 12, 16, 20, 24]
+    assert [turn["turn_id"] for turn in document["turns"]] == ["t28", "t29"]
+    # A version that knows no pages would import the turns of the record alone.
+    assert document["version"] == 2
+    sessions = Backend(target).sessions
+    assert await sessions.import_(document) == KEY
+    assert await sessions.import_(named_as_other(document)) == OTHER
+    assert await told(Backend(target), KEY) == await told(Backend(target), OTHER) == numbered(range(30))
+    assert await document_of(target) == document
+    with pytest.raises(SessionExists):
+        await sessions.import_(document)
+
+
+async def test_a_document_may_leave_the_transcript_out(driver: Driver, target: Driver) -> None:
+    await converse(Backend(driver), KEY, range(30))
+    await damage(driver, WHERE, 2)
+    with pytest.raises(Corrupt):
+        await document_of(driver)
+    document = await document_of(driver, transcript=False)
+    assert document.keys().isdisjoint(("transcript", "pages"))
+    assert document["version"] == 1
     assert "transcript" not in document["body"]
     await Backend(target).sessions.import_(document)
     assert [name for _, name in await told(Backend(target), KEY)] == ["t28", "t29"]
+
+
+async def test_a_document_without_all_of_its_pages_stores_nothing(driver: Driver, target: Driver) -> None:
+    await converse(Backend(driver), KEY, range(30))
+    document = await document_of(driver)
+    *first, last = document["pages"]
+    junk: list[Any] = [first, None, [*first, {**last, "turns": 3}], [*first, None], [*first, last, last]]
+    for wrong in junk:
+        with pytest.raises(InvalidState):
+            await Backend(target).sessions.import_({**document, "pages": wrong})
+    with pytest.raises(InvalidState, match="imports only version"):
+        await Backend(target).sessions.import_({**document, "version": 3})
+    page = {**last, "format": "stm-transcript", "version": 1, "key": document["key"]}
+    with pytest.raises(InvalidState, match="comes before its conversation"):
+        await Backend(target).sessions.import_(page)
+    assert await pages_of(target, KEY) == []
+
+
+async def test_an_import_that_fails_leaves_no_page_of_its_document(driver: Driver, target: Driver) -> None:
+    await converse(Backend(driver), KEY, range(30))
+    document = await document_of(driver)
+    document["pages"][5]["turns"][2]["user_message"] = "long " * 100
+    sessions = Backend(target, limits=Limits(turn_characters=200)).sessions
+    with pytest.raises(LimitReached):
+        await sessions.import_(document)
+    assert await pages_of(target, KEY) == []
+    assert [user async for user in sessions.users("acme")] == []
 
 
 # Item logs

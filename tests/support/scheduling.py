@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 _SLOW_TO_START = re.compile(r"tests/services/(mongo|dynamo)/|\[(mongo|dynamo)\b|/test_(ring)\.py")
 _WHOLE_FILES = re.compile(
-    r"(tests/(?:services/\w+/test_(?:cluster|newer|pgbouncer|access)|chaos/test_runs)\.py)::"
+    r"(tests/(?:services/\w+/test_(?:cluster|newer|pgbouncer|access|standby)|chaos/test_runs"
+    r"|cli/test_sealed|conformance/test_(?:broken_drivers|example))\.py)::"
 )
 
 
@@ -20,9 +21,9 @@ class ByServer(LoadScopeScheduling):
     """Give all tests on MongoDB to one worker, all on DynamoDB to one, and any other test to a free worker.
 
     Redis and PostgreSQL start within a second, so each worker has its own. Files whose tests share further
-    servers stay together, and so do runs of faults, of which two at once would miss deadlines. The largest
-    groups run first. `--dist loadgroup` would need the group in each test's name, where pytest 9.2 no longer
-    puts it.
+    servers, or a package or a run that takes seconds, stay together, and so do runs of faults, of which two
+    at once would miss deadlines. The largest groups run first. `--dist loadgroup` would need the group in
+    each test's name, where pytest 9.2 no longer puts it.
     """
 
     def _split_scope(self, nodeid: str) -> str:

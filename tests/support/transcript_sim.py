@@ -1,7 +1,9 @@
-"""Processes that keep transcripts, are killed, lose answers and have no model; in virtual time.
+"""Processes that keep transcripts, are killed, lose answers and have no model.
 
 Each turn that was acknowledged is then once in the transcript and in order, no reader missed one or saw one
 twice, and the summary covers exactly the first turns: it is a chain of hashes over them.
+
+The datastore is one in memory, in virtual time, or any other in real time.
 """
 
 from __future__ import annotations
@@ -9,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
+import math
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from stm_backends.drivers.contract import Key, Traits
+from stm_backends.drivers.contract import Driver, Key, Traits
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
@@ -24,14 +27,20 @@ from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.reading import TranscriptTurn
 from stm_backends.records.codec import Codec
 from stm_backends.types import ConversationTurn, MemoryBudget, MemoryHealth, MemoryKey, ShortTermMemoryConfig
+from tests.support import clock
 
 T = TypeVar("T")
 PODS = 3
+DEADLINE_S = 0.3
+"""What memories take for the deadline of an operation: leases are short, so that many end too early."""
 
 
 @dataclass(frozen=True)
 class World:
-    """What is simulated: how many turns, and what is special about the datastore or the memories."""
+    """What is simulated: how many turns at least, and what is special about the datastore or the memories.
+
+    `full` is for the datastore in memory.
+    """
 
     seed: int
     turns: int = 600
@@ -46,40 +55,51 @@ class World:
 class FaultDriver(WrapperDriver):
     """The operations of one process, which is killed at one of them."""
 
-    def __init__(self, inner: MemoryDriver, sim: Sim) -> None:
+    def __init__(self, inner: Driver, sim: Sim) -> None:
         super().__init__(inner)
         self._sim = sim
         self._left = sim.chance.randint(30, 600)
+        self._late: set[asyncio.Task[None]] = set()
         self.dead = False
 
     @property
     def traits(self) -> Traits:
-        return dataclasses.replace(self.inner.traits, shows_unconfirmed=self._sim.world.unconfirmed)
+        traits = self.inner.traits
+        unconfirmed = self._sim.world.unconfirmed or traits.shows_unconfirmed
+        return dataclasses.replace(traits, deadline=DEADLINE_S, shows_unconfirmed=unconfirmed)
+
+    async def close(self) -> None:
+        """Close the driver within once all is done that the process has sent."""
+        await asyncio.gather(*self._late)
+        await super().close()
 
     async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[T]]) -> T:
         sim, chance = self._sim, self._sim.chance
-        if self.dead:
-            raise Unavailable("the process is dead", backend="sim", operation=operation)
-        if sim.calm:
+        if sim.calm and not self.dead:
             return await send()
         of_page = (key if isinstance(key, str) else key.scope).endswith(":page")
         writes = operation not in ("load", "scan")
         # Now and then longer than a lease.
         await asyncio.sleep(chance.random() * (0.6 if chance.random() < 0.02 else 0.002))
+        if self.dead:
+            raise Unavailable("the process is dead", backend="sim", operation=operation)
         # Most of all at the write of a page, and at that of the record which follows.
         self._left -= 15 if of_page and writes else 8 if operation == "replace" else 1
         if self._left <= 0:
             self.dead = True
             sim.counts["killed"] += 1
             await self._perhaps(send, writes)
-            raise OutcomeUnknown("killed") if writes else Unavailable("killed")
-        if writes and chance.random() < (0.12 if of_page or operation == "replace" else 0.03):
+        elif writes and chance.random() < (0.12 if of_page or operation == "replace" else 0.03):
             sim.counts["lost answers"] += 1
             await self._perhaps(send, writes)
             raise OutcomeUnknown("lost")
-        if chance.random() < 0.015:
+        elif chance.random() < 0.015:
             raise Unavailable("away", backend="sim", operation=operation)
-        return await send()
+        else:
+            answer = await send()
+            if not self.dead:
+                return answer
+        raise OutcomeUnknown("killed") if writes else Unavailable("killed")
 
     async def _perhaps(self, send: Callable[[], Awaitable[Any]], writes: bool) -> None:
         """Do a write, do it later, or do it never."""
@@ -87,7 +107,17 @@ class FaultDriver(WrapperDriver):
         if writes and fate < 0.45:
             await send()
         elif writes and fate < 0.75:
-            self._sim.later(send)
+            task = asyncio.create_task(self._later(send))
+            self._late.add(task)
+            task.add_done_callback(self._late.discard)
+
+    async def _later(self, send: Callable[[], Awaitable[Any]]) -> None:
+        self._sim.counts["late"] += 1
+        await asyncio.sleep(self._sim.chance.random() * 0.3)
+        try:
+            await send()
+        except StorageError:
+            self._sim.counts["late and refused"] += 1
 
 
 def chained(previous: str, text: str) -> str:
@@ -103,29 +133,29 @@ class Pod:
     )
 
 
-class Sim:
-    """One run; `problems` has what was found."""
+def in_memory(world: World) -> Callable[[], Driver]:
+    """Return what makes drivers of one datastore in this process."""
+    store = MemoryStore()
+    limits: dict[str, Any] = {"max_record_bytes": 30_000} if world.full else {}
+    return lambda: MemoryDriver(store, clock=clock.now, **limits)
 
-    def __init__(self, world: World) -> None:
+
+class Sim:
+    """One run; `problems` has what was found.
+
+    `make` returns a driver for each process. By default, all are those of a datastore in memory.
+    """
+
+    def __init__(self, world: World, make: Callable[[], Driver] | None = None) -> None:
         self.world, self.chance = world, random.Random(world.seed)
         self.counts: Counter[str] = Counter()
-        self.store = MemoryStore()
+        self.make = make or in_memory(world)
+        self.plain = self.make()
+        """A driver without faults, for readers."""
         self.calm = self._model_down = False
         self.problems: list[str] = []
-        self._late: set[asyncio.Task[None]] = set()
         self.pods: list[Pod] = []
-
-    def later(self, send: Callable[[], Awaitable[Any]]) -> None:
-        async def do() -> None:
-            await asyncio.sleep(self.chance.random() * 0.3)
-            try:
-                await send()
-            except StorageError:
-                self.counts["late and refused"] += 1
-
-        task = asyncio.create_task(do())
-        self._late.add(task)
-        task.add_done_callback(self._late.discard)
+        self._closing: list[asyncio.Task[None]] = []
 
     async def summarize(self, request: Any) -> dict[str, str]:
         if not self.calm:
@@ -139,15 +169,8 @@ class Sim:
         return {"summary": f"{head} {count}"}
 
     def pod(self) -> Pod:
-        limits: dict[str, Any] = {"max_record_bytes": 30_000} if self.world.full else {}
-        loop = asyncio.get_running_loop()
-        driver = FaultDriver(MemoryDriver(self.store, deadline_s=0.3, clock=loop.time, **limits), self)
-        return Pod(driver, Backgrounds(driver, Codec(), clock=loop.time))
-
-    async def opened(self) -> Pod:
-        pod = self.pod()
-        await pod.driver.open()
-        return pod
+        driver = FaultDriver(self.make(), self)
+        return Pod(driver, Backgrounds(driver, Codec(), clock=clock.now))
 
     def memory(self, pod: Pod, key: MemoryKey) -> DistributedShortTermMemory:
         if key not in pod.memories:
@@ -172,10 +195,13 @@ class Sim:
         for index, pod in enumerate(self.pods):
             if pod.driver.dead:
                 self.end(pod)
-                self.pods[index] = await self.opened()
-        return self.chance.choice(self.pods)
+                self.pods[index] = self.pod()
+        pod = self.chance.choice(self.pods)
+        await pod.driver.open()
+        return pod
 
     def end(self, pod: Pod) -> None:
+        self._closing.append(asyncio.create_task(pod.driver.close()))
         for memory in pod.memories.values():
             memory.abandon()
             self.counts["races lost"] += memory.stats.lost_races
@@ -191,8 +217,8 @@ class Sim:
             size = self.chance.choice([0, 0, 0, 3_000]) if self.world.full else 0
             turn = ConversationTurn(f"{turn_id}#{'x' * size}", "ok")
             while True:
-                pod = await self.any_pod()
                 try:
+                    pod = await self.any_pod()
                     await self.memory(pod, key).add_turn(turn, turn_id=turn_id)
                     break
                 except StorageError:
@@ -203,9 +229,7 @@ class Sim:
 
     async def reader(self, key: MemoryKey, said: dict[str, tuple[float, float]], stop: asyncio.Event) -> None:
         """Read the whole conversation again and again, forwards and backwards, in pages of several sizes."""
-        driver = MemoryDriver(self.store, clock=asyncio.get_running_loop().time)
-        await driver.open()
-        memory = DistributedShortTermMemory(driver, key)
+        memory = DistributedShortTermMemory(self.plain, key)
         while not stop.is_set():
             tail = len(await memory.turns())
             self.counts["longest tail"] = max(self.counts["longest tail"], tail)
@@ -255,11 +279,12 @@ class Sim:
 
     async def run(self) -> list[str]:
         """Simulate, and return the problems."""
-        self.pods = [await self.opened() for _ in range(PODS)]
+        await self.plain.open()
+        self.pods = [self.pod() for _ in range(PODS)]
         stop, said = asyncio.Event(), dict[MemoryKey, dict[str, tuple[float, float]]]()
         writers: list[Coroutine[Any, Any, None]] = []
         others = [asyncio.create_task(self.model(stop))]
-        each = self.world.turns // self.world.conversations // PODS
+        each = math.ceil(self.world.turns / self.world.conversations / PODS)
         for number in range(self.world.conversations):
             key = MemoryKey("t", "u", f"c{number}")
             said[key] = {}
@@ -269,15 +294,17 @@ class Sim:
         stop.set()
         await asyncio.gather(*others)
         self.calm = True
-        await asyncio.gather(*self._late)
         for pod in self.pods:
             self.end(pod)
+        await asyncio.gather(*self._closing)
         await asyncio.sleep(1.0)
-        clean = await self.opened()
+        clean = self.pod()
+        await clean.driver.open()
         for key, turns in said.items():
             await self.settle(self.memory(clean, key))
             await self.check(self.memory(clean, key), turns)
         self.end(clean)
+        await asyncio.gather(self.plain.close(), *self._closing)
         return self.problems
 
     async def settle(self, memory: DistributedShortTermMemory) -> None:

@@ -7,21 +7,24 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import stm_backends
+from stm_backends.agents import conversation
 from stm_backends.backend import PING_KEY, Backend, open_backend
 from stm_backends.drivers.contract import Driver
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import ConfigurationError, InvalidKey, StmError, Unavailable, UnknownBackend
 from stm_backends.memory.shared.maintenance import Maintenance
+from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.protocols import ShortTermMemory, SupportsMemoryState
 from stm_backends.records import keys
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer, covered
+from stm_backends.tiers import MemoryManager
 from stm_backends.types import ConversationTurn, MemoryBudget, MemoryKey, ShortTermMemoryConfig
 from tests.support import leases
 from tests.support.catalogue import touched
@@ -175,8 +178,42 @@ async def test_handing_out_a_memory_asks_the_datastore_nothing(backend: Backend,
 
 @pytest.mark.parametrize("key", ["acme:u:s", None, ("acme", "u", "s")])
 async def test_an_invalid_key_raises_where_it_is_given(backend: Backend, key: Any) -> None:
-    with pytest.raises(InvalidKey, match="must be a MemoryKey"):
-        backend.memory(key)
+    router: Any = backend.router(ROLLING, summarizer=LedgerSummarizer())
+
+    async def bind() -> None:
+        with router.bound(key):
+            pass
+
+    async def talk() -> None:
+        manager = MemoryManager(backend=backend, owner=("acme", "u"))
+        async with conversation(backend, key, ShortTermMemoryConfig("truncation"), tiers=manager):
+            pass
+
+    calls: list[Callable[[], Any]] = [
+        lambda: backend.memory(key),
+        lambda: backend.short_term_conversation(key, ShortTermMemoryConfig("truncation")),
+        lambda: backend.item_log(key, "langchain"),
+        lambda: DistributedShortTermMemory(backend.driver, key),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidKey, match="must be a MemoryKey"):
+            call()
+    for work in (bind, *([] if key is None else [talk])):
+        with pytest.raises(InvalidKey, match="must be a MemoryKey"):
+            await work()
+
+
+async def test_a_log_of_an_unknown_framework_is_refused_where_it_is_asked_for(backend: Backend) -> None:
+    kind: Any = "langgraph"
+    with pytest.raises(ConfigurationError, match="one of: openai-agents, langchain"):
+        backend.item_log(KEY, kind)
+
+
+async def test_what_is_no_backend_is_refused_by_the_conversation_around_an_agent() -> None:
+    backend: Any = "sqlite:///memory.db"
+    with pytest.raises(ConfigurationError, match=r"backend is what open_backend\(\.\.\.\) opens, not str"):
+        async with conversation(backend, KEY, None):
+            pass
 
 
 @pytest.mark.parametrize(

@@ -743,7 +743,7 @@ def test_listing_the_latest_of_10_000_conversations_takes_a_page(monkeypatch: py
 
     monkeypatch.setattr(datastores, "chosen", chosen)
     done = testing.CliRunner().invoke(app.app, ["ls", "a", "--recent", "20"])
-    shown = [line.split("  ")[-2] for line in done.output.splitlines()]
+    _, *shown = [line.split("  ")[-2] for line in done.output.splitlines()]
     assert shown == [f"a:u:{number:05}" for number in range(20)]
     # The hour in which the page ends is read to its end.
     assert {kind for _, kind in spy.calls} == {"users", "recent", "card"}

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import random
 from typing import Any
 
 import pytest
 
-from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.records import keys, operations, pages
@@ -20,14 +17,9 @@ from stm_backends.types import MemoryKey
 from tests.support import clock
 from tests.support.transcript_sim import Pod, Sim, World
 
+pytestmark = pytest.mark.usefixtures("small_pages")
+
 MOST = 40
-
-
-@pytest.fixture(autouse=True)
-def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "TURNS", 8)
-    random.seed(1)
-    monkeypatch.setattr(logging.getLogger("stm_backends"), "disabled", True)
 
 
 class Limited(Sim):
@@ -35,14 +27,11 @@ class Limited(Sim):
 
     def pod(self) -> Pod:
         pod = super().pod()
-        loop = asyncio.get_running_loop()
-        pod.backgrounds = Backgrounds(pod.driver, Codec(), clock=loop.time, transcript_turns=MOST)
+        pod.backgrounds = Backgrounds(pod.driver, Codec(), clock=clock.now, transcript_turns=MOST)
         return pod
 
     async def reader(self, key: MemoryKey, said: dict[str, tuple[float, float]], stop: asyncio.Event) -> None:
-        driver = MemoryDriver(self.store, clock=asyncio.get_running_loop().time)
-        await driver.open()
-        memory = DistributedShortTermMemory(driver, key)
+        memory = DistributedShortTermMemory(self.plain, key)
         while not stop.is_set():
             oldest = (await memory.transcript(limit=1)).oldest
             found = [turn async for turn in memory.each_turn()]
@@ -79,10 +68,8 @@ class Limited(Sim):
 
     async def left_over(self, memory: DistributedShortTermMemory, first: int) -> int:
         """Return how many pages are stored of which all turns are gone."""
-        driver = MemoryDriver(self.store, clock=asyncio.get_running_loop().time)
-        await driver.open()
         scope, prefix = keys.pages_of(memory._shared.key)  # noqa: SLF001 -- no other way to the key
-        names = [name async for name in operations.names_of(driver, scope, prefix)]
+        names = [name async for name in operations.names_of(self.plain, scope, prefix)]
         return sum((keys.page_number(name) + 1) * pages.TURNS <= first for name in names)
 
 

@@ -66,6 +66,14 @@ async def test_the_first_error_is_raised_and_leaves_the_task_uncancelled(way: st
     assert task.cancelling() == 0
 
 
+async def test_a_single_item_is_worked_on_without_a_task_of_its_own() -> None:
+    async def work(item: str) -> bool:
+        return item == "only" and asyncio.current_task() is caller
+
+    caller = asyncio.current_task()
+    assert await operations.together(["only"], work) == [True]
+
+
 @pytest.mark.parametrize("first", ["fails", "is cancelled"])
 async def test_all_work_has_ended_when_a_caller_is_cancelled_again(first: str) -> None:
     failed, may_end, ended = asyncio.Event(), asyncio.Event(), list[str]()

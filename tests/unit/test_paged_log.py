@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -123,6 +124,50 @@ async def test_a_log_that_has_grown_long_before_goes_to_pages_step_by_step(drive
     await filled(log, 256)
     assert len((await raw(driver)).tail) < LONG
     assert numbers(await log.items()) == [*range(1_400), *range(256)]
+
+
+async def test_a_step_moves_few_items_even_where_entries_have_many(
+    driver: Driver, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(item_log, "AT_ONCE", 8)
+    entries = [Add(f"e{n}", numbered(*range(4 * n, 4 * n + 4)), 1000.0 + n) for n in range(5)]
+    await append_entries(driver, *entries, Add("large", numbered(*range(20, 40)), 1010.0))
+    left = list[int]()
+    while await log_on(driver).fold():
+        left.append(len((await raw(driver)).tail))
+    assert left == [4, 2, 1, 0]
+    assert numbers(await log_on(driver).items()) == [*range(40)]
+
+
+class Stuck(WrapperDriver):
+    """A driver whose appends to pages do not end."""
+
+    def __init__(self, inner: Driver) -> None:
+        super().__init__(inner)
+        self.reached = asyncio.Event()
+
+    async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[T]]) -> T:
+        if operation == "append" and isinstance(key, Key) and key.scope.endswith(":page"):
+            self.reached.set()
+            await asyncio.Event().wait()
+        return await send()
+
+
+async def test_an_addition_that_is_cancelled_as_others_move_is_done_and_noted(
+    driver: Driver, small: None
+) -> None:
+    noted: list[Any] = []
+    touches: Any = SimpleNamespace(note=lambda *given, **_: noted.append(given))
+    stuck = Stuck(driver)
+    log = log_on(stuck, touches=touches)
+    await filled(log, 3)
+    adding = asyncio.create_task(log.add(numbered(3)))
+    await stuck.reached.wait()
+    adding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await adding
+    assert numbers(await log_on(driver).items()) == [*range(4)]
+    assert len(noted) == 4
 
 
 async def test_large_items_move_before_there_are_many() -> None:
@@ -327,9 +372,24 @@ async def test_items_older_than_expired_pages_are_gone_and_reported(driver: Driv
     assert (await log.transcript(after=-1, limit=8)).missing == (0, 1, 2, 3)
     await driver.delete(Key(keys.pages_of(WHERE).scope, second))
     assert numbers(await log.items(14)) == [*range(8, 20)]
-    assert [one.number async for one in log.each_item()] == [*range(8, 20)]
+    for after in (None, -1, 3):
+        assert [one.number async for one in log.each_item(after=after)] == [*range(8, 20)]
     assert numbers([await log.pop() or {} for _ in range(12)]) == [*reversed(range(8, 20))]
     assert await log.pop() is None
+
+
+async def test_a_log_whose_oldest_pages_have_expired_is_read_once(small: None) -> None:
+    spy = SpyDriver(await opened())
+    log = log_on(spy)
+    await filled(log, 20)
+    names = await pages_of(spy)
+    await spy.delete(Key(keys.pages_of(WHERE).scope, names[0]))
+    spy.calls.clear()
+    assert numbers(await log.items()) == [*range(4, 20)]
+    assert spy.count("load", "page") == len(names)
+    spy.calls.clear()
+    assert (await log.transcript(after=-1, limit=8)).missing == (0, 1, 2, 3)
+    assert spy.count("load", "page") == 2
 
 
 async def test_a_page_that_holds_no_item_is_corrupt(driver: Driver, small: None) -> None:

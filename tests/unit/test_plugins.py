@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
+import os
 import sys
 import textwrap
 from collections.abc import Callable
@@ -107,6 +109,19 @@ def test_opening_by_name_imports_no_other_backend(install: Install) -> None:
     open_driver("memory")
     open_driver("memory://")
     assert other not in sys.modules
+
+
+def test_a_package_that_is_installed_after_an_opening_is_found(install: Install, tmp_path: Path) -> None:
+    os.utime(tmp_path, (1, 1))  # so that the change is seen however soon it comes
+    refused(UnknownBackend, "acme")
+    install("acme")
+    assert isinstance(open_driver("acme"), MemoryDriver)
+
+
+def test_what_is_installed_is_read_again_only_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_driver("memory")
+    monkeypatch.delattr(importlib.metadata, "entry_points")
+    assert isinstance(open_driver("memory://"), MemoryDriver)
 
 
 def test_an_unknown_name_is_answered_with_the_names_there_are_and_a_near_miss() -> None:

@@ -7,6 +7,7 @@ import json
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -264,6 +265,20 @@ async def test_fields_of_a_newer_version_survive_an_export_and_an_import(
     record = await backend.driver.load(keys.memory_key(OTHER))
     assert record is not None
     assert CODEC.open("turn", record.tail[0])["mood"] == "good"
+
+
+async def test_a_number_of_an_older_version_that_only_pythons_json_has_is_brought_along(
+    backend: Backend, sessions: Sessions
+) -> None:
+    content = {"turn_id": "t1", "user_message": "hi", "assistant_response": "", "artifacts_shown": {"a": inf}}
+    await backend.driver.append(
+        keys.memory_key(KEY), CODEC.seal("turn", content), initial_version="v", ttl=None
+    )
+    document = json.loads(json.dumps(await sessions.export(KEY)))
+    await sessions.import_(elsewhere(document, OTHER))
+    for key in (KEY, OTHER):
+        memory = backend.memory(key, ShortTermMemoryConfig(strategy="truncation"))
+        assert (await memory.turns())[0].artifacts_shown == {"a": inf}
 
 
 async def test_an_import_onto_a_conversation_is_refused_and_harms_nothing(

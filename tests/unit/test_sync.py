@@ -701,6 +701,12 @@ def test_the_loops_thread_reads_what_only_it_changes(url: str, monkeypatch: pyte
     assert threading.get_ident() not in threads
 
 
+@pytest.mark.parametrize("given", ["sqlite:///memory.db", None])
+def test_a_manager_without_a_backend_of_the_facade_says_which_it_takes(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"backend is what stm_backends\.sync\.open_backend"):
+        sync.MemoryManager(given, ("acme", "u123"))
+
+
 def test_a_manager_before_its_backend_is_open_says_so(url: str) -> None:
     memory = sync.MemoryManager(sync.open_backend(url), ("acme", "u123"))
     with pytest.raises(ConfigurationError, match="never opened; use"):

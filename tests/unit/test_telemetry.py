@@ -350,6 +350,19 @@ async def test_turns_in_pages_are_counted_as_they_wait_and_are_caught_up(ear: Ea
     assert ear.points()["stm.pages.read"] == [({}, read + 1)]
 
 
+async def test_turns_wait_no_more_where_nothing_is_summarized_any_more(ear: Ear, backend: Backend) -> None:
+    config = replace(ROLLING, recovery_backlog_limit=1, retry_attempts=0, transcript=True)
+    memory = backend.memory(KEY, config, summarizer=fail)
+    for _ in range(6):
+        await memory.add_turn(turn())
+    await until(lambda: memory.waiting == 4)
+    later = backend.memory(KEY, ShortTermMemoryConfig("truncation", MemoryBudget(1), transcript=True))
+    await later.add_turn(turn())
+    await until(lambda: memory.waiting == 0)
+    points = ear.points()
+    assert points["stm.turns.moved"] == points["stm.turns.caught_up"] == [({}, 4)]
+
+
 async def test_turns_that_waited_in_a_page_that_is_gone_are_counted_as_dropped(
     ear: Ear, backend: Backend
 ) -> None:

@@ -266,6 +266,25 @@ async def test_a_complete_page_is_rewritten_as_one_body(backend: Backend, small_
     assert first["upto"] == len(covered(first["summary"])) > 0
 
 
+async def test_only_what_stays_is_compressed_as_small_as_possible(small_pages: None) -> None:
+    driver = MemoryDriver()
+    await driver.open()
+    words = ["".join(random.Random(seed).choices("abcdefgh", k=6)) for seed in range(300)]
+    said = [turn(number, " ".join(random.Random(number).choices(words, k=800))) for number in range(4)]
+    left = [Leaving(f"t{n}", encode_turn(StoredTurn(f"t{n}", one))) for n, one in enumerate(said)]
+    store, where = Pages(driver, Codec()), keys.page_key(RECORD, "e", 0)
+    await store.put(RECORD, Transcript("e"), left, summary="", ttl=None)
+    growing = await driver.load(where)
+    await store.complete(RECORD, Transcript("e"), left)
+    full = await driver.load(where)
+    assert growing is not None
+    assert full is not None
+    (entry,), smallest = growing.tail, Codec([Preset()])
+    content = smallest.open("page", entry)
+    assert len(entry) > len(smallest.seal("page", content))
+    assert full.body == smallest.seal("page", smallest.open("page", full.body or b""))
+
+
 async def test_a_checkpoint_says_what_its_summary_covers(backend: Backend, small_pages: None) -> None:
     await talked(memory_of(backend), range(5))
     await talked(memory_of(backend, replace(KEPT, fold_batch_turns=6)), range(5, 11))
@@ -931,10 +950,10 @@ async def test_an_answer_that_is_lost_stores_no_turn_twice(backend: Backend) -> 
     assert said(await all_of(memory)) == [f"u{number}" for number in range(9)]
 
 
-async def test_an_export_and_an_import_carry_no_pages(backend: Backend) -> None:
+async def test_no_import_takes_over_the_pages_of_another_record(backend: Backend) -> None:
     memory = memory_of(backend)
     await talked(memory, range(9))
-    document = await backend.sessions.export(KEY)
+    document = await backend.sessions.export(KEY, transcript=False)
     assert "transcript" not in document["body"]
     with_it = {**document, "body": {**document["body"], "transcript": {"epoch": "e", "base": 7}}}
     await backend.sessions.import_(with_it, on_conflict="replace")

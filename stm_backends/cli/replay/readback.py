@@ -121,7 +121,7 @@ async def read_back(setup: Setup, conversations: Sequence[Conversation]) -> Read
 async def _stored(backend: Backend, setup: Setup, conversation: Conversation) -> dict[str, Any]:
     for attempt in count(1):
         try:
-            return await backend.sessions.export(setup.key(conversation.session))
+            return await backend.sessions.export(setup.key(conversation.session), transcript=False)
         except SessionNotFound:
             break
         except Unavailable:

@@ -28,6 +28,7 @@ from stm_backends.protocols import Summarizer
 from stm_backends.races import Lost, contend
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
+from stm_backends.records.keys import require_key
 from stm_backends.records.ledger import Appended
 from stm_backends.records.limits import UNLIMITED, Guard, Whose
 from stm_backends.telemetry.guarded import guarded
@@ -70,6 +71,7 @@ class SharedBase:
         clock: Callable[[], float] = time.time,
         given: int | None = None,
     ) -> None:
+        require_key(key)
         self.observer = observer = guarded(observer)
         if given is None:
             given = 2 if config is not None else int(summarizer is not None)

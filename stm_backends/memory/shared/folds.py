@@ -148,6 +148,9 @@ class Writes(PlannedWork):
             self.stats.dropped += len(gone)
             self._observer.turns("dropped", len(gone))
             (log.dropped_for_room if full else log.dropped)(self.shared.log_name, len(gone))
+        elif confirmed.body.transcript is not None and confirmed.body.transcript.waiting:
+            # A strategy without summaries: nothing waits for one any more.
+            self._observer.turns("caught_up", confirmed.body.transcript.waiting)
         return AGAIN if trim.lost else None
 
     async def compact(self, snapshot: Snapshot, compact: Compact) -> Plan:

@@ -6,14 +6,14 @@ leave it meanwhile change nothing: one load decides what is read from where.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.units import read_units
-from stm_backends.records.pages import TURNS, numbers_asked_for, require_one_place
+from stm_backends.records.pages import TURNS, each_after, numbers_asked_for, require_one_place
 from stm_backends.types import ConversationTurn, StoredTurn
 
 _AT_ONCE: Final = 8 * TURNS
@@ -112,16 +112,14 @@ async def read_all(shared: SharedConversation, *, after: int | None) -> AsyncGen
         yield _turn(one)
 
 
-async def read_all_units(shared: SharedConversation, *, after: int | None) -> AsyncGenerator[Numbered]:
+def read_all_units(shared: SharedConversation, *, after: int | None) -> AsyncGenerator[Numbered]:
     """Yield the same of turns and messages."""
-    after = -1 if after is None else after
-    while True:
+
+    async def read(after: int) -> tuple[UnitsPage, Sequence[Numbered]]:
         page = await read_units_page(shared, before=None, after=after, at=None, limit=_AT_ONCE)
-        for one in page.units:
-            yield one
-        after = max([after, page.oldest - 1, *page.missing[-1:], *(one.number for one in page.units[-1:])])
-        if after >= page.newest:
-            return
+        return page, page.units
+
+    return each_after(after, read)
 
 
 async def _load(shared: SharedConversation) -> Snapshot:

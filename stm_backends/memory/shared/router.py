@@ -141,8 +141,10 @@ class MemoryRouter:
     def bound(self, key: MemoryKey) -> Generator[None]:
         """Bind a conversation for the body of a `with` statement in a coroutine.
 
-        Raises `ConfigurationError` in a thread without an event loop: other tasks would not see the binding.
+        Raises `InvalidKey`, and `ConfigurationError` in a thread without an event loop: other tasks would not
+        see the binding.
         """
+        keys.require_key(key)
         require_event_loop(
             "router.bound(...) binds for the task that enters it, and this thread has no event loop, so "
             "that no task would see the binding; in FastAPI, make the dependency `async def`"
