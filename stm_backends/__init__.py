@@ -43,6 +43,7 @@ from stm_backends.protocols import (
 from stm_backends.records.codec import Transform
 from stm_backends.records.limits import Limits
 from stm_backends.records.state_store import StateStore
+from stm_backends.records.usage import Usage
 from stm_backends.sealing.data_keys import EnvelopeKeys
 from stm_backends.sealing.keys import Sealing, StaticKeys
 from stm_backends.types import (
@@ -115,6 +116,7 @@ __all__ = [
     "Transform",
     "Unavailable",
     "UnknownBackend",
+    "Usage",
     "__version__",
     "default_token_estimator",
     "open_backend",

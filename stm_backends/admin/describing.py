@@ -59,6 +59,7 @@ async def describe(driver: Driver, codec: Codec, key: MemoryKey, kind: str = "")
         last.preview,
         next((one.opening for one in found if one.opening), ""),
         min((one.created for one in found if one.created), default=0.0),
+        next((one.usage for one in found if one.usage is not None), None),
     )
 
 
@@ -85,4 +86,4 @@ async def _of_memory(driver: Driver, codec: Codec, key: MemoryKey) -> Activity |
             found = await read_units(Pages(driver, codec), where, transcript, transcript.first, end)
             asked = (stored for stored in found.values() if stored.turn.user_message)
             first = next(asked, found.get(transcript.first))
-        return activity_of(snapshot, first)
+        return activity_of(snapshot, first, usage=snapshot.usage)

@@ -7,6 +7,7 @@
  "put": true,                      its name was put as this was written, and has yet to be looked for
  "until": 1790090000.0,            until when the name in the index lives, if it expires
  "guessed": true,                  how long its conversation lives is unknown: a reader looks for its records
+ "usage": {...},                   what its answers took, if that was said; see `records.usage`
  "session": ...}                   if the card's name is a hash of the session id
 ```
 
@@ -23,8 +24,9 @@ from typing import Any, Final, TypeAlias, cast
 
 from stm_backends.drivers.contract import Key
 from stm_backends.errors import Corrupt, InvalidState
-from stm_backends.records import keys
+from stm_backends.records import keys, usage
 from stm_backends.records.codec import encode_json, require_json
+from stm_backends.records.usage import Sums
 from stm_backends.types import MemoryKey
 
 SLOT_S: Final = 3600
@@ -48,7 +50,8 @@ class Activity:
 
     `counts` has how many turns or items there are in the record of each kind; `None` where that is unknown.
     `preview` is the beginning of the last message, and `opening` that of the oldest known one. `created` is
-    when the first turn or item was added, 0 if that is unknown.
+    when the first turn or item was added, 0 if that is unknown. `usage` is what all answers took; `None` if
+    the record was not read.
     """
 
     counts: Mapping[str, int | None]
@@ -56,6 +59,7 @@ class Activity:
     preview: str = ""
     opening: str = ""
     created: float = 0.0
+    usage: Sums | None = None
 
 
 Look: TypeAlias = Callable[[], Activity | None]
@@ -123,14 +127,16 @@ def after_activity(
     if behind:
         previews = previews[::-1]
     at = max(at, latest)
+    used = said.get("usage") if seen.usage is None else usage.dump(seen.usage) if seen.usage else None
     return {
-        **old,
+        **{name: value for name, value in old.items() if name != "usage"},
         "slot": slot_of(at),
         "at": at,
         "created": old.get("created") or min(seen.created or at, at),
         "counts": {**said.get("counts", {}), **counts},
         "opening": said.get("opening") or seen.opening,
         "preview": previews[0] or previews[1],
+        **({} if used is None else {"usage": used}),
     }
 
 
@@ -153,12 +159,18 @@ def checked_changes(**changes: Any) -> Content:
     return given
 
 
+def usage_of(content: Content) -> Sums:
+    """Return what the answers of a conversation took. Raises `ValueError` if the card is damaged."""
+    return usage.load(content["usage"]) if "usage" in content else {}
+
+
 def card_of(where: Key, content: Content) -> Card:
     """Return the card in a record. Raises `Corrupt` if a field has another type."""
     tenant, user = keys.owner_of(where.scope)
     try:
         if not math.isfinite(content["at"]) or not isinstance(content["slot"], str):
             raise ValueError("at")
+        usage_of(content)
         return Card(
             MemoryKey(tenant, user, content.get("session") or keys.unname(where.name)),
             str(content.get("title") or content["opening"]),

@@ -7,15 +7,17 @@ import json
 import math
 import re
 from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from stm_backends.catalogue.card import Card, Content, card_of, checked_changes
+from stm_backends.catalogue.card import Card, Content, card_of, checked_changes, usage_of
 from stm_backends.catalogue.index import Catalogue, Place
 from stm_backends.drivers.checks import require_count
 from stm_backends.drivers.contract import MAX_KEY_BYTES, Driver
 from stm_backends.errors import ConfigurationError, SessionNotFound
 from stm_backends.records import keys, operations
 from stm_backends.records.codec import require_json
+from stm_backends.records.usage import DAYS, Sums, Usage, total
 from stm_backends.types import MemoryKey
 
 PAGE: Final = 200
@@ -89,6 +91,31 @@ class Conversations:
             # Browsers are sent cards. An import keeps what was stored without this check.
             require_json(value, name, strict=True)
         return self._card(key, await self._catalogue.update(key, changes))
+
+    async def usage(self, tenant: str, user: str, *, days: int | None = 31) -> Usage:
+        """Sum what the answers in a user's conversations took on the last `days` days in UTC, with today.
+
+        Reads the cards of those that were active since, a page at a time, and no conversation; all cards for
+        `None`. At most 62 days. The last minute may be missing, as in a list, and conversations that were
+        erased, or have expired, are. `Conversation.usage` is of one conversation, and of this moment.
+        """
+        since: date | None = None
+        if days is not None:
+            require_count("days", days)
+            if days > DAYS:
+                raise ConfigurationError(f"days is at most {DAYS}, or None for all")
+            since = datetime.fromtimestamp(self._catalogue.clock(), UTC).date() - timedelta(days - 1)
+        start = (
+            -math.inf
+            if since is None
+            else datetime(since.year, since.month, since.day, tzinfo=UTC).timestamp()
+        )
+        found, after = list[Sums](), None
+        while True:
+            page, after = await self._catalogue.page(tenant, user, after=after, limit=PAGE)
+            found += [usage_of(content) for _, content in page if content["at"] >= start]
+            if after is None or page[-1][1]["at"] < start:
+                return total(found, since=since)
 
     async def rebuild(self, tenant: str, user: str) -> int:
         """Make the card of each conversation of a user say what is stored; returns how many were changed.

@@ -211,6 +211,7 @@ class Body:
     `transcript` says where turns are that have left the record; `None` if they are not kept. `messages` says
     that messages have been in the record, and not only turns. Of what has left, a model is still shown
     `lead`, the agent's instructions at the beginning, and `asked`, the question of a turn that goes on.
+    `usage` has what their answers took, see `usage.Sums`.
     `extra` holds fields of a newer version of this library, which survive a rewrite.
     """
 
@@ -227,6 +228,7 @@ class Body:
     messages: bool = False
     lead: tuple[Mapping[str, Any], ...] = ()
     asked: Mapping[str, Any] | None = None
+    usage: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property

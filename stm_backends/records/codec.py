@@ -22,6 +22,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
 
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, SealMismatch, TooLarge, Unavailable
 from stm_backends.handed_in import Report, WrongType, call_now, described, ignore
+from stm_backends.records import usage
 from stm_backends.records.body import Body, Forgotten, Lease, Overdue, Transcript
 from stm_backends.records.steps import STEP, Steps
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest, seconds_of
@@ -297,6 +298,7 @@ _BODY_FIELDS = (
     "messages",
     "lead",
     "asked",
+    "usage",
 )
 
 
@@ -317,6 +319,7 @@ def dump_body(body: Body) -> dict[str, Any]:
         **({"messages": True} if body.messages else {}),
         **({"lead": list(body.lead)} if body.lead else {}),
         **({"asked": body.asked} if body.asked is not None else {}),
+        **({"usage": usage.dump(body.usage)} if body.usage else {}),
     }
 
 
@@ -339,6 +342,7 @@ def load_body(content: Mapping[str, Any]) -> Body:
             messages=messages,
             lead=tuple(map(_object, content.get("lead", ()))),
             asked=None if content.get("asked") is None else _object(content["asked"]),
+            usage=usage.load(content["usage"]) if "usage" in content else {},
             extra={name: value for name, value in content.items() if name not in _BODY_FIELDS},
         )
     except (TypeError, OverflowError):

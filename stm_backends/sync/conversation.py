@@ -8,6 +8,7 @@ from typing import Any
 from stm_backends.memory.shared import conversation
 from stm_backends.memory.shared.conversation import History, HistoryMessage
 from stm_backends.messages import Message
+from stm_backends.records.usage import Usage
 from stm_backends.sync.memory import Run, Shared, each
 
 
@@ -50,6 +51,10 @@ class Conversation(Shared):
     ) -> History:
         """Return up to `limit` messages of the whole conversation by their numbers, oldest first."""
         return self._run(self._behind.history(before=before, after=after, at=at, limit=limit))
+
+    def usage(self) -> Usage:
+        """Return what all answers took, by day and in total, in one round trip."""
+        return self._run(self._behind.usage())
 
     def each_message(self, *, after: int | None = None) -> Iterator[HistoryMessage]:
         """Yield all messages of the conversation after a number, oldest first, in memory of a few pages."""

@@ -8,6 +8,7 @@ from typing import Any
 from stm_backends.catalogue import conversations
 from stm_backends.catalogue.card import Card
 from stm_backends.catalogue.conversations import Cards
+from stm_backends.records.usage import Usage
 from stm_backends.sync.memory import Run
 from stm_backends.types import MemoryKey
 
@@ -48,6 +49,10 @@ class Conversations:
         return self._run(
             self._behind.update(key, title=title, metadata=metadata, pinned=pinned, archived=archived)
         )
+
+    def usage(self, tenant: str, user: str, *, days: int | None = 31) -> Usage:
+        """Sum what the answers in a user's conversations took on the last `days` days, with today."""
+        return self._run(self._behind.usage(tenant, user, days=days))
 
     def rebuild(self, tenant: str, user: str) -> int:
         """Make the card of each conversation of a user say what is stored; returns how many were changed."""

@@ -21,7 +21,7 @@ PUBLIC = {
         ShortTermMemoryArtifacts ShortTermMemoryConfig ShortTermMemoryPersistence ShortTermMemorySerializable
         StateStore StaticKeys StmError StorageError Strategy Summarizer SupportsMemoryState TokenEstimator
         TooLarge
-        TrajectoryDigest TranscriptPage TranscriptTurn Transform Unavailable UnknownBackend __version__
+        TrajectoryDigest TranscriptPage TranscriptTurn Transform Unavailable UnknownBackend Usage __version__
         default_token_estimator open_backend
     """,
         "stm_backends.drivers": """

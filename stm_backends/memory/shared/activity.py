@@ -7,13 +7,16 @@ import math
 from stm_backends.catalogue.card import Activity, beginning_of
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.records.usage import Sums
 from stm_backends.types import StoredTurn
 
 
-def activity_of(snapshot: Snapshot, first: StoredTurn | None = None) -> Activity | None:
+def activity_of(
+    snapshot: Snapshot, first: StoredTurn | None = None, *, usage: Sums | None = None
+) -> Activity | None:
     """Return the last activity that a snapshot shows; `None` if nothing is in it.
 
-    `first` is the first turn, if it is known and has left the record.
+    `first` is the first turn, if it is known and has left the record, and `usage` that of `Activity`.
     """
     turns, count = snapshot.turns, count_of(snapshot)
     if not count:
@@ -30,6 +33,7 @@ def activity_of(snapshot: Snapshot, first: StoredTurn | None = None) -> Activity
         preview=beginning_of(last or snapshot.body.summary),
         opening=beginning_of(asked[0].turn.user_message if asked else ""),
         created=_time_of(first or (turns[0] if turns else None)),
+        usage=usage,
     )
 
 
@@ -52,5 +56,10 @@ def _time_of(stored: StoredTurn | None) -> float:
 
 
 def look_at(shared: SharedConversation) -> Activity | None:
-    """Return what this process knows of a conversation; `None` if it has not loaded it."""
-    return None if shared.seen.version is None else activity_of(shared.known())
+    """Return what this process knows of a conversation; `None` if it has not loaded it.
+
+    Nor is it enough where usage is summed: what others have added would not be in the sum, and a later look
+    of one process may know less than an earlier one of another.
+    """
+    known = shared.known()
+    return None if known.version is None or known.usage else activity_of(known)

@@ -19,6 +19,7 @@ from stm_backends.protocols import Summarizer
 from stm_backends.records.body import digest
 from stm_backends.records.codec import decode_json, encode_json
 from stm_backends.records.limits import characters_in
+from stm_backends.records.usage import Usage, total
 from stm_backends.telemetry.observer import observed
 from stm_backends.types import MemoryKey, as_turn_id
 
@@ -107,7 +108,8 @@ class Conversation(SharedBase):
         Adding the same `id` again has no effect, as with `DistributedShortTermMemory.add_turn`. A user's
         message is added before the model runs, so that it is there whatever happens then. `cut` says that
         the answer was cut off with these messages, or goes on: what is added next under the same `id` takes
-        their place, unless something was added in between. `usage` is JSON that is kept with the last one.
+        their place, unless something was added in between. `usage` is JSON that is kept with the last one, as
+        the provider has it; its numbers are summed, see `usage`.
 
         Raises `InvalidState`, naming what is wrong where, for what is no message, `LimitReached`, `TooLarge`,
         and `OutcomeUnknown` if the messages were perhaps stored.
@@ -188,6 +190,17 @@ class Conversation(SharedBase):
             page.missing,
             waits_for_answer(page.snapshot.turns, self._shape),
         )
+
+    @observed
+    async def usage(self) -> Usage:
+        """Return what all answers took, by day and in total, in one round trip.
+
+        That is the sum of what `add` was given as `usage`, each answer once, however often it was sent; of an
+        answer with checkpoints, what came with the one that took the place of the others.
+        """
+        snapshot = await self._shared.load("usage")
+        self._maintenance.notice(snapshot)
+        return total([snapshot.usage])
 
     async def each_message(self, *, after: int | None = None) -> AsyncGenerator[HistoryMessage]:
         """Yield all messages of the conversation after a number, oldest first, in memory of a few pages.

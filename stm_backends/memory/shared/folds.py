@@ -136,7 +136,7 @@ class Writes(PlannedWork):
             keep_for=self._keep_ids_for,
             copies=confirmed.copies(drop),
         )
-        body = confirmed.told(self.shared.archive.within_limit(body))
+        body = confirmed.told(self.shared.archive.within_limit(body), len(gone))
         if not await self.shared.replace(confirmed, body, drop=drop):
             return LOST
         self.room.made()
@@ -432,7 +432,7 @@ class Writes(PlannedWork):
             keep_for=self._keep_ids_for,
             copies=snapshot.copies(drop),
         )
-        body = snapshot.told(self.shared.archive.within_limit(body))
+        body = snapshot.told(self.shared.archive.within_limit(body), len(fold.turns) - fold.archived)
         most, seal = self.shared.driver.traits.max_entry, self.shared.codec.seal_body
         data = seal(body)
         if len(data) > most:

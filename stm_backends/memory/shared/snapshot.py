@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -12,8 +12,10 @@ from stm_backends.memory import policy, speech
 from stm_backends.memory.policy import Split
 from stm_backends.memory.units import Entry, Messages, open_entry, units_of
 from stm_backends.memory.view import View, render, shown_weight
+from stm_backends.records import usage
 from stm_backends.records.body import Body, Transcript
 from stm_backends.records.codec import Codec
+from stm_backends.records.usage import Stated, Sums
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
 
 Opened: TypeAlias = Entry | str
@@ -217,20 +219,25 @@ class Snapshot:
             turns = entries[-1:]
         return max((place for place in turns if place <= count), default=min(turns, default=0))
 
-    def told(self, body: Body) -> Body:
-        """Return a body under which the oldest turns have left, with what a model is shown of them.
+    def told(self, body: Body, count: int) -> Body:
+        """Return a body under which the oldest `count` turns have left, with what is kept of them.
 
         It is that of this record otherwise.
         """
-        before, after = self.body.transcript, body.transcript
-        count = 0 if before is None or after is None else after.base - before.base
         if not body.messages or not count:
             return body
-        first = before is not None and before.base == 0
+        transcript = self.body.transcript
+        first = not (self.body.left if transcript is None else transcript.base)
         gone, goes_on = self.turns[:count], count < len(self.turns) and not self.turns[count].begins
         asked = next((one.said and one.said.message for one in reversed(gone) if one.begins), body.asked)
         lead = speech.instructions(gone) if first else body.lead
-        return replace(body, lead=lead, asked=asked if goes_on else None)
+        used = usage.stated(body.usage, _usages(gone))
+        return replace(body, lead=lead, asked=asked if goes_on else None, usage=used)
+
+    @property
+    def usage(self) -> Sums:
+        """What all answers took, those included that have left the record."""
+        return usage.stated(self.body.usage, _usages(self.turns))
 
     def copies(self, drop: int) -> frozenset[str]:
         """Return the ids of entries that become late copies when the oldest `drop` entries go."""
@@ -282,6 +289,11 @@ class Snapshot:
 def _with_messages(body: Body, opened: Iterable[Opened]) -> Body:
     """Return a body that says that messages are in the record, if some are among what entries hold."""
     return replace(body, messages=True) if any(isinstance(one, Messages) for one in opened) else body
+
+
+def _usages(units: Iterable[StoredTurn]) -> Iterator[Stated]:
+    """Yield what callers said of answers that end with these."""
+    return ((one.turn.ts, one.extra["usage"]) for one in units if one.said and "usage" in one.extra)
 
 
 def _id(opened: Opened) -> str:
