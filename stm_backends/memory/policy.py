@@ -232,17 +232,6 @@ def oldest_for_fold(
     return pending[:most]
 
 
-def whole_turns(turns: Sequence[StoredTurn], count: int, *, ends: bool) -> int:
-    """Return how many of these turns and messages one call covers: about `count`, so that no turn is divided.
-
-    `ends` says that no turn goes on after the last of them. A turn whose end is not among them is divided.
-    """
-    places = [place for place in range(1, len(turns)) if turns[place].begins] + [len(turns)] * ends
-    if not count or not places:
-        return count
-    return max((place for place in places if place <= count), default=places[0])
-
-
 def room_step(
     config: ShortTermMemoryConfig, step: Step, pending: Sequence[StoredTurn], *, count: int
 ) -> Step:
@@ -334,11 +323,13 @@ def after_fold(
     now: float,
     keep_for: float,
     copies: Set[str] = frozenset(),
+    replaced: Sequence[str] = (),
 ) -> Body:
     """Return the body after a summary covers the turns of `fold`; a summary over its budget is cut.
 
-    `copies` are the ids with a repeat that stays in the record, see `Forgotten.adding`. Raises `BadSummary`
-    if the budget leaves only a blank summary, so that the previous one is kept.
+    `copies` are the ids with a repeat that stays in the record, see `Forgotten.adding`, and `replaced` those
+    of checkpoints that go along. Raises `BadSummary` if the budget leaves only a blank summary, so that the
+    previous one is kept.
     """
     kept = summary_within_budget(summary, config)
     if not kept:
@@ -355,7 +346,9 @@ def after_fold(
         attempts=0,
         next_attempt_at=0.0,
         folded=body.folded + len(fold.turns),
-        forgotten=body.forgotten.adding(_entries_of(gone), now=now, keep_for=keep_for, copies=copies),
+        forgotten=body.forgotten.adding(
+            [*replaced, *_entries_of(gone)], now=now, keep_for=keep_for, copies=copies
+        ),
         transcript=transcript,
     )
 
@@ -373,13 +366,16 @@ def after_trim(
     now: float,
     keep_for: float,
     copies: Set[str] = frozenset(),
+    replaced: Sequence[str] = (),
 ) -> Body:
-    """Return the body after the turns of a trim were dropped; `copies` as for `after_fold`."""
+    """Return the body after the turns of a trim were dropped; the rest is as for `after_fold`."""
     ids, transcript = [stored.id for stored in gone], body.transcript
     return replace(
         body,
         dropped=body.dropped + (len(gone) if trim.lost and transcript is None else 0),
-        forgotten=body.forgotten.adding(_entries_of(gone), now=now, keep_for=keep_for, copies=copies),
+        forgotten=body.forgotten.adding(
+            [*replaced, *_entries_of(gone)], now=now, keep_for=keep_for, copies=copies
+        ),
         transcript=transcript and transcript.moved(ids, summarized=not trim.lost),
     )
 

@@ -93,6 +93,19 @@ def settled(units: Sequence[StoredTurn]) -> list[int]:
     return places
 
 
+def whole_turns(turns: Sequence[StoredTurn], count: int, *, ends: bool) -> int:
+    """Return how many of these turns and messages one call covers: about `count`, so that no turn is divided.
+
+    `ends` says that no turn goes on after the last of them. A turn whose end is not among them is divided
+    where no call waits for its result.
+    """
+    places = [place for place in range(1, len(turns)) if turns[place].begins] + [len(turns)] * ends
+    places = places or settled(turns)
+    if not count or not places:
+        return count
+    return max((place for place in places if place <= count), default=places[0])
+
+
 def instructions(units: Sequence[StoredTurn]) -> tuple[Message, ...]:
     """Return the system messages that come before the first turn."""
     first = itertools.takewhile(lambda unit: not unit.begins, units)

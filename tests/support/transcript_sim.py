@@ -13,16 +13,18 @@ import dataclasses
 import hashlib
 import math
 import random
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from stm_backends.drivers.contract import Driver, Key, Traits
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.memory.shared.backgrounds import Backgrounds
+from stm_backends.memory.shared.base import SharedBase
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.reading import TranscriptTurn
 from stm_backends.records.codec import Codec
@@ -30,6 +32,7 @@ from stm_backends.types import ConversationTurn, MemoryBudget, MemoryHealth, Mem
 from tests.support import clock
 
 T = TypeVar("T")
+M = TypeVar("M", bound=SharedBase)
 PODS = 3
 DEADLINE_S = 0.3
 """What memories take for the deadline of an operation: leases are short, so that many end too early."""
@@ -50,12 +53,14 @@ class World:
     unconfirmed: bool = False
     leaseless: bool = False
     slow: bool = False
+    writers: int = PODS
+    total_tokens: int = 0
 
 
 class FaultDriver(WrapperDriver):
     """The operations of one process, which is killed at one of them."""
 
-    def __init__(self, inner: Driver, sim: Sim) -> None:
+    def __init__(self, inner: Driver, sim: Faults[Any, Any]) -> None:
         super().__init__(inner)
         self._sim = sim
         self._left = sim.chance.randint(30, 600)
@@ -120,6 +125,10 @@ class FaultDriver(WrapperDriver):
             self._sim.counts["late and refused"] += 1
 
 
+Said: TypeAlias = dict[str, tuple[float, float]]
+"""When what has an id began to be said, and when that was acknowledged."""
+
+
 def chained(previous: str, text: str) -> str:
     return hashlib.sha256(f"{previous}|{text}".encode()).hexdigest()[:16]
 
@@ -128,9 +137,19 @@ def chained(previous: str, text: str) -> str:
 class Pod:
     driver: FaultDriver
     backgrounds: Backgrounds
-    memories: dict[MemoryKey, DistributedShortTermMemory] = field(
-        default_factory=dict[MemoryKey, DistributedShortTermMemory]
-    )
+    memories: dict[MemoryKey, Any] = field(default_factory=dict[MemoryKey, Any])
+
+
+class Numbered(Protocol):
+    """A turn or a message of a whole conversation."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def id(self) -> str: ...
+
+
+N = TypeVar("N", bound=Numbered)
 
 
 def in_memory(world: World) -> Callable[[], Driver]:
@@ -140,8 +159,8 @@ def in_memory(world: World) -> Callable[[], Driver]:
     return lambda: MemoryDriver(store, clock=clock.now, **limits)
 
 
-class Sim:
-    """One run; `problems` has what was found.
+class Faults(ABC, Generic[M, N]):
+    """One run of processes that speak in anything; `problems` has what was found.
 
     `make` returns a driver for each process. By default, all are those of a datastore in memory.
     """
@@ -157,6 +176,34 @@ class Sim:
         self.pods: list[Pod] = []
         self._closing: list[asyncio.Task[None]] = []
 
+    @abstractmethod
+    def open_on(self, pod: Pod, key: MemoryKey, config: ShortTermMemoryConfig) -> M:
+        """Return a conversation as a process has it."""
+
+    @abstractmethod
+    async def writer(self, key: MemoryKey, name: str, turns: int, said: Said) -> None:
+        """Say so many turns, and note what was acknowledged."""
+
+    @abstractmethod
+    async def reader(self, key: MemoryKey, said: Said, stop: asyncio.Event) -> None:
+        """Read a conversation again and again."""
+
+    @abstractmethod
+    async def page(self, memory: M, **place: int) -> tuple[Sequence[N], Sequence[int]]:
+        """Return a page of the whole conversation, and the numbers that it lacks."""
+
+    @abstractmethod
+    async def settle(self, memory: M) -> None:
+        """Let one process do what is left to do."""
+
+    @abstractmethod
+    async def check(self, key: MemoryKey, memory: M, said: Said) -> None:
+        """Note what is wrong in the end."""
+
+    @abstractmethod
+    def words_of(self, turn: Any) -> list[str]:
+        """Return what a summarizer sees of a turn as the words that a summary chains."""
+
     async def summarize(self, request: Any) -> dict[str, str]:
         if not self.calm:
             hangs = self.chance.random() < (0.9 if self.world.slow else 0.05)
@@ -165,18 +212,23 @@ class Sim:
                 raise RuntimeError("the model is down")
         head, _, count = (request["previous_summary"] or "- 0").partition(" ")
         for turn in request["turns"]:
-            head, count = chained(head, turn["user"].partition("#")[0]), str(int(count) + 1)
+            for word in self.words_of(turn):
+                head, count = chained(head, word), str(int(count) + 1)
         return {"summary": f"{head} {count}"}
 
     def pod(self) -> Pod:
         driver = FaultDriver(self.make(), self)
         return Pod(driver, Backgrounds(driver, Codec(), clock=clock.now))
 
-    def memory(self, pod: Pod, key: MemoryKey) -> DistributedShortTermMemory:
+    def memory(self, pod: Pod, key: MemoryKey) -> M:
         if key not in pod.memories:
             config = ShortTermMemoryConfig(
                 strategy="truncation" if self.world.truncates else "rolling_summary",
-                budget=MemoryBudget(full_zone_turns=self.chance.choice([2, 5]), total_max_tokens=0),
+                budget=MemoryBudget(
+                    full_zone_turns=self.chance.choice([2, 5]),
+                    summary_max_tokens=500,
+                    total_max_tokens=self.world.total_tokens,
+                ),
                 retry_attempts=1,
                 retry_backoff_base_s=0.05,
                 degraded_retry_interval_s=0.3,
@@ -186,9 +238,7 @@ class Sim:
                 summarizer_timeout_s=0.15,
                 transcript=True,
             )
-            pod.memories[key] = DistributedShortTermMemory(
-                pod.driver, key, config, summarizer=self.summarize, backgrounds=pod.backgrounds
-            )
+            pod.memories[key] = self.open_on(pod, key, config)
         return pod.memories[key]
 
     async def any_pod(self) -> Pod:
@@ -208,9 +258,116 @@ class Sim:
             self.counts["trimmed"] += memory.stats.trimmed
             self.counts["dropped"] += memory.stats.dropped
 
-    async def writer(
-        self, key: MemoryKey, name: str, turns: int, said: dict[str, tuple[float, float]]
-    ) -> None:
+    async def read(self, memory: M, limit: int) -> list[N]:
+        """Return the whole conversation, read forwards or backwards in pages."""
+        backwards = self.chance.random() < 0.5
+        found = await (self._backwards if backwards else self._forwards)(memory, limit)
+        if [one.number for one in found] != [*range(len(found))]:
+            self.problems.append(f"a reader got other numbers than 0 to {len(found) - 1}")
+        if len({one.id for one in found}) != len(found):
+            self.problems.append("a reader got a turn twice")
+        self.counts["readings"] += 1
+        return found
+
+    async def _forwards(self, memory: M, limit: int) -> list[N]:
+        found: list[N] = []
+        while True:
+            some, missing = await self.page(memory, after=found[-1].number if found else -1, limit=limit)
+            if missing:
+                self.problems.append(f"a page lacks {missing[:3]}")
+            if missing or not some:
+                return found
+            found += some
+            await asyncio.sleep(self.chance.random() * 0.005)
+
+    async def _backwards(self, memory: M, limit: int) -> list[N]:
+        some, missing = await self.page(memory, limit=limit)
+        found = [*some]
+        while some and found[0].number > 0 and not missing:
+            await asyncio.sleep(self.chance.random() * 0.005)
+            some, missing = await self.page(memory, before=found[0].number, limit=limit)
+            found = [*some, *found]
+        if missing:
+            self.problems.append(f"a page lacks {missing[:3]}")
+        return found
+
+    def require_once(self, said: Said, ids: Sequence[str]) -> None:
+        """Note what is missing, there twice, or before what was acknowledged before it was said."""
+        twice = [one for one, count in Counter(ids).items() if count > 1]
+        missing = said.keys() - set(ids)
+        if twice or missing:
+            self.problems.append(f"{len(twice)} turns are there twice, and {len(missing)} are missing")
+        latest = 0.0
+        for one in ids:
+            start, end = said.get(one, (latest, latest))
+            if end < latest:
+                self.problems.append(f"{one} is out of order")
+            latest = max(latest, start)
+        self.counts["turns"] += len(ids)
+
+    def require_summary(self, summary: str, words: Sequence[str]) -> None:
+        """Note it if a summary is not of exactly these words."""
+        head, _, count = summary.partition(" ")
+        expected = "-"
+        for word in words:
+            expected = chained(expected, word)
+        if words and (head, int(count)) != (expected, len(words)):
+            self.problems.append(f"the summary covers other turns than the first {len(words)}, or {count}")
+        if self.counts["dropped"]:
+            self.problems.append("turns were dropped")
+        self.counts["summarized"] += len(words)
+
+    async def model(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            self._model_down = False
+            await asyncio.sleep(1.5)
+            self._model_down = True
+            await asyncio.sleep(1.0)
+        self._model_down = False
+
+    async def run(self) -> list[str]:
+        """Simulate, and return the problems."""
+        await self.plain.open()
+        self.pods = [self.pod() for _ in range(PODS)]
+        stop, said = asyncio.Event(), dict[MemoryKey, Said]()
+        writers: list[Coroutine[Any, Any, None]] = []
+        others = [asyncio.create_task(self.model(stop))]
+        each = math.ceil(self.world.turns / self.world.conversations / self.world.writers)
+        for number in range(self.world.conversations):
+            key = MemoryKey("t", "u", f"c{number}")
+            said[key] = {}
+            writers += [self.writer(key, f"{number}w{w}", each, said[key]) for w in range(self.world.writers)]
+            others.append(asyncio.create_task(self.reader(key, said[key], stop)))
+        await asyncio.gather(*writers)
+        stop.set()
+        await asyncio.gather(*others)
+        self.calm = True
+        for pod in self.pods:
+            self.end(pod)
+        await asyncio.gather(*self._closing)
+        await asyncio.sleep(1.0)
+        clean = self.pod()
+        await clean.driver.open()
+        for key, turns in said.items():
+            await self.settle(self.memory(clean, key))
+            await self.check(key, self.memory(clean, key), turns)
+        self.end(clean)
+        await asyncio.gather(self.plain.close(), *self._closing)
+        return self.problems
+
+
+class Sim(Faults[DistributedShortTermMemory, TranscriptTurn]):
+    """Processes that speak in turns."""
+
+    def open_on(self, pod: Pod, key: MemoryKey, config: ShortTermMemoryConfig) -> DistributedShortTermMemory:
+        return DistributedShortTermMemory(
+            pod.driver, key, config, summarizer=self.summarize, backgrounds=pod.backgrounds
+        )
+
+    def words_of(self, turn: Any) -> list[str]:
+        return [turn["user"].partition("#")[0]]
+
+    async def writer(self, key: MemoryKey, name: str, turns: int, said: Said) -> None:
         now = asyncio.get_running_loop().time
         for number in range(turns):
             turn_id, start = f"{name}-{number}", now()
@@ -227,85 +384,22 @@ class Sim:
             if self.chance.random() < 0.6:
                 await asyncio.sleep(self.chance.random() * 0.02)
 
-    async def reader(self, key: MemoryKey, said: dict[str, tuple[float, float]], stop: asyncio.Event) -> None:
-        """Read the whole conversation again and again, forwards and backwards, in pages of several sizes."""
+    async def reader(self, key: MemoryKey, said: Said, stop: asyncio.Event) -> None:
         memory = DistributedShortTermMemory(self.plain, key)
         while not stop.is_set():
             tail = len(await memory.turns())
             self.counts["longest tail"] = max(self.counts["longest tail"], tail)
             before, limit = set(said), self.chance.choice([3, 17, 50] if len(said) < 200 else [50, 200])
-            backwards = self.chance.random() < 0.5
-            found = await (self._backwards if backwards else self._forwards)(memory, limit)
-            ids = [turn.id for turn in found]
-            if [turn.number for turn in found] != [*range(len(found))]:
-                self.problems.append(f"a reader got other numbers than 0 to {len(found) - 1}")
-            if len({*ids}) != len(ids):
-                self.problems.append("a reader got a turn twice")
-            if missed := before.difference(ids):
+            found = await self.read(memory, limit)
+            if missed := before.difference(one.id for one in found):
                 self.problems.append(f"a reader missed {len(missed)} of {len(before)} turns")
-            self.counts["readings"] += 1
             await asyncio.sleep(0.05 + len(found) / 200)
 
-    async def _forwards(self, memory: DistributedShortTermMemory, limit: int) -> list[TranscriptTurn]:
-        found: list[TranscriptTurn] = []
-        while page := await memory.transcript(after=found[-1].number if found else -1, limit=limit):
-            if page.missing:
-                self.problems.append(f"a page lacks {page.missing[:3]}")
-                break
-            if not page.turns:
-                break
-            found += page.turns
-            await asyncio.sleep(self.chance.random() * 0.005)
-        return found
-
-    async def _backwards(self, memory: DistributedShortTermMemory, limit: int) -> list[TranscriptTurn]:
-        page = await memory.transcript(limit=limit)
-        found = [*page.turns]
-        while page.turns and found[0].number > 0 and not page.missing:
-            await asyncio.sleep(self.chance.random() * 0.005)
-            page = await memory.transcript(before=found[0].number, limit=limit)
-            found = [*page.turns, *found]
-        if page.missing:
-            self.problems.append(f"a page lacks {page.missing[:3]}")
-        return found
-
-    async def model(self, stop: asyncio.Event) -> None:
-        while not stop.is_set():
-            self._model_down = False
-            await asyncio.sleep(1.5)
-            self._model_down = True
-            await asyncio.sleep(1.0)
-        self._model_down = False
-
-    async def run(self) -> list[str]:
-        """Simulate, and return the problems."""
-        await self.plain.open()
-        self.pods = [self.pod() for _ in range(PODS)]
-        stop, said = asyncio.Event(), dict[MemoryKey, dict[str, tuple[float, float]]]()
-        writers: list[Coroutine[Any, Any, None]] = []
-        others = [asyncio.create_task(self.model(stop))]
-        each = math.ceil(self.world.turns / self.world.conversations / PODS)
-        for number in range(self.world.conversations):
-            key = MemoryKey("t", "u", f"c{number}")
-            said[key] = {}
-            writers += [self.writer(key, f"{number}w{w}", each, said[key]) for w in range(PODS)]
-            others.append(asyncio.create_task(self.reader(key, said[key], stop)))
-        await asyncio.gather(*writers)
-        stop.set()
-        await asyncio.gather(*others)
-        self.calm = True
-        for pod in self.pods:
-            self.end(pod)
-        await asyncio.gather(*self._closing)
-        await asyncio.sleep(1.0)
-        clean = self.pod()
-        await clean.driver.open()
-        for key, turns in said.items():
-            await self.settle(self.memory(clean, key))
-            await self.check(self.memory(clean, key), turns)
-        self.end(clean)
-        await asyncio.gather(self.plain.close(), *self._closing)
-        return self.problems
+    async def page(
+        self, memory: DistributedShortTermMemory, **place: int
+    ) -> tuple[Sequence[TranscriptTurn], Sequence[int]]:
+        page = await memory.transcript(**place)
+        return page.turns, page.missing
 
     async def settle(self, memory: DistributedShortTermMemory) -> None:
         """Let one process do what is left to do."""
@@ -317,32 +411,11 @@ class Sim:
             await memory.add_turn(ConversationTurn(f"nudge{number}#", "ok"), turn_id=f"nudge{number}")
             await asyncio.sleep(0.3)
 
-    async def check(self, memory: DistributedShortTermMemory, said: dict[str, tuple[float, float]]) -> None:
+    async def check(self, key: MemoryKey, memory: DistributedShortTermMemory, said: Said) -> None:
+        del key
         found = [turn async for turn in memory.each_turn()]
-        ids = [turn.id for turn in found]
-        twice = [one for one, count in Counter(ids).items() if count > 1]
-        missing = said.keys() - set(ids)
-        if twice or missing:
-            self.problems.append(f"{len(twice)} turns are there twice, and {len(missing)} are missing")
-        latest = 0.0
-        for one in ids:
-            start, end = said.get(one, (latest, latest))
-            if end < latest:
-                self.problems.append(f"{one} is out of order")
-            latest = max(latest, start)
-        self.counts["turns"] += len(ids)
+        self.require_once(said, [turn.id for turn in found])
         if not self.world.truncates:
-            self._check_summary(found, await memory.get_llm_context())
-
-    def _check_summary(self, found: list[TranscriptTurn], context: Any) -> None:
-        head, _, count = context["conversation_memory"]["summary"].partition(" ")
-        expected = "-"
-        for turn in found[: int(count)]:
-            expected = chained(expected, turn.turn.user_message.partition("#")[0])
-        if expected != head:
-            self.problems.append(f"the summary covers other turns than the first {count}")
-        if int(count) != sum(turn.summarized for turn in found):
-            self.problems.append("the transcript and the summary say otherwise of what is summarized")
-        if self.counts["dropped"]:
-            self.problems.append("turns were dropped")
-        self.counts["summarized"] += int(count)
+            context: Any = await memory.get_llm_context()
+            words = [turn.turn.user_message.partition("#")[0] for turn in found if turn.summarized]
+            self.require_summary(context["conversation_memory"]["summary"], words)

@@ -256,6 +256,24 @@ async def test_checkpoints_leave_the_record_with_their_answer(backend: Backend, 
     assert len((await record_of(backend)).turns) == 4
 
 
+@pytest.mark.parametrize("after", [1, 4])
+async def test_a_late_copy_of_a_checkpoint_that_was_replaced_adds_nothing(
+    backend: Backend, small_pages: None, after: int
+) -> None:
+    chat = chat_of(backend)
+    await chat.add(asks(0))
+    for text in ("It", "It is"):
+        await chat.add({"role": "assistant", "content": text}, id="answer", cut=True)
+    record = await backend.driver.load(RECORD)
+    assert record is not None
+    said = await talked(chat, range(1, 1 + after))
+    # The request for the first checkpoint was sent twice, and one was late.
+    await backend.driver.append(RECORD, record.tail[1], initial_version="v", ttl=None)
+    for number in range(5, 9):
+        said += await talked(chat, [number])
+    assert await all_of(chat) == [asks(0), {"role": "assistant", "content": "It is"}, *said]
+
+
 # Folds
 
 

@@ -15,7 +15,7 @@ from stm_backends.records.codec import Codec
 from stm_backends.records.shortening import Shortening
 from stm_backends.types import MemoryKey
 from tests.support import clock
-from tests.support.transcript_sim import Pod, Sim, World
+from tests.support.transcript_sim import Pod, Said, Sim, World
 
 pytestmark = pytest.mark.usefixtures("small_pages")
 
@@ -30,7 +30,7 @@ class Limited(Sim):
         pod.backgrounds = Backgrounds(pod.driver, Codec(), clock=clock.now, transcript_turns=MOST)
         return pod
 
-    async def reader(self, key: MemoryKey, said: dict[str, tuple[float, float]], stop: asyncio.Event) -> None:
+    async def reader(self, key: MemoryKey, said: Said, stop: asyncio.Event) -> None:
         memory = DistributedShortTermMemory(self.plain, key)
         while not stop.is_set():
             oldest = (await memory.transcript(limit=1)).oldest
@@ -46,7 +46,7 @@ class Limited(Sim):
             self.counts["readings"] += 1
             await asyncio.sleep(0.1)
 
-    async def check(self, memory: DistributedShortTermMemory, said: dict[str, tuple[float, float]]) -> None:
+    async def check(self, key: MemoryKey, memory: DistributedShortTermMemory, said: Said) -> None:
         found = [turn async for turn in memory.each_turn()]
         in_pages = [turn for turn in found if not turn.retained]
         if len(in_pages) != MOST:
@@ -63,12 +63,12 @@ class Limited(Sim):
             if end < latest:
                 self.problems.append(f"{turn.id} is out of order")
             latest = max(latest, start)
-        self.counts["left over"] += await self.left_over(memory, found[0].number)
+        self.counts["left over"] += await self.left_over(key, found[0].number)
         self.counts["turns"] += found[-1].number + 1
 
-    async def left_over(self, memory: DistributedShortTermMemory, first: int) -> int:
+    async def left_over(self, key: MemoryKey, first: int) -> int:
         """Return how many pages are stored of which all turns are gone."""
-        scope, prefix = keys.pages_of(memory._shared.key)  # noqa: SLF001 -- no other way to the key
+        scope, prefix = keys.pages_of(keys.memory_key(key))
         names = [name async for name in operations.names_of(self.plain, scope, prefix)]
         return sum((keys.page_number(name) + 1) * pages.TURNS <= first for name in names)
 

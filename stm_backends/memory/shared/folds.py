@@ -29,7 +29,7 @@ from stm_backends.memory.shared.due import Compact, Move
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.room import Room
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.memory.speech import as_turns
+from stm_backends.memory.speech import as_turns, whole_turns
 from stm_backends.messages import Shape
 from stm_backends.records import confirming, ledger, pages
 from stm_backends.records.body import Body, Lease, Overdue
@@ -135,6 +135,7 @@ class Writes(PlannedWork):
             now=self.shared.clock(),
             keep_for=self._keep_ids_for,
             copies=confirmed.copies(drop),
+            replaced=confirmed.replaced(drop),
         )
         body = confirmed.told(self.shared.archive.within_limit(body), len(gone))
         if not await self.shared.replace(confirmed, body, drop=drop):
@@ -155,10 +156,18 @@ class Writes(PlannedWork):
 
     async def compact(self, snapshot: Snapshot, compact: Compact) -> Plan:
         """Drop the oldest entries, which are repeats."""
-        confirmed = await self.confirmed(snapshot, compact.entries)
-        if confirmed is None or not await self.shared.replace(
-            confirmed, confirmed.body, drop=compact.entries
-        ):
+        drop = compact.entries
+        confirmed = await self.confirmed(snapshot, drop)
+        if confirmed is None:
+            return LOST
+        forgotten = confirmed.body.forgotten.adding(
+            confirmed.replaced(drop),
+            now=self.shared.clock(),
+            keep_for=self._keep_ids_for,
+            copies=confirmed.copies(drop),
+        )
+        body = replace(confirmed.body, forgotten=forgotten)
+        if not await self.shared.replace(confirmed, body, drop=drop):
             return LOST
         self.room.made()
         return AGAIN
@@ -205,7 +214,7 @@ class Writes(PlannedWork):
         turns, portion = [*found.values()], sum(number < gap.end for number in found)
         count = len(policy.oldest_for_fold(self.config, snapshot.body, turns[:portion]))
         if snapshot.body.messages:
-            count = policy.whole_turns(turns, count, ends=most == transcript.base)
+            count = whole_turns(turns, count, ends=most == transcript.base)
         if count:
             end = [*found, most][count]
             fold = Fold(snapshot.body.summary, tuple(turns[:count]), Gap(gap.first, end), archived=count)
@@ -431,6 +440,7 @@ class Writes(PlannedWork):
             now=self.shared.clock(),
             keep_for=self._keep_ids_for,
             copies=snapshot.copies(drop),
+            replaced=snapshot.replaced(drop),
         )
         body = snapshot.told(self.shared.archive.within_limit(body), len(fold.turns) - fold.archived)
         most, seal = self.shared.driver.traits.max_entry, self.shared.codec.seal_body

@@ -246,6 +246,17 @@ class Snapshot:
         going = {*map(_id, self.opened[:drop])} | {one for one in self.opened if isinstance(one, str)}
         return frozenset(identity for identity in map(_id, self.opened[drop:]) if identity in going)
 
+    def replaced(self, drop: int) -> list[str]:
+        """Return the ids of checkpoints, among the oldest `drop` entries, in whose place is another entry.
+
+        They are remembered like those of turns: a late copy may come when all of the answer has left.
+        """
+        if not self.repeats or not self.body.messages:
+            return []
+        there = {_id(self.opened[start]) for start in self.starts}
+        parts = [one.id for one in self.opened[:drop] if isinstance(one, Messages) and one.cut]
+        return [part for part in dict.fromkeys(parts) if part not in there]
+
     def leading_repeats(self) -> int:
         """Return how many of the oldest entries can be dropped without changing the turns or their order.
 
