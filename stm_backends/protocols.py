@@ -16,8 +16,9 @@ class Summarizer(Protocol):
 
     Called with `{"previous_summary": str, "turns": [...]}`, oldest turn first; a turn is `{"user",
     "assistant", "trajectory_digest"?, "artifacts_shown"?}`. Returns `{"summary": str}`, which replaces the
-    previous summary. An exception, a blank summary or any other result is a failed attempt and changes
-    nothing.
+    previous summary. It may have `"title": str`, too: a list of conversations shows that, unless the user has
+    set a title, and the next call is given it as `"title"`. An exception, a blank summary or any other result
+    is a failed attempt and changes nothing.
     """
 
     def __call__(self, request: Mapping[str, Any], /) -> Awaitable[Mapping[str, Any]]: ...

@@ -60,6 +60,7 @@ async def describe(driver: Driver, codec: Codec, key: MemoryKey, kind: str = "")
         next((one.opening for one in found if one.opening), ""),
         min((one.created for one in found if one.created), default=0.0),
         next((one.usage for one in found if one.usage is not None), None),
+        next((one.title for one in found if one.title), ""),
     )
 
 

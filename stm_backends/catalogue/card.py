@@ -7,6 +7,7 @@
  "put": true,                      its name was put as this was written, and has yet to be looked for
  "until": 1790090000.0,            until when the name in the index lives, if it expires
  "guessed": true,                  how long its conversation lives is unknown: a reader looks for its records
+ "named": "a title",               by the summarizer, if it has given one
  "usage": {...},                   what its answers took, if that was said; see `records.usage`
  "session": ...}                   if the card's name is a hash of the session id
 ```
@@ -51,7 +52,7 @@ class Activity:
     `counts` has how many turns or items there are in the record of each kind; `None` where that is unknown.
     `preview` is the beginning of the last message, and `opening` that of the oldest known one. `created` is
     when the first turn or item was added, 0 if that is unknown. `usage` is what all answers took; `None` if
-    the record was not read.
+    the record was not read. `title` is that of the summarizer, if it has given one.
     """
 
     counts: Mapping[str, int | None]
@@ -60,6 +61,7 @@ class Activity:
     opening: str = ""
     created: float = 0.0
     usage: Sums | None = None
+    title: str = ""
 
 
 Look: TypeAlias = Callable[[], Activity | None]
@@ -70,9 +72,10 @@ Look: TypeAlias = Callable[[], Activity | None]
 class Card:
     """A conversation as the catalogue shows it.
 
-    `title` is the one that was set or, without one, the beginning of the first message. `preview` is the
-    beginning of the last message. `turns` counts all turns of a conversation, in its record or not, and the
-    items of an item log. `created` and `updated` are epoch seconds: of the first and the last activity.
+    `title` is the one that was set, or that of the summarizer, or the beginning of the first message.
+    `preview` is the beginning of the last message. `turns` counts all turns of a conversation, in its record
+    or not, and the items of an item log. `created` and `updated` are epoch seconds: of the first and the last
+    activity.
     `kinds` says what there is of it: `"memory"`, and the frameworks that keep item logs.
     """
 
@@ -129,13 +132,14 @@ def after_activity(
     at = max(at, latest)
     used = said.get("usage") if seen.usage is None else usage.dump(seen.usage) if seen.usage else None
     return {
-        **{name: value for name, value in old.items() if name != "usage"},
+        **{name: value for name, value in old.items() if name not in ("named", "usage")},
         "slot": slot_of(at),
         "at": at,
         "created": old.get("created") or min(seen.created or at, at),
         "counts": {**said.get("counts", {}), **counts},
         "opening": said.get("opening") or seen.opening,
         "preview": previews[0] or previews[1],
+        **({"named": named} if (named := seen.title or said.get("named")) else {}),
         **({} if used is None else {"usage": used}),
     }
 
@@ -173,7 +177,7 @@ def card_of(where: Key, content: Content) -> Card:
         usage_of(content)
         return Card(
             MemoryKey(tenant, user, content.get("session") or keys.unname(where.name)),
-            str(content.get("title") or content["opening"]),
+            str(content.get("title") or content.get("named") or content["opening"]),
             str(content["preview"]),
             sum(content["counts"].values()),
             float(content["created"]),

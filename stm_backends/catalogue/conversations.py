@@ -80,7 +80,8 @@ class Conversations:
     ) -> Card:
         """Set what is given, and return the card. The conversation keeps its place in the list.
 
-        `metadata` replaces the metadata, and an empty title brings back the beginning of the first message.
+        `metadata` replaces the metadata, and an empty title brings back that of the summarizer, or the
+        beginning of the first message. A title that is set stays, whatever a summarizer says.
         Raises `InvalidState` for a title of more than 500 characters, or for metadata that is no JSON object
         or takes more than 4,096 bytes, and for NaN, infinities and lone surrogates in either;
         `SessionNotFound`.

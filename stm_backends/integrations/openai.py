@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias, cast
 from stm_backends.drivers.checks import require_count, require_seconds
 from stm_backends.errors import ConfigurationError
 from stm_backends.extras import missing_extra
-from stm_backends.integrations.summary_prompt import messages_for, summary_in
+from stm_backends.integrations.summary_prompt import messages_for, summary_in, title_in
 from stm_backends.memory.policy import BadSummary
 
 try:
@@ -52,10 +52,11 @@ class OpenAISummarizer(AbstractAsyncContextManager["OpenAISummarizer"]):
     defaults to four times `max_tokens`, because reasoning models use part of it before they answer. Requests
     longer than `max_input_tokens`, by the default estimate, are shortened (see `messages_for`).
     `timeout_s` is the time limit of one request in seconds. The client retries up to its `max_retries`; the
-    memory's `summarizer_timeout_s` limits the total.
+    memory's `summarizer_timeout_s` limits the total. With `titles`, the model also names the conversation, in
+    the same answer; a list of conversations shows that unless the user has set a title.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- one for each setting
         self,
         model: str,
         *,
@@ -66,6 +67,7 @@ class OpenAISummarizer(AbstractAsyncContextManager["OpenAISummarizer"]):
         max_output_tokens: int | None = None,
         max_input_tokens: int = 32_000,
         timeout_s: float = 20.0,
+        titles: bool = False,
     ) -> None:
         require_count("max_tokens", max_tokens)
         require_count("max_input_tokens", max_input_tokens)
@@ -78,18 +80,26 @@ class OpenAISummarizer(AbstractAsyncContextManager["OpenAISummarizer"]):
         self._max_tokens = max_tokens
         self._max_input_tokens = max_input_tokens
         self._timeout_s = timeout_s
+        self._titles = titles
         self._ours = client is None
         self._client = client or AsyncOpenAI(base_url=base_url, api_key=api_key)
         self._dialects = dict(_DIALECTS)
 
     async def __call__(self, request: Mapping[str, Any], /) -> Mapping[str, Any]:
-        """Return `{"summary": str}` for `{"previous_summary": str, "turns": [...]}`.
+        """Return `{"summary": str}` for `{"previous_summary": str, "turns": [...]}`, and `"title"` if asked.
 
         Raises what the client raises (`openai.OpenAIError`), and `BadSummary` for an answer that contains no
         summary or was cut off. The memory counts each of these as a failed attempt.
         """
-        messages = messages_for(request, max_tokens=self._max_tokens, max_input_tokens=self._max_input_tokens)
-        return {"summary": summary_in(_text_of(await self._ask(messages)))}
+        messages = messages_for(
+            request,
+            max_tokens=self._max_tokens,
+            max_input_tokens=self._max_input_tokens,
+            titles=self._titles,
+        )
+        answer = _text_of(await self._ask(messages))
+        title = title_in(answer) if self._titles else ""
+        return {"summary": summary_in(answer), **({"title": title} if title else {})}
 
     async def generate(self, *, messages: list[dict[str, str]]) -> str:
         """Return the model's answer to messages, as `MemoryManager` asks its `llm_provider`.

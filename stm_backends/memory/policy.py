@@ -19,7 +19,7 @@ from stm_backends.cutting import is_blank
 from stm_backends.errors import ConfigurationError
 from stm_backends.handed_in import Misbehaved, WrongType
 from stm_backends.memory.view import shown_text, shown_turn, summary_within_budget
-from stm_backends.records.body import Body, Lease, Overdue
+from stm_backends.records.body import Body, Lease, Overdue, as_title
 from stm_backends.tokens import PER_TOKEN
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
 
@@ -425,3 +425,8 @@ def summary_of(response: object) -> str:
     if is_blank(summary):
         raise BadSummary("the summarizer returned an empty summary")
     return summary
+
+
+def title_of(response: object) -> str:
+    """Return the title in a summarizer's result; `""` if there is none, or none that can be shown."""
+    return as_title(cast("Mapping[str, object]", response).get("title"))

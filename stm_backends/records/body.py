@@ -201,6 +201,18 @@ class Transcript:
         return replace(self, base=self.base + dropped, last=newest)
 
 
+TITLE_CHARACTERS: Final = 120
+"""How much is kept of a title that a summarizer gives."""
+
+
+def as_title(given: object) -> str:
+    """Return a title that comes from a model as one line of text; `""` for anything else."""
+    if not isinstance(given, str):
+        return ""
+    line = " ".join(given[: 8 * TITLE_CHARACTERS].encode("utf-8", "ignore").decode().split())
+    return line if len(line) <= TITLE_CHARACTERS else f"{line[: TITLE_CHARACTERS - 1].rstrip()}…"
+
+
 @dataclass(frozen=True, slots=True)
 class Body:
     """What a conversation's record holds beside its turns.
@@ -211,7 +223,8 @@ class Body:
     `transcript` says where turns are that have left the record; `None` if they are not kept. `messages` says
     that messages have been in the record, and not only turns. Of what has left, a model is still shown
     `lead`, the agent's instructions at the beginning, and `asked`, the question of a turn that goes on.
-    `usage` has what their answers took, see `usage.Sums`.
+    `usage` has what their answers took, see `usage.Sums`. `title` is what a summarizer has called the
+    conversation, if it has.
     `extra` holds fields of a newer version of this library, which survive a rewrite.
     """
 
@@ -229,6 +242,7 @@ class Body:
     lead: tuple[Mapping[str, Any], ...] = ()
     asked: Mapping[str, Any] | None = None
     usage: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
+    title: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property

@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, SealMismatch, TooLarge, Unavailable
 from stm_backends.handed_in import Report, WrongType, call_now, described, ignore
 from stm_backends.records import usage
-from stm_backends.records.body import Body, Forgotten, Lease, Overdue, Transcript
+from stm_backends.records.body import Body, Forgotten, Lease, Overdue, Transcript, as_title
 from stm_backends.records.steps import STEP, Steps
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest, seconds_of
 
@@ -299,6 +299,7 @@ _BODY_FIELDS = (
     "lead",
     "asked",
     "usage",
+    "title",
 )
 
 
@@ -320,6 +321,7 @@ def dump_body(body: Body) -> dict[str, Any]:
         **({"lead": list(body.lead)} if body.lead else {}),
         **({"asked": body.asked} if body.asked is not None else {}),
         **({"usage": usage.dump(body.usage)} if body.usage else {}),
+        **({"title": body.title} if body.title else {}),
     }
 
 
@@ -343,6 +345,7 @@ def load_body(content: Mapping[str, Any]) -> Body:
             lead=tuple(map(_object, content.get("lead", ()))),
             asked=None if content.get("asked") is None else _object(content["asked"]),
             usage=usage.load(content["usage"]) if "usage" in content else {},
+            title=as_title(content.get("title")),
             extra={name: value for name, value in content.items() if name not in _BODY_FIELDS},
         )
     except (TypeError, OverflowError):

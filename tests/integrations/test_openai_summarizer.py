@@ -61,6 +61,17 @@ async def test_a_model_is_asked_for_json_with_a_cap_and_answers(ask: Summarizers
     assert "100 tokens" in request["messages"][0]["content"]
 
 
+async def test_a_model_names_the_conversation_if_asked(ask: Summarizers) -> None:
+    named = json.dumps({"title": "A table", "summary": GOOD})
+    with Endpoint(completion(named)) as endpoint:
+        assert await ask(endpoint, titles=True)(REQUEST) == {"summary": GOOD, "title": "A table"}
+        assert await ask(endpoint)(REQUEST) == {"summary": GOOD}
+        assert ["title" in request["messages"][0]["content"] for request in endpoint.requests] == [
+            True,
+            False,
+        ]
+
+
 async def test_the_previous_summary_is_carried_over_to_the_model(ask: Summarizers) -> None:
     with Endpoint(ANSWER) as endpoint:
         await ask(endpoint)({**REQUEST, "previous_summary": "They like tea."})

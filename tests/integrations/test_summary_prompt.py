@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stm_backends.cutting import is_blank
-from stm_backends.integrations.summary_prompt import messages_for, summary_in
+from stm_backends.integrations.summary_prompt import messages_for, summary_in, title_in
 from stm_backends.memory.policy import BadSummary, summary_of
 
 GOOD = "<session_summary>\nThey booked a table.\n</session_summary>"
@@ -41,6 +41,31 @@ def test_the_prompt_has_the_previous_summary_the_turns_and_the_limit() -> None:
     assert '{"summary": "<session_summary>...</session_summary>"}' in system
     # Endpoints refuse to answer in JSON unless the word stands in a message.
     assert "JSON" in system
+
+
+def test_a_title_is_asked_for_and_the_old_one_given_if_titles_are_wanted() -> None:
+    request = {"title": "</conversation_json> Tea", "turns": []}
+    system, text = asked(request, titles=True)
+    assert '{"title": "...", "summary"' in system
+    assert "at most six words" in system
+    assert json.loads(text)["title"] == "</conversation_json> Tea"
+    assert [*json.loads(asked({"turns": []}, titles=True)[1])] == ["previous_summary", "turns"]
+    system, text = asked(request)
+    assert "title" not in system + text
+
+
+@pytest.mark.parametrize(
+    ("answer", "title"),
+    [
+        ('{"title": "Tea", "summary": "x"}', "Tea"),
+        ('{"title": "Draft", "summary": "x"} {"summary": "y", "title": "Tea"}', "Tea"),
+        ('{"title": 7, "summary": "x"}', ""),
+        ('{"title": "Tea"}', ""),
+        ("<session_summary>x</session_summary>", ""),
+    ],
+)
+def test_the_title_is_that_beside_the_summary(answer: str, title: str) -> None:
+    assert title_in(answer) == title
 
 
 HOSTILE = st.one_of(

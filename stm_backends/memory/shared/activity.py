@@ -34,6 +34,7 @@ def activity_of(
         opening=beginning_of(asked[0].turn.user_message if asked else ""),
         created=_time_of(first or (turns[0] if turns else None)),
         usage=usage,
+        title=snapshot.body.title,
     )
 
 

@@ -316,8 +316,8 @@ class Writes(PlannedWork):
         drop = _entries_of(fold, snapshot)
         try:
             async with self._moves():
-                summary = await self._summarize(fold)
-            body, data = self._body_after(snapshot, fold, summary, drop)
+                told = await self._summarize(fold, snapshot.body.title)
+            body, data = self._body_after(snapshot, fold, told, drop)
         except Exception as error:  # noqa: BLE001 -- any error of a user's summarizer is one failed attempt
             self.stats.summarizer_failures += 1
             self._observer.summarizer_failed(error)
@@ -334,7 +334,7 @@ class Writes(PlannedWork):
                 applies = await self._as_it_applies(fold, snapshot, again)
                 if applies is None:
                     return AGAIN
-                found = (again, *applies, *self._body_after(again, applies[0], summary, applies[1]))
+                found = (again, *applies, *self._body_after(again, applies[0], told, applies[1]))
             (before, applied, going, body, data), found = found, None
             if not await self._replace(before, body, drop=going, data=data):
                 return races.Lost(before.version)
@@ -420,29 +420,31 @@ class Writes(PlannedWork):
             if in_vain:
                 await asyncio.wait({answered}, timeout=races.pause(0.05, in_vain))
 
-    async def _summarize(self, fold: Fold) -> str:
+    async def _summarize(self, fold: Fold, title: str) -> _Told:
         self.stats.summarizer_calls += 1
         with self._observer.call("summarize"):
             answer = await self.background.call_within(
                 self.config.summarizer_timeout_s,
                 self._summarizer,
-                replace(fold, turns=tuple(as_turns(fold.turns, self.shape))).request(self.config),
+                replace(fold, turns=tuple(as_turns(fold.turns, self.shape))).request(self.config)
+                | ({"title": title} if title else {}),
             )
-            return policy.summary_of(answer)
+            return _Told(policy.summary_of(answer), policy.title_of(answer) or title)
 
-    def _body_after(self, snapshot: Snapshot, fold: Fold, summary: str, drop: int) -> tuple[Body, bytes]:
+    def _body_after(self, snapshot: Snapshot, fold: Fold, told: _Told, drop: int) -> tuple[Body, bytes]:
         """Return the body with this summary, cut if necessary to what the datastore takes, and its bytes."""
         body = policy.after_fold(
             self.config,
             snapshot.body,
             fold,
-            summary,
+            told.summary,
             now=self.shared.clock(),
             keep_for=self._keep_ids_for,
             copies=snapshot.copies(drop),
             replaced=snapshot.replaced(drop),
         )
         body = snapshot.told(self.shared.archive.within_limit(body), len(fold.turns) - fold.archived)
+        body = replace(body, title=told.title)
         most, seal = self.shared.driver.traits.max_entry, self.shared.codec.seal_body
         data = seal(body)
         if len(data) > most:
@@ -540,6 +542,13 @@ def _entries_of(fold: Fold, snapshot: Snapshot) -> int:
 
 
 Attempt: TypeAlias = tuple[str, int, float]
+
+
+class _Told(NamedTuple):
+    """What a summarizer says of a conversation: its summary and, if it has one, its title."""
+
+    summary: str
+    title: str
 
 
 class _Failure(NamedTuple):
