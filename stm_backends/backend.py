@@ -238,19 +238,31 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         *,
         summarizer: Summarizer | None = None,
         shape: Shape | str | None = None,
+        max_tokens: int | None = None,
     ) -> Conversation:
         """Return a conversation of messages, shared with every process that uses the same three ids.
 
-        Reads and writes nothing. Without a configuration, the newest messages are kept in full, of about
-        15,000 tokens together and of at most 50 turns, and the built-in summarizer covers older ones, if none
-        is given. All are in its history. `shape` says how messages are understood, if that is not recognized.
+        Reads and writes nothing. The newest messages are kept in full, as many as take `max_tokens` with the
+        summary, by default 16,000, and the built-in summarizer covers older ones, if none is given. All are
+        in its history. At most 50 turns are kept in full, and more if `max_tokens` is more; the record is
+        loaded with each question, so choose what your model is to read. A configuration says all that more
+        exactly. `shape` says how messages are understood, if that is not recognized.
         It is the conversation of `memory(MemoryKey(tenant, user, id))`, and shares its background. Raises
-        what that raises, and `ConfigurationError` for an unknown shape.
+        what that raises, and `ConfigurationError` for an unknown shape, and for both a configuration and
+        `max_tokens`.
         """
         key = MemoryKey(tenant, user, id)
         require_key(key)
         require_dialogue(key)
-        return Conversation(self.driver, key, config, summarizer=summarizer, shape=shape, **self._shared())
+        return Conversation(
+            self.driver,
+            key,
+            config,
+            summarizer=summarizer,
+            shape=shape,
+            max_tokens=max_tokens,
+            **self._shared(),
+        )
 
     def _conversation(
         self, key: MemoryKey, config: object | None, summarizer: Summarizer | None

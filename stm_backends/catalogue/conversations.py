@@ -102,9 +102,7 @@ class Conversations:
         """
         since: date | None = None
         if days is not None:
-            require_count("days", days)
-            if days > DAYS:
-                raise ConfigurationError(f"days is at most {DAYS}, or None for all")
+            require_count("days", days, most=DAYS)
             since = datetime.fromtimestamp(self._catalogue.clock(), UTC).date() - timedelta(days - 1)
         start = (
             -math.inf

@@ -16,6 +16,9 @@ TOTAL_TOKENS: Final = 3_000
 CONVERSATION_TOKENS: Final = 16_000
 """What messages and the summary take together before older ones are summarized."""
 
+_TOKENS_OF_TURN: Final = 320
+"""With turns of fewer tokens, their number is what bounds a record; an agent's have more."""
+
 
 def remembering(config: object | None, summarizer: Summarizer | None) -> tuple[object, Summarizer | None]:
     """Return a configuration and a summarizer as they were given or, without a configuration, the default.
@@ -33,12 +36,16 @@ def remembering(config: object | None, summarizer: Summarizer | None) -> tuple[o
     return default, ExtractiveSummarizer(max_tokens=SUMMARY_TOKENS) if summarizer is None else summarizer
 
 
-def speaking(config: object | None, summarizer: Summarizer | None) -> tuple[object, Summarizer | None]:
+def speaking(
+    config: object | None, summarizer: Summarizer | None, max_tokens: int = CONVERSATION_TOKENS
+) -> tuple[object, Summarizer | None]:
     """Return the same for a conversation of messages, of which more stay in full."""
     if config is not None:
         return config, summarizer
     budget = MemoryBudget(
-        full_zone_turns=50, summary_max_tokens=SUMMARY_TOKENS, total_max_tokens=CONVERSATION_TOKENS
+        full_zone_turns=max(max_tokens, CONVERSATION_TOKENS) // _TOKENS_OF_TURN,
+        summary_max_tokens=min(SUMMARY_TOKENS, max_tokens // 4),
+        total_max_tokens=max_tokens,
     )
     default, writer = remembering(None, summarizer)
     return replace(cast("ShortTermMemoryConfig", default), budget=budget), writer

@@ -137,6 +137,7 @@ class Backend(AbstractContextManager["Backend"]):
         *,
         summarizer: Summarizer | PlainSummarizer | None = None,
         shape: Shape | str | None = None,
+        max_tokens: int | None = None,
     ) -> Conversation:
         """Return a conversation of messages, shared with every thread and process that uses its three ids.
 
@@ -145,7 +146,9 @@ class Backend(AbstractContextManager["Backend"]):
         threaded = self._in_threads(config, summarizer)
 
         async def make() -> Conversation:
-            found = self._backend.conversation(tenant, user, id, config, summarizer=threaded, shape=shape)
+            found = self._backend.conversation(
+                tenant, user, id, config, summarizer=threaded, shape=shape, max_tokens=max_tokens
+            )
             return Conversation(found, self.run)
 
         return self.run(make())

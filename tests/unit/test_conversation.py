@@ -25,13 +25,13 @@ from stm_backends.errors import (
 from stm_backends.memory.shared.conversation import Conversation, HistoryMessage
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.units import messages_of, open_entry, seal_messages
-from stm_backends.messages import SHAPES, Message, Role
+from stm_backends.messages import SHAPES, Message, Role, tokens_of
 from stm_backends.records import keys, pages
 from stm_backends.records.codec import Codec
 from stm_backends.testing.memory_contract import config
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer, covered
-from stm_backends.types import ConversationTurn, MemoryKey
+from stm_backends.types import ConversationTurn, MemoryKey, default_token_estimator
 from tests.support.catalogue import touched
 
 KEY = MemoryKey("acme", "u1", "chat")
@@ -115,6 +115,37 @@ async def test_without_a_configuration_a_conversation_keeps_and_shows_all(backen
     said = await talked(chat, range(5))
     assert await chat.messages() == said
     assert await all_of(chat) == said
+
+
+async def test_max_tokens_says_how_much_is_kept_in_full_and_shown(backend: Backend) -> None:
+    small, large = (backend.conversation("acme", "u1", name, max_tokens=most) for name, most in SIZES.items())
+    said = [{"role": one, "content": f"{place} {'word ' * 50}"} for place in range(150) for one in ROLES]
+    for chat in (small, large):
+        for place in range(0, 300, 2):
+            await chat.add(*said[place : place + 2])
+        await chat.flush()
+    # 150 turns, which are more than a conversation keeps in full by default.
+    assert await large.messages() == said
+    assert len(await large.messages(max_tokens=5_000)) < 100
+    for most in (None, 50_000):
+        first, *recent = await small.messages(max_tokens=most)
+        assert first["role"] == "system"
+        assert recent == said[-len(recent) :]
+        assert 4 < len(recent) < 30
+        shown = tokens_of([first, *recent], estimate=default_token_estimator)
+        assert shown <= 2_000
+
+
+SIZES = {"small": 2_000, "large": 50_000}
+ROLES = ("user", "assistant")
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "many"])
+async def test_max_tokens_is_a_number_and_not_beside_a_configuration(backend: Backend, wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="max_tokens"):
+        backend.conversation(*IDS, max_tokens=wrong)
+    with pytest.raises(ConfigurationError, match="max_tokens"):
+        backend.conversation(*IDS, KEPT, summarizer=LedgerSummarizer(), max_tokens=9_000)
 
 
 async def test_an_addition_is_one_append_and_a_window_one_load(backend: Backend) -> None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, cast
 
+from stm_backends.drivers.checks import require_count
 from stm_backends.drivers.contract import Driver
 from stm_backends.errors import ConfigurationError
-from stm_backends.memory.defaults import speaking
+from stm_backends.memory.defaults import CONVERSATION_TOKENS, speaking
 from stm_backends.memory.shared.base import SharedBase
 from stm_backends.memory.shared.reading import Numbered, read_all_units, read_units_page
 from stm_backends.memory.speech import said_by, waits_for_answer
@@ -69,9 +70,10 @@ class Conversation(SharedBase):
     """A conversation of messages, shared by every process that opens the same key.
 
     A message is JSON as the provider has it, and comes back as it was. The recent ones are kept in full in
-    the record, as many as `config.budget` shows; the others go to pages, and a summary covers them.
-    `shape` says how messages are understood, or names that; by default each is recognized. The other
-    arguments are those of `DistributedShortTermMemory`, whose turns the conversation may have, too.
+    the record, as many as `config.budget` shows, or of `max_tokens` without a configuration; the others go to
+    pages, and a summary covers them. `shape` says how messages are understood, or names that; by default each
+    is recognized. The other arguments are those of `DistributedShortTermMemory`, whose turns the conversation
+    may have, too.
     """
 
     _adding = "add"
@@ -84,10 +86,16 @@ class Conversation(SharedBase):
         *,
         summarizer: Summarizer | None = None,
         shape: Shape | str | None = None,
+        max_tokens: int | None = None,
         **shared: Any,
     ) -> None:
-        given = 2 if config is not None else 1
-        config, summarizer = speaking(config, summarizer)
+        given = 1 if config is max_tokens is None else 2
+        if max_tokens is None:
+            max_tokens = CONVERSATION_TOKENS
+        elif config is not None:
+            raise ConfigurationError("give max_tokens or a configuration, whose budget says it")
+        require_count("max_tokens", max_tokens)
+        config, summarizer = speaking(config, summarizer, max_tokens)
         super().__init__(driver, key, config, summarizer=summarizer, given=given, **shared)
         if self._config.strategy == "none":
             raise ConfigurationError("a conversation needs strategy='rolling_summary' or 'truncation'")
@@ -147,9 +155,10 @@ class Conversation(SharedBase):
     async def messages(self, *, max_tokens: int | None = None) -> list[Message]:
         """Return messages for the model, in one round trip: the summary, then recent messages as they were.
 
-        They take at most `max_tokens` by the configured estimator, and `config.budget.total_max_tokens` by
-        default; see `messages.window`. Messages that the summary covers are not among them, however much room
-        there is: the configuration says how many are kept in full. They are new objects.
+        They take at most `max_tokens` by the configured estimator; see `messages.window`. By default, that is
+        as much as is kept in full: the `max_tokens` that the conversation was opened with, or
+        `total_max_tokens` of its configuration. Less shows less; more shows no more, because messages that
+        the summary covers are not among them, however much room there is. They are new objects.
         """
         snapshot = await self._shared.load("messages")
         self._maintenance.notice(snapshot)
