@@ -31,9 +31,10 @@ from stm_backends.errors import (
 )
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.units import entries_of, seal_messages, stored_unit
+from stm_backends.plain_json import encode_json, require_json
 from stm_backends.records import confirming, keys, ledger, pages
 from stm_backends.records.body import REMEMBERED_IDS, Body, Transcript, digest
-from stm_backends.records.codec import Codec, encode_json, load_body, load_turn, require_json
+from stm_backends.records.codec import Codec, load_body, load_turn
 from stm_backends.records.directory import Directory
 from stm_backends.records.large.pointers import new_id
 from stm_backends.records.limits import UNLIMITED, Guard, Whose, characters_in, characters_of

@@ -29,9 +29,10 @@ from stm_backends.errors import Corrupt, InvalidState, SessionExists, SessionNot
 from stm_backends.history import items
 from stm_backends.history.items import Item
 from stm_backends.history.log import ItemLog
+from stm_backends.plain_json import DEEPEST_IN_TURN, encode_json, require_json
 from stm_backends.records import keys, ledger, pages
 from stm_backends.records.body import Forgotten, Transcript
-from stm_backends.records.codec import DEEPEST_IN_TURN, Codec, encode_json, require_json
+from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.records.keys import LogKind
 from stm_backends.records.limits import Guard, characters_in

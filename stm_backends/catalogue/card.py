@@ -25,8 +25,8 @@ from typing import Any, Final, TypeAlias, cast
 
 from stm_backends.drivers.contract import Key
 from stm_backends.errors import Corrupt, InvalidState
+from stm_backends.plain_json import encode_json, require_json
 from stm_backends.records import keys, usage
-from stm_backends.records.codec import encode_json, require_json
 from stm_backends.records.usage import Sums
 from stm_backends.types import MemoryKey
 

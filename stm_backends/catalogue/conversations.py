@@ -15,8 +15,8 @@ from stm_backends.catalogue.index import Catalogue, Place
 from stm_backends.drivers.checks import require_count
 from stm_backends.drivers.contract import MAX_KEY_BYTES, Driver
 from stm_backends.errors import ConfigurationError, SessionNotFound
+from stm_backends.plain_json import require_json
 from stm_backends.records import keys, operations
-from stm_backends.records.codec import require_json
 from stm_backends.records.usage import DAYS, Sums, Usage, total
 from stm_backends.types import MemoryKey
 

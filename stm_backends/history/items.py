@@ -29,15 +29,9 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from stm_backends.drivers.contract import Record
 from stm_backends.errors import Corrupt
+from stm_backends.plain_json import encode_json
 from stm_backends.records.body import Forgotten, Transcript
-from stm_backends.records.codec import (
-    Codec,
-    dump_forgotten,
-    dump_transcript,
-    encode_json,
-    load_forgotten,
-    load_transcript,
-)
+from stm_backends.records.codec import Codec, dump_forgotten, dump_transcript, load_forgotten, load_transcript
 from stm_backends.records.pages import Leaving
 
 Item: TypeAlias = dict[str, Any]

@@ -36,10 +36,11 @@ from stm_backends.history import items
 from stm_backends.history.activity import activity_of
 from stm_backends.history.items import Add, Entry, Item, Log, Pop, Removal
 from stm_backends.memory.touches import Touches
+from stm_backends.plain_json import DEEPEST_IN_TURN, require_json
 from stm_backends.races import Lost, contend
 from stm_backends.records import keys, ledger, pages
 from stm_backends.records.body import Transcript
-from stm_backends.records.codec import DEEPEST_IN_TURN, Codec, require_json
+from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.records.keys import LogKind
 from stm_backends.records.ledger import Appended

@@ -25,8 +25,9 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 from stm_backends.drivers.contract import Key
 from stm_backends.errors import Corrupt
 from stm_backends.memory.speech import shown
+from stm_backends.plain_json import encode_json
 from stm_backends.records.body import Transcript
-from stm_backends.records.codec import Codec, encode_json, stored_turn
+from stm_backends.records.codec import Codec, stored_turn
 from stm_backends.records.pages import Damaged, Pages, refused
 from stm_backends.tokens import weigh
 from stm_backends.types import Said, StoredTurn, seconds_of

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 from stm_backends.errors import InvalidState
-from stm_backends.records.codec import DEEPEST_IN_TURN, decode_json, encode_json, require_json
+from stm_backends.plain_json import DEEPEST_IN_TURN, decode_json, encode_json, require_json
 
 Message: TypeAlias = Mapping[str, Any]
 """A message as its provider or framework has it: JSON, whose unknown fields are kept."""

@@ -13,15 +13,24 @@ major version or a transform that this process does not know, and bytes that are
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring as _quoted
 from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
 
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, SealMismatch, TooLarge, Unavailable
 from stm_backends.handed_in import Report, WrongType, call_now, described, ignore
+from stm_backends.plain_json import (
+    DEEPEST,
+    DEEPEST_IN_TURN,
+    below,
+    decode_json,
+    encode_json,
+    encoded,
+    is_deeper,
+    raw_decode,
+    require_json,
+)
 from stm_backends.records import usage
 from stm_backends.records.body import Body, Forgotten, Lease, Overdue, Transcript, as_title
 from stm_backends.records.steps import STEP, Steps
@@ -222,25 +231,9 @@ def _as_object(kind: EnvelopeKind, content: object, data: bytes) -> dict[str, An
         raise Corrupt(f"the stored {kind} is not a JSON object")
     deepest = DEEPEST_IN_TURN + 1 if kind == "turn" else DEEPEST
     # Counting is fast; only data with so many brackets are looked at.
-    if data.count(b"{") + data.count(b"[") > deepest and _is_deeper(cast("object", content), deepest):
+    if data.count(b"{") + data.count(b"[") > deepest and is_deeper(cast("object", content), deepest):
         raise Corrupt(f"the stored {kind} is nested more deeply than this version writes it")
     return cast("dict[str, Any]", content)
-
-
-def _is_deeper(value: object, deepest: int) -> bool:
-    """Return whether lists and objects are nested more than `deepest` levels deep, without recursion."""
-    level = [value]
-    for _ in range(deepest):
-        below: list[object] = []
-        for one in level:
-            if isinstance(one, dict):
-                below += cast("dict[str, object]", one).values()
-            elif isinstance(one, list):
-                below += cast("list[object]", one)
-        if not below:
-            return False
-        level = below
-    return any(isinstance(one, (dict, list)) for one in level)
 
 
 def _as_bytes(returned: object, expected: str) -> bytes:
@@ -474,7 +467,7 @@ def encode_turn(stored: StoredTurn) -> bytes:
     if ts:
         text += f',"ts":{ts!r}' if type(ts) is float and math.isfinite(ts) else _members_of(ts=ts)
     if extra:
-        text = f"{_encoded({**extra})[1:-1]},{text}"
+        text = f"{encoded({**extra})[1:-1]},{text}"
     return f"{{{text}}}".encode("utf-8", "surrogatepass")
 
 
@@ -484,7 +477,7 @@ def _members_of(**fields: Any) -> str:
     for name, value in fields.items():
         if value:
             require_json(value, f"turn.{name}", deepest=DEEPEST_IN_TURN)
-            text += f',"{name}":{_encoded(value)}'
+            text += f',"{name}":{encoded(value)}'
     return text
 
 
@@ -539,27 +532,6 @@ def _load_digest(fields: Mapping[str, Any]) -> TrajectoryDigest:
     )
 
 
-def encode_json(content: object) -> bytes:
-    """Return compact UTF-8 JSON of a value that `require_json` has accepted."""
-    return _encoded(content).encode("utf-8", "surrogatepass")
-
-
-def _encoded(content: object) -> str:
-    try:
-        return _encode(content)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidState(f"not JSON: {error}") from error
-
-
-def decode_json(data: bytes) -> object:
-    """Return the value of one JSON document as `encode_json` wrote it. Raises `ValueError` otherwise."""
-    text = data.decode("utf-8", "surrogatepass")
-    content, end = _decode(text)
-    if end != len(text):
-        raise ValueError("there is something after the JSON document")
-    return content
-
-
 def _as_list(value: object) -> object:
     """Return a new list for a list or a tuple, and any other value as it is."""
     return [*cast("Sequence[object]", value)] if isinstance(value, (list, tuple)) else value
@@ -573,7 +545,7 @@ def _encode_steps(content: Mapping[str, Any], path: str) -> Steps[bytes]:
     for name, value in members:
         require_json({name: None}, path)
         pieces += (b"," if pieces else b"{", encode_json(name), b":")
-        within = _below(path, f".{name}")
+        within = below(path, f".{name}")
         if not isinstance(value, list):
             require_json(value, within, deepest=DEEPEST - 1)
             pieces.append(encode_json(value))
@@ -583,7 +555,7 @@ def _encode_steps(content: Mapping[str, Any], path: str) -> Steps[bytes]:
         for start in range(0, len(items), STEP):
             some = items[start : start + STEP]
             for index, item in enumerate(some, start):
-                require_json(item, _below(within, f"[{index}]"), deepest=DEEPEST - 2)
+                require_json(item, below(within, f"[{index}]"), deepest=DEEPEST - 2)
             pieces += (opening, encode_json(some)[1:-1])
             opening = b","
             yield
@@ -607,13 +579,13 @@ def _members(text: str) -> Steps[dict[str, Any]]:
     while end != "}":
         if text[at] != end:
             raise ValueError("not where a member begins")
-        name, at = _decode(text, at + 1)
+        name, at = raw_decode(text, at + 1)
         if not isinstance(name, str) or text[at] != ":":
             raise ValueError("not a member")
         if text.startswith("[{", at + 1):
             value, at = yield from _items(text, at + 1)
         else:
-            value, at = _decode(text, at + 1)
+            value, at = raw_decode(text, at + 1)
         content[name] = value
         end = text[at] if text[at] == "}" else ","
     if at + 1 != len(text):
@@ -625,118 +597,10 @@ def _items(text: str, at: int) -> Steps[tuple[list[object], int]]:
     """Read a list without white space that begins at an index; return it and where it ends."""
     items: list[object] = []
     while text[at] in "[,":
-        item, at = _decode(text, at + 1)
+        item, at = raw_decode(text, at + 1)
         items.append(item)
         if len(items) % STEP == 0:
             yield
     if text[at] != "]":
         raise ValueError("not the end of a list")
     return items, at + 1
-
-
-# Created once: the functions of the json module create an encoder for each call, and look for white space.
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-_decode = json.JSONDecoder().raw_decode
-
-
-_PRINTED_BITS = 14_000
-"""Integers of up to this many bits are within the interpreter's default limit on digits."""
-
-
-DEEPEST: Final = 120
-"""How deeply lists and objects may be nested. The interpreter's own limit depends on the depth of the caller,
-so without this limit one caller could store what another cannot read."""
-
-DEEPEST_IN_TURN: Final = 100
-"""The same within a turn, so that there is room for the state and the export around it."""
-
-
-def require_json(value: object, path: str, *, deepest: int = DEEPEST, strict: bool = False) -> None:
-    """Raise `InvalidState`, with the path, unless JSON carries a value there and back.
-
-    Accepted are tuples (which come back as lists), NaN, infinities, lone surrogates, and integers of any size
-    that Python prints. Rejected are mappings with keys that are not strings, because JSON converts them to
-    strings and two keys could become equal, and values nested more than `deepest` levels deep. With `strict`,
-    NaN, infinities and lone surrogates are rejected, too: what other programs call JSON does not have them.
-    """
-    try:
-        if strict or not _is_plain(value, deepest):
-            _require_json(value, path, deepest, strict)
-    except RecursionError:
-        raise InvalidState("a value is nested too deeply to be looked at from this depth of calls") from None
-
-
-_SCALARS: Final = frozenset((str, float, bool, type(None)))
-
-
-def _is_plain(value: object, deepest: int) -> bool:
-    """Say whether a value is certainly JSON, in less time than the check that knows the path."""
-    if type(value) in _SCALARS:
-        return True
-    if isinstance(value, int):
-        return value.bit_length() <= _PRINTED_BITS
-    if not deepest:
-        return False
-    if isinstance(value, dict):
-        for key, item in cast("dict[object, object]", value).items():
-            if type(key) is not str or not (type(item) in _SCALARS or _is_plain(item, deepest - 1)):
-                return False
-        return True
-    if isinstance(value, (list, tuple)):
-        for item in cast("Sequence[object]", value):
-            if not (type(item) in _SCALARS or _is_plain(item, deepest - 1)):
-                return False
-        return True
-    return False
-
-
-def _require_json(value: object, path: str, deepest: int, strict: bool) -> None:
-    """Do what `require_json` says."""
-    if isinstance(value, int) and value.bit_length() > _PRINTED_BITS:
-        try:
-            str(value)
-        except ValueError:
-            raise InvalidState(f"{path} is an integer of more digits than Python prints") from None
-    if strict:
-        _require_common(value, path)
-    if value is None or isinstance(value, (str, int, float)):
-        return
-    if not deepest and isinstance(value, (dict, list, tuple)):
-        raise InvalidState(f"{path} is nested too deeply to be stored, or contains itself")
-    if isinstance(value, dict):
-        for key, item in cast("dict[object, object]", value).items():
-            if not isinstance(key, str):
-                raise InvalidState(f"{path} has a key that is not a string: {type(key).__name__}")
-            if strict:
-                _require_common(key, f"a key of {path}")
-            _require_json(item, _below(path, f".{key}"), deepest - 1, strict)
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(cast("Sequence[object]", value)):
-            _require_json(item, _below(path, f"[{index}]"), deepest - 1, strict)
-    else:
-        raise InvalidState(f"{path} is {type(value).__name__}, which JSON does not have")
-
-
-def _require_common(value: object, path: str) -> None:
-    """Refuse a number or a text that only JSON of Python has."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidState(f"{path} is {value}, which JSON does not have")
-    if isinstance(value, str) and _SURROGATE.search(value):
-        raise InvalidState(f"{path} has half of a surrogate pair, which is no character")
-
-
-def _below(path: str, step: str) -> str:
-    """Return the path of a part, shortened: it is made for each part, and a key may be long."""
-    if path.endswith("..."):
-        return path
-    return (
-        path + step
-        if len(path) + len(step) <= _LONGEST_PATH
-        else f"{path}{step[:_LONGEST_PATH]}"[:77] + "..."
-    )
-
-
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
-
-_LONGEST_PATH: Final = 80
-"""How many characters of a path errors show."""

@@ -11,7 +11,8 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from stm_backends.drivers.checks import require_count
 from stm_backends.errors import ConfigurationError, LimitReached
-from stm_backends.records.codec import dump_digest, encode_json
+from stm_backends.plain_json import encode_json
+from stm_backends.records.codec import dump_digest
 from stm_backends.types import ConversationTurn
 
 LimitName: TypeAlias = Literal[

@@ -41,9 +41,10 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 from stm_backends.drivers.checks import require_count, require_integer
 from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
 from stm_backends.errors import ConfigurationError, Corrupt, StorageError, TooLarge, Unavailable, located
+from stm_backends.plain_json import encode_json
 from stm_backends.records import confirming, keys, ledger, operations
 from stm_backends.records.body import Transcript, digest
-from stm_backends.records.codec import Codec, encode_json
+from stm_backends.records.codec import Codec
 from stm_backends.records.compression import Preset
 
 logger = logging.getLogger("stm_backends")

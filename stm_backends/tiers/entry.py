@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from stm_backends.errors import ConfigurationError, InvalidState
 from stm_backends.guarded import utc_now
-from stm_backends.records.codec import require_json
+from stm_backends.plain_json import require_json
 from stm_backends.tiers import relevance
 
 

@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Any, Final, cast
 
 from stm_backends.errors import InvalidState
-from stm_backends.records.codec import require_json
+from stm_backends.plain_json import require_json
 from stm_backends.tiers.graph import Properties
 from stm_backends.tiers.stored import LABEL, require_entry, vertex_id
 from stm_backends.tiers.vertices import Stored, require_properties

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeGuard, TypeVar, cast, ru
 from stm_backends.errors import StmError
 from stm_backends.guarded import guarded_utc_clock, utc_now
 from stm_backends.handed_in import ignore
-from stm_backends.records.codec import decode_json, encode_json, require_json
+from stm_backends.plain_json import decode_json, encode_json, require_json
 from stm_backends.tiers.relevance import EntryHead
 
 Properties: TypeAlias = dict[str, Any]

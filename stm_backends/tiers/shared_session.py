@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from stm_backends.drivers.checks import require_backend
 from stm_backends.errors import Corrupt, TooLarge, Unavailable
 from stm_backends.guarded import utc_now
+from stm_backends.plain_json import require_json
 from stm_backends.records import keys
-from stm_backends.records.codec import require_json
 from stm_backends.telemetry.observer import Observer
 from stm_backends.tiers import relevance
 from stm_backends.tiers.embedding import Embedder

@@ -20,7 +20,8 @@ from typing import Any, Final, cast
 
 from stm_backends.drivers.contract import Record
 from stm_backends.errors import Corrupt
-from stm_backends.records.codec import Codec, require_json
+from stm_backends.plain_json import require_json
+from stm_backends.records.codec import Codec
 from stm_backends.tiers.graph import Properties, Vertex, same_properties, vertex_of
 
 

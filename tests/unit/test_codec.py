@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, TooLarge
+from stm_backends.plain_json import require_json
 from stm_backends.records import codec as codec_module
 from stm_backends.records.body import Body, Forgotten
 from stm_backends.records.codec import (
@@ -29,7 +30,6 @@ from stm_backends.records.codec import (
     dump_turn,
     load_body,
     load_turn,
-    require_json,
 )
 from stm_backends.records.compression import Zlib, Zstd
 from stm_backends.records.steps import STEP, run_now

@@ -18,8 +18,9 @@ from stm_backends import ConversationTurn, ExtractiveSummarizer
 from stm_backends.drivers.contract import Record
 from stm_backends.errors import InvalidState
 from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.plain_json import require_json
 from stm_backends.records.body import Body, Forgotten
-from stm_backends.records.codec import Codec, require_json
+from stm_backends.records.codec import Codec
 from stm_backends.records.steps import run_now
 from stm_backends.types import StoredTurn
 

@@ -18,16 +18,9 @@ from stm_backends.errors import InvalidState
 from stm_backends.memory import policy
 from stm_backends.memory.policy import Trim
 from stm_backends.memory.view import render
+from stm_backends.plain_json import DEEPEST_IN_TURN, require_json
 from stm_backends.records.body import Body
-from stm_backends.records.codec import (
-    DEEPEST_IN_TURN,
-    TURN_FIELDS,
-    dump_body,
-    dump_turn,
-    load_body,
-    load_turn,
-    require_json,
-)
+from stm_backends.records.codec import TURN_FIELDS, dump_body, dump_turn, load_body, load_turn
 from stm_backends.records.steps import STEP, Steps, run_now
 from stm_backends.types import (
     ConversationTurn,

@@ -16,9 +16,9 @@ from stm_backends.memory.shared.reading import Numbered, read_all_units, read_un
 from stm_backends.memory.speech import said_by, waits_for_answer
 from stm_backends.memory.units import messages_of, seal_messages
 from stm_backends.messages import SHAPES, Message, Shape, as_shape, begins_turn, checked, shape_of, window
+from stm_backends.plain_json import decode_json, encode_json
 from stm_backends.protocols import Summarizer
 from stm_backends.records.body import digest
-from stm_backends.records.codec import decode_json, encode_json
 from stm_backends.records.limits import characters_in
 from stm_backends.records.usage import Usage, total
 from stm_backends.telemetry.observer import observed
