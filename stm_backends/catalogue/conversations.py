@@ -7,13 +7,13 @@ import json
 import math
 import re
 from collections.abc import AsyncIterator, Mapping
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from stm_backends.catalogue.card import Card, Content, card_of, checked_changes, usage_of
+from stm_backends.catalogue.card import SLOT_S, Card, Content, card_of, checked_changes, usage_of
 from stm_backends.catalogue.index import Catalogue, Place
 from stm_backends.drivers.checks import require_count
-from stm_backends.drivers.contract import MAX_KEY_BYTES, Driver
+from stm_backends.drivers.contract import MAX_KEY_BYTES, Driver, Key
 from stm_backends.errors import ConfigurationError, SessionNotFound
 from stm_backends.plain_json import require_json
 from stm_backends.records import keys, operations
@@ -100,21 +100,26 @@ class Conversations:
         `None`. At most 62 days. The last minute may be missing, as in a list, and conversations that were
         erased, or have expired, are. `Conversation.usage` is of one conversation, and of this moment.
         """
-        since: date | None = None
+        now, since, start = self._catalogue.clock(), None, -math.inf
         if days is not None:
             require_count("days", days, most=DAYS)
-            since = datetime.fromtimestamp(self._catalogue.clock(), UTC).date() - timedelta(days - 1)
-        start = (
-            -math.inf
-            if since is None
-            else datetime(since.year, since.month, since.day, tzinfo=UTC).timestamp()
-        )
-        found, after = list[Sums](), None
+            since = datetime.fromtimestamp(now, UTC).date() - timedelta(days - 1)
+            start = datetime(since.year, since.month, since.day, tzinfo=UTC).timestamp()
+        found = dict[Key, Sums]()
+        if await self._read_usage(tenant, user, start, found):
+            # Those that became active meanwhile have moved to the front, past the pages that were read last.
+            await self._read_usage(tenant, user, max(start, now - SLOT_S), found)
+        return total(found.values(), since=since)
+
+    async def _read_usage(self, tenant: str, user: str, start: float, found: dict[Key, Sums]) -> bool:
+        """Read the sums of those that were active since a time; returns whether that took several pages."""
+        after, pages = None, 0
         while True:
             page, after = await self._catalogue.page(tenant, user, after=after, limit=PAGE)
-            found += [usage_of(content) for _, content in page if content["at"] >= start]
+            pages += 1
+            found |= {where: usage_of(content) for where, content in page if content["at"] >= start}
             if after is None or page[-1][1]["at"] < start:
-                return total(found, since=since)
+                return pages > 1
 
     async def rebuild(self, tenant: str, user: str) -> int:
         """Make the card of each conversation of a user say what is stored; returns how many were changed.

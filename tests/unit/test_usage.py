@@ -13,6 +13,7 @@ import pytest
 from stm_backends import Summarizer, Usage
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.backend import Backend
+from stm_backends.catalogue import conversations
 from stm_backends.catalogue.conversations import Conversations
 from stm_backends.drivers.contract import KEEP, Driver
 from stm_backends.drivers.in_memory import MemoryDriver
@@ -330,17 +331,17 @@ async def test_the_usage_of_a_user_is_that_of_the_conversations(driver: Driver, 
             await entry_added(driver, key, NOON - DAY * ago, {"n": 1, f"n{place}": 2})
         await catalogue.touch(key, ttl=None)
     await entry_added(driver, MemoryKey("acme", "u2", "chat"), NOON, {"n": 1})
-    conversations = Conversations(driver, catalogue)
-    assert (await conversations.usage("acme", "u1", days=None)).total == {
+    listed = Conversations(driver, catalogue)
+    assert (await listed.usage("acme", "u1", days=None)).total == {
         "n": 40, "n0": 20, "n1": 20, "n2": 20, "n3": 20,
     }  # fmt: skip
-    found = await conversations.usage("acme", "u1", days=12)
+    found = await listed.usage("acme", "u1", days=12)
     assert [(TODAY - day).days for day in found.days] == [11, 10, 3, 2, 1, 0]
     assert found.total["n"] == 6
-    assert (await conversations.usage("acme", "u1", days=1)).total == {"n": 1, "n0": 2}
+    assert (await listed.usage("acme", "u1", days=1)).total == {"n": 1, "n0": 2}
     for wrong in (0, -1, 63, True, 1.5):
         with pytest.raises(ConfigurationError):
-            await conversations.usage("acme", "u1", days=wrong)  # type: ignore[arg-type]
+            await listed.usage("acme", "u1", days=wrong)  # type: ignore[arg-type]
 
 
 async def test_the_usage_of_a_user_reads_only_cards_and_only_recent_ones(
@@ -356,6 +357,30 @@ async def test_the_usage_of_a_user_reads_only_cards_and_only_recent_ones(
     assert (await Conversations(spy, catalogue).usage("acme", "u1", days=7)).total == {"n": 70}
     assert {scope for _, scope in spy.calls} == {"recent", "card"}
     assert len(spy.calls) < 260
+
+
+async def test_a_conversation_that_moves_to_the_front_meanwhile_counts(
+    driver: Driver, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codec = Codec()
+    catalogue = catalogue_on(driver, codec, Directory(driver, codec), clock=clock)
+    names = [MemoryKey("acme", "u1", f"chat{place}") for place in range(5)]
+    for place, key in enumerate(names):
+        await entry_added(driver, key, NOON - DAY * place, {"n": 1})
+        await catalogue.touch(key, ttl=None)
+    page, moved = catalogue.page, [names[-1]]
+
+    async def moving(*args: Any, **options: Any) -> Any:
+        found = await page(*args, **options)
+        while moved:
+            await entry_added(driver, key := moved.pop(), NOON, {"n": 10})
+            await catalogue.touch(key, ttl=None)
+        return found
+
+    monkeypatch.setattr(conversations, "PAGE", 2)
+    monkeypatch.setattr(catalogue, "page", moving)
+    assert (await Conversations(driver, catalogue).usage("acme", "u1")).total == {"n": 15}
+    assert (await Conversations(driver, catalogue).usage("acme", "u1", days=1)).total == {"n": 11}
 
 
 async def test_the_card_has_the_usage_that_others_have_added(backend: Backend) -> None:
