@@ -667,7 +667,7 @@ async def test_a_document_without_all_of_its_pages_stores_nothing(driver: Driver
     for wrong in junk:
         with pytest.raises(InvalidState):
             await Backend(target).sessions.import_({**document, "pages": wrong})
-    with pytest.raises(InvalidState, match="imports only version"):
+    with pytest.raises(InvalidState, match="imports exports up to version"):
         await Backend(target).sessions.import_({**document, "version": 3})
     page = {**last, "format": "stm-transcript", "version": 1, "key": document["key"]}
     with pytest.raises(InvalidState, match="comes before its conversation"):
