@@ -105,8 +105,11 @@ async def write(chat: stm.Conversation, send: Any) -> None:
     said, stored = "", time.monotonic()
 
     async def store(**cut: bool) -> None:
-        # What is stored under one id takes the place of its checkpoints.
-        await chat.add({"role": "assistant", "content": said.strip()}, id=f"{asked.id}-answer", **cut)
+        # What is stored under one id takes the place of its checkpoints. Without its question, which has
+        # been erased, it would begin a new conversation.
+        if any(one.id == asked.id for one in (await chat.history(at=asked.number, limit=1)).messages):
+            answer = {"role": "assistant", "content": said.strip()}
+            await chat.add(answer, id=f"{asked.id}-answer", **cut)
 
     try:
         async for word in model(messages):

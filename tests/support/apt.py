@@ -52,14 +52,14 @@ def find_with_all(name: str, package: str) -> Program:
 
 def _lacking(package: str) -> list[str]:
     """Return what an installation of a package would bring besides it."""
-    command = ["apt-get", "install", "-qq", "--print-uris", "--no-install-recommends", package]
-    if shutil.which(command[0]) is None:
+    if (apt := shutil.which("apt-get")) is None:
         raise NotAtHand(f"no apt to fetch {package} with")
-    done = subprocess.run([*command, "-oDebug::NoLocking=1"], capture_output=True, text=True, check=False)
+    command = [apt, "install", "--simulate", "--no-install-recommends", package]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise NotAtHand(f"apt knows no {package}: {done.stderr.strip()[-300:]}")
-    names = (line.split()[1].partition("_")[0] for line in done.stdout.splitlines() if line.startswith("'"))
-    return [found for found in names if found != package]
+    steps = (line.split() for line in done.stdout.splitlines())
+    return [step[1] for step in steps if step[:1] == ["Inst"] and step[1] != package]
 
 
 def find_in_debian(release: str, name: str, package: str, *libraries: str, copy_to: Path) -> Program:
