@@ -78,7 +78,7 @@ def tests_all(session: nox.Session) -> None:
 @nox.session(default=False)
 def full(session: nox.Session) -> None:
     """Run all tests at full length, with coverage, and PenguiFlow's own tests on our memory."""
-    prepare_tests(session)
+    prepare_tests(session, "browser")
     session.run("coverage", "erase")
     # From Python 3.14 on, coverage measures branches by `sys.monitoring`, without being asked.
     session.run("coverage", "run", "-m", "pytest", *ALL_IN_PARALLEL, *session.posargs)
@@ -119,9 +119,9 @@ def run_tests(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", *selection)
 
 
-def prepare_tests(session: nox.Session) -> None:
+def prepare_tests(session: nox.Session, *further: str) -> None:
     """Install what the tests need: clients, servers, PenguiFlow and the other frameworks."""
-    install_group(session, "test", "telemetry", "services", "strangers", "penguiflow", "agents")
+    install_group(session, "test", "telemetry", "services", "strangers", "penguiflow", "agents", *further)
     # An author's page installs with pip, which an environment made by uv lacks.
     session.install("pip", "-e", ".[all,mongo-motor]")
     # LangChain brings a plugin for pytest that takes seconds to import, and the tests start many a pytest.

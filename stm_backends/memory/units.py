@@ -198,7 +198,7 @@ _OWN: Final = frozenset(("turn_id", "item", "at"))
 
 def _time_in(content: Mapping[str, Any]) -> float:
     at = content.get("at")
-    return seconds_of(at) if isinstance(at, float) else 0.0
+    return seconds_of(at) if isinstance(at, float | int) and abs(at) < 2**63 else 0.0
 
 
 def _message(

@@ -110,6 +110,7 @@ def run_in_shell(commands: str, cwd: Path) -> str:
 
 @pytest.mark.parametrize("page", EACH_PAGE, ids=named)
 def test_the_programs_of_a_page_print_what_it_says(page: Path, tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     for number, block in enumerate(blocks(page)):
         if block.language == "python":
             file = tmp_path / (block.file or f"program_{number}.py")
@@ -135,6 +136,13 @@ def test_the_pages_with_programs_were_found() -> None:
     names = {page.stem for page in WITH_PROGRAMS}
     guides = {"fastapi-service", "penguiflow", "openai-agents", "langchain", "telemetry"}
     assert IN_EVERY_RUN | guides <= names
+
+
+def test_what_a_page_shows_of_an_example_stands_in_it() -> None:
+    page, example = DOCS / "how-to" / "fastapi-service.md", ROOT / "examples" / "chat" / "server.py"
+    shown = [block.text for block in blocks(page) if block.language == "py"]
+    assert len(shown) >= 2
+    assert [text for text in shown if text not in example.read_text("utf-8")] == []
 
 
 def test_the_first_example_is_on_the_first_screen() -> None:

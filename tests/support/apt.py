@@ -35,6 +35,33 @@ def find(name: str, package: str, *libraries: str, path: str | None = None) -> P
     return Program(_program(kept, name), {"LD_LIBRARY_PATH": os.pathsep.join(sorted(set(folders)))})
 
 
+def find_with_all(name: str, package: str) -> Program:
+    """Return the same with all that the package needs and this machine lacks. Raises `NotAtHand`."""
+    installed = shutil.which(name)
+    if installed:
+        return Program(Path(installed), {})
+    kept = _unpacked(f"apt-{package}", [package, *_lacking(package)])
+    folders = {str(path.parent) for path in kept.glob("usr/lib/**/*.so*")}
+    environment = {"LD_LIBRARY_PATH": os.pathsep.join(sorted(folders))}
+    if (kept / "etc" / "fonts").exists():
+        environment["FONTCONFIG_PATH"] = str(kept / "etc" / "fonts")
+    # What stands in the path of programs is a script that looks for it where it would be installed.
+    inner = kept / "usr" / "lib" / package / name
+    return Program(inner if inner.exists() else _program(kept, name), environment)
+
+
+def _lacking(package: str) -> list[str]:
+    """Return what an installation of a package would bring besides it."""
+    if (apt := shutil.which("apt-get")) is None:
+        raise NotAtHand(f"no apt to fetch {package} with")
+    command = [apt, "install", "--simulate", "--no-install-recommends", package]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise NotAtHand(f"apt knows no {package}: {done.stderr.strip()[-300:]}")
+    steps = (line.split() for line in done.stdout.splitlines())
+    return [step[1] for step in steps if step[:1] == ["Inst"] and step[1] != package]
+
+
 def find_in_debian(release: str, name: str, package: str, *libraries: str, copy_to: Path) -> Program:
     """Return a program of another release of Debian, which runs on that release's C library.
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _SLOW_TO_START = re.compile(r"tests/services/(mongo|dynamo)/|\[(mongo|dynamo)\b|/test_(ring)\.py")
 _WHOLE_FILES = re.compile(
     r"(tests/(?:services/\w+/test_(?:cluster|newer|pgbouncer|access|standby)|chaos/test_runs"
-    r"|cli/test_sealed|conformance/test_(?:broken_drivers|example))\.py)::"
+    r"|cli/test_sealed|packaging/test_chat_page|conformance/test_(?:broken_drivers|example))\.py)::"
 )
 
 

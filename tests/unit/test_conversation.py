@@ -652,6 +652,17 @@ async def test_an_import_merges_messages_that_are_there(backend: Backend) -> Non
     assert await all_of(chat) == [*said, asks(2)]
 
 
+async def test_an_import_keeps_times_that_are_whole_numbers_of_seconds(backend: Backend) -> None:
+    ids = dict(zip(("tenant_id", "user_id", "session_id"), IDS, strict=True))
+    times = (10**400, 1_714_557_600)
+    turns = [{"turn_id": f"row-{at}.0", "item": asks(0), "at": at} for at in times]
+    document = {"format": "stm-session", "version": 2, "key": ids, "body": {"messages": True}, "turns": turns}
+    await backend.sessions.import_(document)
+    assert [one.at for one in await history_of(chat_of(backend))] == [0.0, 1_714_557_600.0]
+    (card,) = (await backend.conversations.list("acme", "u1")).cards
+    assert card.updated == 1_714_557_600.0
+
+
 async def test_an_erased_conversation_leaves_nothing(backend: Backend, small_pages: None) -> None:
     chat = chat_of(backend)
     await talked(chat, range(9))

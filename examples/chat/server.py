@@ -1,0 +1,244 @@
+# pip install ".[redis]" "fastapi>=0.135" uvicorn && uvicorn --app-dir examples/chat server:app --workers 2
+"""A chat product: streamed answers, history, a sidebar, stop, and "delete my data".
+
+docs/how-to/fastapi-service.md explains it. Everything that a worker knows is in the datastore, so any worker
+answers any request, and one that is killed loses nothing that was stored.
+"""
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Cookie, Depends, FastAPI, HTTPException
+from fastapi.responses import FileResponse, JSONResponse
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import BaseModel
+
+import stm_backends as stm
+from stm_backends.messages import SHAPES, Message
+
+URL = os.environ.get("STM_BACKENDS_URL", "sqlite:///chat.db")
+CHECKPOINT_S = 1.0  # how much of an answer is lost at most if its worker is killed
+PAGE = 50
+
+
+# The model
+
+
+async def model(messages: Sequence[Message]) -> AsyncIterator[str]:
+    """Answer word by word, as a script says; yours asks a provider, with the same messages."""
+    question = str(messages[-1]["content"])
+    words: Any = f"You said “{question}”. I was shown {len(messages)} messages.".split()
+    if question.startswith("think"):
+        await asyncio.sleep(3600)
+    if question.startswith("count"):
+        words = itertools.count(1)  # until you stop it
+    for word in words:
+        await asyncio.sleep(0.05)
+        yield f"{word} "
+
+
+# The service
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async with stm.open_backend(URL) as app.state.backend:  # one for the whole process
+        app.state.answers = set[asyncio.Task[None]]()
+        yield
+        # What was said is stored before the backend is closed, which waits for summaries in flight.
+        await asyncio.gather(*app.state.answers, return_exceptions=True)
+
+
+app = FastAPI(lifespan=lifespan)
+
+
+async def owner(account: Annotated[str, Cookie()] = "") -> tuple[str, str]:
+    """Return the tenant and the user of a request. A stub: yours checks a session.
+
+    They come from the login alone, never from a path or a body, so nobody reaches another user's data.
+    """
+    accounts = {"ann": ("acme", "ann"), "bob": ("acme", "bob"), "eve": ("umbrella", "eve")}
+    if account not in accounts:
+        raise HTTPException(401)
+    return accounts[account]
+
+
+Owner = Annotated[tuple[str, str], Depends(owner)]
+
+
+async def conversation(chat: str, owner: Owner) -> stm.Conversation:
+    return app.state.backend.conversation(*owner, chat)  # reads and writes nothing
+
+
+Chat = Annotated[stm.Conversation, Depends(conversation)]
+
+
+# A question, and its answer
+
+
+class Question(BaseModel):
+    id: str  # made by the browser, so that a question that is sent twice is stored once
+    text: str
+
+
+@app.post("/api/chats/{chat}/questions", status_code=204)
+async def ask(chat: Chat, question: Question) -> None:
+    """Store a question. It is there from now on, whatever becomes of its answer."""
+    await chat.add({"role": "user", "content": question.text}, id=question.id)
+
+
+async def write(chat: stm.Conversation, send: Any) -> None:
+    """Answer the newest question, and store what is said: every second, and at the end."""
+    page = await chat.history(limit=PAGE)
+    asked = next((one for one in reversed(page.messages) if one.begins), None)
+    if asked is None or not (page.open or page.messages[-1].cut):
+        return
+    messages = await chat.messages(max_tokens=8_000)
+    while messages[-1]["role"] == "assistant":
+        messages.pop()  # what an earlier attempt at this answer has said
+    said, stored = "", time.monotonic()
+
+    async def store(**cut: bool) -> None:
+        # What is stored under one id takes the place of its checkpoints. Without its question, which has
+        # been erased, it would begin a new conversation.
+        if any(one.id == asked.id for one in (await chat.history(at=asked.number, limit=1)).messages):
+            answer = {"role": "assistant", "content": said.strip()}
+            await chat.add(answer, id=f"{asked.id}-answer", **cut)
+
+    try:
+        async for word in model(messages):
+            said += word
+            send(ServerSentEvent(event="word", data=word))
+            if time.monotonic() - stored > CHECKPOINT_S:
+                await store(cut=True)
+                stored = time.monotonic()
+        await store()
+    except asyncio.CancelledError:
+        if said:
+            await store(cut=True)
+        raise
+
+
+async def answering(chat: Chat) -> AsyncIterator[asyncio.Queue[ServerSentEvent | None]]:
+    """Let the model answer while the request lasts: the browser stops it by closing the connection."""
+    events = asyncio.Queue[ServerSentEvent | None]()
+    events.put_nowait(ServerSentEvent(event="begin", data={"worker": os.getpid()}))
+    answer = asyncio.create_task(write(chat, events.put_nowait))
+    app.state.answers.add(answer)
+    answer.add_done_callback(app.state.answers.discard)
+    answer.add_done_callback(lambda _: events.put_nowait(None))
+    try:
+        yield events
+    finally:
+        answer.cancel()
+        await asyncio.wait([answer])
+
+
+@app.post("/api/chats/{chat}/answer", response_class=EventSourceResponse)
+async def answer(
+    events: Annotated[asyncio.Queue[ServerSentEvent | None], Depends(answering)],
+) -> AsyncIterator[ServerSentEvent]:
+    """Stream the answer to the newest question, or to the one whose answer was cut off."""
+    while (event := await events.get()) is not None:
+        yield event
+
+
+# What was said, and what there is
+
+
+@app.get("/api/chats/{chat}")
+async def history(chat: Chat, before: int | None = None) -> dict[str, Any]:
+    """Return a page of a conversation: the newest messages, or those before a number."""
+    page = await chat.history(before=before, limit=PAGE)
+    shape = SHAPES["openai"]
+    first = min([*(one.number for one in page.messages), *page.missing], default=0)
+    return {
+        "messages": [
+            {
+                "number": one.number,
+                "role": shape.role(one.message),
+                "text": shape.text(one.message),
+                "cut": one.cut,
+            }
+            for one in page.messages
+        ],
+        "before": first if first > page.oldest else None,
+        "open": page.open,
+        "quiet_s": time.time() - page.messages[-1].at if page.messages else 0.0,
+    }
+
+
+@app.get("/api/chats")
+async def sidebar(owner: Owner, after: str | None = None) -> dict[str, Any]:
+    """Return a page of the user's conversations, the latest first."""
+    page = await app.state.backend.conversations.list(*owner, after=after, limit=PAGE)
+    chats = [{"id": card.key.session_id, "title": card.title} for card in page.cards]
+    return {"chats": chats, "after": page.after}
+
+
+class Title(BaseModel):
+    title: str
+
+
+@app.patch("/api/chats/{chat}", status_code=204)
+async def rename(chat: str, owner: Owner, change: Title) -> None:
+    await app.state.backend.conversations.update(stm.MemoryKey(*owner, chat), title=change.title)
+
+
+@app.delete("/api/chats/{chat}")
+async def delete(chat: str, owner: Owner) -> dict[str, Any]:
+    """Erase one conversation, and return the receipt."""
+    return (await app.state.backend.sessions.erase_with_receipt(*owner, chat)).as_json()
+
+
+@app.delete("/api/me")
+async def delete_me(owner: Owner) -> dict[str, Any]:
+    """Erase everything of this user, and return the receipt."""
+    return (await app.state.backend.sessions.erase_with_receipt(*owner)).as_json()
+
+
+# Operations
+
+
+STATUS = {
+    stm.InvalidKey: 400,
+    stm.InvalidState: 400,
+    stm.SessionNotFound: 404,
+    stm.SessionExists: 409,
+    stm.TooLarge: 413,
+    stm.MemoryBudgetExceeded: 422,
+    stm.LimitReached: 429,
+    stm.Unavailable: 503,
+    stm.OutcomeUnknown: 504,
+    stm.Denied: 500,
+    stm.Corrupt: 500,
+    stm.StmError: 500,
+}
+
+
+@app.exception_handler(stm.StmError)
+async def failed(_: Any, error: stm.StmError) -> JSONResponse:
+    status = next(status for kind, status in STATUS.items() if isinstance(error, kind))
+    headers = {"Retry-After": "1"} if status in (503, 504) else {}
+    return JSONResponse({"error": type(error).__name__}, status, headers)
+
+
+@app.get("/livez")
+async def live() -> dict[str, bool]:
+    return {"ok": True}
+
+
+@app.get("/readyz")
+async def ready() -> dict[str, float]:
+    return {"datastore_s": await app.state.backend.ping()}
+
+
+@app.get("/")
+async def page() -> FileResponse:
+    return FileResponse(Path(__file__).with_name("page.html"))

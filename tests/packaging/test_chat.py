@@ -1,0 +1,110 @@
+"""The chat product in `examples/chat`: its service here, and its page in a browser in `test_chat_page`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stm_backends import Conversation, open_backend
+
+fastapi = pytest.importorskip("fastapi.testclient")
+CHAT = Path(__file__).parents[2] / "examples" / "chat"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The module of the service, with a datastore of its own."""
+    monkeypatch.setenv("STM_BACKENDS_URL", f"sqlite:///{tmp_path}/chat.db")
+    spec = importlib.util.spec_from_file_location("chat_server", CHAT / "server.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def client(server: Any) -> Iterator[Any]:
+    with fastapi.TestClient(server.app, cookies={"account": "ann"}) as client:
+        yield client
+
+
+def ask(client: Any, text: str, question: str = "q", chat: str = "trip") -> int:
+    return client.post(f"/api/chats/{chat}/questions", json={"id": question, "text": text}).status_code
+
+
+def texts(client: Any, chat: str = "trip") -> list[str]:
+    return [one["text"] for one in client.get(f"/api/chats/{chat}").json()["messages"]]
+
+
+def test_a_question_that_is_sent_twice_is_stored_and_answered_once(client: Any) -> None:
+    for _ in range(2):
+        assert ask(client, "A table") == 204
+    assert client.get("/api/chats/trip").json()["open"]
+    assert "event: word" in client.post("/api/chats/trip/answer").text
+    assert "event: word" not in client.post("/api/chats/trip/answer").text
+    assert texts(client) == ["A table", "You said “A table”. I was shown 1 messages."]
+    assert not client.get("/api/chats/trip").json()["open"]
+
+
+def test_nobody_reaches_another_users_conversations(client: Any) -> None:
+    ask(client, "A table")
+    for account, status in (("bob", 200), ("eve", 200), ("nobody", 401), ("", 401)):
+        client.cookies.set("account", account)
+        assert client.get("/api/chats/trip").status_code == status
+        assert client.get("/api/chats/trip").json().get("messages", []) == []
+        assert client.delete("/api/me").status_code == status
+    client.cookies.set("account", "ann")
+    assert texts(client) == ["A table"]
+
+
+def test_errors_of_the_library_have_a_status(client: Any) -> None:
+    assert ask(client, "A table", chat="%20") == 400
+    assert client.patch("/api/chats/none", json={"title": "T"}).status_code == 404
+    assert client.get("/readyz").status_code == 200
+
+
+async def said(chat: Conversation, server: Any, words: int) -> str:
+    """Stop an answer after so many words; returns what is stored of it, and is cut off."""
+    events = asyncio.Queue[Any]()
+    answer = asyncio.create_task(server.write(chat, events.put_nowait))
+    for _ in range(words):
+        await events.get()
+    answer.cancel()
+    await asyncio.wait([answer])
+    last = (await chat.history()).messages[-1]
+    assert last.cut
+    return str(last.message["content"])
+
+
+@pytest.mark.parametrize("checkpoint_s", [0.0, 60.0])
+async def test_a_stopped_answer_is_kept_until_there_is_another(server: Any, checkpoint_s: float) -> None:
+    server.CHECKPOINT_S = checkpoint_s
+    async with open_backend("memory://") as backend:
+        chat = backend.conversation("acme", "ann", "trip")
+        await chat.add({"role": "user", "content": "count"}, id="q")
+        assert await said(chat, server, 3) == "1 2 3"
+        # Where each word is a checkpoint, these have been stored, and are a repeat.
+        assert await said(chat, server, 2) == ("1 2" if checkpoint_s else "1 2 3")
+        assert [one.number for one in (await chat.history()).messages] == [0, 1]
+
+
+async def test_an_answer_whose_question_is_erased_begins_no_conversation(server: Any) -> None:
+    server.CHECKPOINT_S = 0.0
+    async with open_backend("memory://") as backend:
+        chat = backend.conversation("acme", "ann", "trip")
+        await chat.add({"role": "user", "content": "count"}, id="q")
+        words = asyncio.Queue[Any]()
+        answer = asyncio.create_task(server.write(chat, words.put_nowait))
+        await words.get()
+        await backend.sessions.erase_with_receipt("acme", "ann")
+        for _ in range(3):
+            await words.get()
+        answer.cancel()
+        await asyncio.wait([answer])
+        assert (await chat.history()).messages == ()

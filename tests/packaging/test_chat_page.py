@@ -1,0 +1,214 @@
+"""The page of the chat product in a real browser: two windows, two workers, and a worker that is killed."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stm_backends import sync
+from tests.support import apt, chromium
+from tests.support.servers import Server, free_port
+
+playwright = pytest.importorskip("playwright.sync_api")
+expect = playwright.expect
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, Page
+
+pytestmark = pytest.mark.full
+CHAT = Path(__file__).parents[2] / "examples" / "chat"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    try:
+        with chromium.running() as browser:
+            yield browser
+    except apt.NotAtHand as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def datastore(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/chat.db"
+
+
+@pytest.fixture
+def service(datastore: str, tmp_path: Path) -> Iterator[str]:
+    """The address of two workers on one datastore; a worker that is killed is started again."""
+    port = free_port()
+    command = [sys.executable, "-m", "uvicorn", "--app-dir", CHAT, "server:app", "--port", str(port)]
+    options = ["--workers", "2", "--timeout-graceful-shutdown", "1"]
+
+    def is_ready() -> bool:
+        with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == 200
+
+    workers = Server([*command, *options], tmp_path, is_ready, environment={"STM_BACKENDS_URL": datastore})
+    workers.start()
+    yield f"http://127.0.0.1:{port}"
+    workers.stop()
+
+
+@pytest.fixture
+def window(browser: Browser, service: str) -> Iterator[Callable[..., Page]]:
+    """Opens a window at a conversation; all windows are of one person."""
+    context = browser.new_context()
+    errors: list[str] = []
+
+    def opened(chat: str = "trip") -> Page:
+        page = context.new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("dialog", lambda dialog: dialog.accept("Lisbon"))
+        page.goto(f"{service}/#{chat}")
+        expect(page.locator("#send")).to_be_enabled()
+        return page
+
+    yield opened
+    context.close()
+    assert errors == []
+
+
+def send(page: Page, text: str) -> None:
+    page.locator("#text").fill(text)
+    page.locator("#send").click()
+
+
+def said(page: Page) -> Locator:
+    return page.locator("#said p")
+
+
+def worker_of(page: Page) -> int:
+    """Return the process that answers in a window."""
+    status = page.locator("#status")
+    expect(status).to_have_text(re.compile(r"answered by worker \d+"))
+    return int(re.findall(r"\d+", status.inner_text())[0])
+
+
+ANSWER = "You said “{}”. I was shown {} messages."
+
+
+def test_two_windows_in_one_conversation_show_the_same(window: Callable[..., Page]) -> None:
+    one, other = window(), window()
+    send(one, "<b>A table</b>")
+    both = ["<b>A table</b>", ANSWER.format("<b>A table</b>", 1)]
+    for page in (one, other):
+        expect(said(page)).to_have_text(both)
+    send(other, "At noon")
+    both += ["At noon", ANSWER.format("At noon", 3)]
+    for page in (one, other):
+        expect(said(page)).to_have_text(both)
+        expect(page.locator("#title")).to_have_text("<b>A table</b>")
+
+
+def test_an_answer_grows_in_both_windows_until_it_is_stopped(window: Callable[..., Page]) -> None:
+    one, other = window(), window()
+    send(one, "count")
+    expect(said(one).last).to_contain_text("1 2 3")
+    expect(said(other).last).to_contain_text("1 2 3")
+    expect(other.locator("#send")).to_be_disabled()
+    one.locator("#stop").click()
+    for page in (one, other):
+        expect(page.locator(".mark")).to_have_text("cut off")
+        expect(page.locator("#send")).to_be_enabled()
+    expect(said(other)).to_have_text(said(one).all_inner_texts())
+    send(other, "Thanks")
+    for page in (one, other):
+        expect(said(page)).to_have_count(4)
+        expect(said(page).last).to_have_text(ANSWER.format("Thanks", 3))
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_an_answer_leaves_what_it_had_said(
+    window: Callable[..., Page],
+) -> None:
+    one, other = window(), window()
+    send(one, "count")
+    # The other window reads what is stored: a checkpoint is.
+    expect(said(other).last).to_contain_text("1 2 3")
+    os.kill(worker_of(one), signal.SIGKILL)
+    for page in (one, other):
+        expect(page.locator(".mark")).to_have_text("cut off")
+        expect(said(page).first).to_have_text("count")
+        expect(said(page).last).to_contain_text("1 2 3")
+    # Another worker goes on, under the same question.
+    other.locator(".again").click()
+    expect(said(other).last).to_contain_text("1 2 3")
+    other.locator("#stop").click()
+    for page in (one, other):
+        expect(said(page)).to_have_count(2)
+        expect(page.locator(".mark")).to_have_text("cut off")
+
+
+def test_a_question_whose_worker_is_killed_before_it_answers_is_there_and_open(
+    window: Callable[..., Page],
+) -> None:
+    one, other = window(), window()
+    send(one, "think")
+    os.kill(worker_of(one), signal.SIGKILL)
+    for page in (one, other):
+        expect(said(page)).to_have_text(["think"])
+        expect(page.locator(".mark")).to_have_text("no answer yet")
+    send(other, "Never mind")
+    for page in (one, other):
+        expect(said(page)).to_have_text(["think", "Never mind", ANSWER.format("Never mind", 2)])
+        expect(page.locator(".mark")).to_have_count(0)
+
+
+@pytest.fixture
+def long_conversation(datastore: str) -> None:
+    with sync.open_backend(datastore) as backend:
+        chat = backend.conversation("acme", "ann", "long")
+        for number in range(70):
+            question = {"role": "user", "content": f"wish {number}"}
+            chat.add(question, {"role": "assistant", "content": f"Noted {number}."})
+
+
+def test_history_comes_in_pages_and_conversations_have_titles(
+    long_conversation: None, window: Callable[..., Page]
+) -> None:
+    page = window("long")
+    expect(said(page)).to_have_count(50)
+    for count in (100, 140):
+        page.locator("#older").click()
+        expect(said(page)).to_have_count(count)
+    expect(page.locator("#older")).to_have_count(0)
+    assert said(page).all_inner_texts()[::2] == [f"wish {number}" for number in range(70)]
+    page.locator("#rename").click()
+    expect(page.locator("#title")).to_have_text("Lisbon")
+    page.locator("#new").click()
+    send(page, "Something else")
+    expect(page.locator("#chats button")).to_have_text(["Something else", "Lisbon"])
+    page.locator("#chats button", has_text="Lisbon").click()
+    expect(said(page)).to_have_count(50)
+
+
+def test_my_data_is_deleted_with_a_receipt_and_nobody_elses(
+    long_conversation: None, window: Callable[..., Page]
+) -> None:
+    page = window("long")
+    expect(said(page)).to_have_count(50)
+    page.locator("#account").select_option("bob")
+    expect(page.locator("#chats button")).to_have_count(0)
+    # Another worker may be answering: an answer whose question is erased is not stored.
+    send(page, "count")
+    expect(page.locator("#chats button")).to_have_text(["count"])
+    expect(said(page).last).to_contain_text("1 2 3")
+    page.locator("#delete-me").click()
+    expect(page.locator("#erased")).to_contain_text("Conversations erased: 1")
+    expect(page.locator("#erased")).to_contain_text("Nothing was found in a second reading")
+    receipt = json.loads(page.locator("#receipt pre").inner_text())
+    assert receipt["of"] == {"tenant_id": "acme", "user_id": "bob", "session_id": None}
+    page.get_by_role("button", name="Close").click()
+    expect(page.locator("#chats button")).to_have_count(0)
+    page.locator("#account").select_option("ann")
+    expect(page.locator("#chats button")).to_have_text(["wish 0"])
