@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from stm_backends.admin.describing import catalogue_on
+from stm_backends.admin.searching import search_in
 from stm_backends.admin.sessions import Sessions
 from stm_backends.admin.stats import Stats
 from stm_backends.catalogue.conversations import Conversations
@@ -145,7 +146,9 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             sealed.before_replace = self._directory.meet
         self._catalogue = catalogue_on(driver, self._codec, self._directory)
         self._touches = Touches(self._catalogue, observer=observer)
-        self.conversations = Conversations(driver, self._catalogue)
+        self.conversations = Conversations(
+            driver, self._catalogue, search_in=partial(search_in, driver, self._codec)
+        )
         self.state_store = StateStore(driver, self._codec, self._directory, guard, isolation=isolation)
         self.sessions = Sessions(
             driver,

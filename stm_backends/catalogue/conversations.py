@@ -1,4 +1,4 @@
-"""`backend.conversations`: the conversations of a user as a list, latest first, with what it shows."""
+"""`backend.conversations`: the conversations of a user as a list, latest first, and what is found in them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import base64
 import json
 import math
 import re
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from stm_backends.catalogue.card import Card, Content, card_of, checked_changes
 from stm_backends.catalogue.index import Catalogue, Place
+from stm_backends.catalogue.matching import Found, Match, Query
 from stm_backends.drivers.checks import require_count
 from stm_backends.drivers.contract import MAX_KEY_BYTES, Driver
 from stm_backends.errors import ConfigurationError, SessionNotFound
@@ -21,6 +22,14 @@ from stm_backends.types import MemoryKey
 PAGE: Final = 200
 """How many cards `all` reads at a time."""
 
+READ_MOST: Final = 200
+"""How many conversations one call of `search` reads."""
+
+_READ_AT_ONCE: Final = 16
+
+SearchIn: TypeAlias = Callable[[MemoryKey, Query], Awaitable[list[Match]]]
+"""Returns what the records of a conversation have of what is searched for."""
+
 
 class Cards(NamedTuple):
     """A page of cards. `after` is for the next page; `None` if this is the last one."""
@@ -29,12 +38,25 @@ class Cards(NamedTuple):
     after: str | None
 
 
-class Conversations:
-    """The catalogue of every user's conversations on one backend."""
+class Results(NamedTuple):
+    """What one call of `search` has found. `after` is for the next call; `None` if all has been searched."""
 
-    def __init__(self, driver: Driver, catalogue: Catalogue) -> None:
+    found: tuple[Found, ...]
+    after: str | None
+
+
+async def _nothing(key: MemoryKey, query: Query) -> list[Match]:
+    del key, query
+    return []
+
+
+class Conversations:
+    """The catalogue of every user's conversations on one backend. `search_in` reads their records."""
+
+    def __init__(self, driver: Driver, catalogue: Catalogue, *, search_in: SearchIn = _nothing) -> None:
         self._driver = driver
         self._catalogue = catalogue
+        self._search_in = search_in
 
     async def list(self, tenant: str, user: str, *, after: str | None = None, limit: int = 50) -> Cards:
         """Return a page of a user's conversations, the one with the latest activity first.
@@ -58,6 +80,43 @@ class Conversations:
             for card in page.cards:
                 yield card
             after, first = page.after, False
+
+    async def search(
+        self, tenant: str, user: str, words: str, *, after: str | None = None, limit: int = 20
+    ) -> Results:
+        """Return a user's conversations that have all of the words, the one with the latest activity first.
+
+        The words are looked for as whole words, in capitals or not, in the title, in the summary, and in what
+        the user and the assistant said: all of them in the title, in the summary, or in one turn or message.
+        Of scripts without spaces, such as Chinese, Japanese and Thai, the characters are looked for. Item
+        logs are found by their titles. Without a word, nothing is found.
+
+        One call reads up to 200 conversations, and returns what it has found by then, perhaps nothing. Give
+        its `after` to go on, until that is `None`. What has just been erased is not found, and what has just
+        been added is, as far as the list shows the conversation. What is damaged is left out, with a warning.
+        Raises `ConfigurationError` for an `after` that no call has returned.
+        """
+        require_count("limit", limit)
+        place, query = None if after is None else _place_of(after), Query.of(words)
+        found, most = list[Found](), READ_MOST
+        if not query.words:
+            return Results((), None)
+
+        async def look_at(card: Card) -> Found:
+            return Found(card, (*query.in_title(card), *await self._search_in(card.key, query)))
+
+        while most > 0:
+            some, last = await self._catalogue.page(tenant, user, after=place, limit=_READ_AT_ONCE)
+            most -= len(some)
+            looked = await operations.together([card_of(*one) for one in some], look_at)
+            for (where, content), one in zip(some, looked, strict=True):
+                place = Place(content["slot"], -content["at"], where.name)
+                found += [one] if one.matches else []
+                if len(found) == limit:
+                    return Results(tuple(found), _text_of(place))
+            if last is None:
+                return Results(tuple(found), None)
+        return Results(tuple(found), _text_of(place) if place else None)
 
     async def get(self, key: MemoryKey) -> Card:
         """Return the card of one conversation.
