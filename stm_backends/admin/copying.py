@@ -45,10 +45,10 @@ from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 
 KINDS: Final[tuple[keys.Kind, ...]] = tuple(
-    kind for kind in keys.KINDS if kind not in ("card", "recent", "part", "planner")
+    kind for kind in keys.KINDS if kind not in ("card", "recent", "words", "part", "planner")
 )
-"""The kinds that are copied and counted. Parts come with their record. Paused runs expire within an hour, so
-neither they nor the notes that name their users are copied."""
+"""The kinds that are copied and counted. Parts come with their record, and words follow from conversations.
+Paused runs expire within an hour, so neither they nor the notes that name their users are copied."""
 
 CARDS: Final[tuple[keys.Kind, ...]] = ("card", "recent")
 """What comes with conversations, and is not counted: their cards, and then the names in the index."""

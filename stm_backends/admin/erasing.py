@@ -302,7 +302,7 @@ def _counted(kind: keys.Kind) -> Counted:
             return "graph_records"
         case "page":
             return "pages"
-        case "card" | "recent":
+        case "card" | "recent" | "words":
             return "cards"
         case "part":
             return "parts"

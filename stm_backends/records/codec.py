@@ -56,6 +56,7 @@ EnvelopeKind: TypeAlias = Literal[
     "page",
     "card",
     "recent",
+    "portion",
 ]
 
 

@@ -1,4 +1,6 @@
-"""The index of a graph: which vertices have a word, or an exact value of some properties.
+"""Postings: what has a word, in buckets. Here as the index of a graph has them; `portions` has others.
+
+Of a graph, they say which vertices have a word, or an exact value of some properties.
 
 The terms of a vertex are spread over `BUCKETS` records by their hash. An entry of a bucket adds the terms of
 one stamp, or removes them:
