@@ -24,6 +24,7 @@ from enum import Enum
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from stm_backends.catalogue.card import SLOT_S
+from stm_backends.catalogue.word_index import WordIndex
 from stm_backends.drivers.checks import require_fits, require_seconds
 from stm_backends.drivers.contract import ABSENT, ANY, Driver, Key, Record
 from stm_backends.drivers.wrapper import layer_with
@@ -272,6 +273,9 @@ class Copy:
                 change = ledger.Change(source.body, version=source.version, ttl=ttl)
                 await ledger.replace(self._target, item.key, change, expect=ANY)
                 listing.created = target is None
+            if item.kind == "card" and target is not None:
+                words = WordIndex(self._target, Codec(), self._directory, (item.tenant, item.user))
+                await words.forget(item.key.name)
         except SealMismatch:
             # Its conversation has failed for the same reason.
             self._problems.add(item.key)

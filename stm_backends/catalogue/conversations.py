@@ -6,14 +6,15 @@ import base64
 import json
 import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 from stm_backends.catalogue.card import Card, Content, card_of, checked_changes
 from stm_backends.catalogue.index import Catalogue, Place
 from stm_backends.catalogue.matching import Found, Match, Query
+from stm_backends.catalogue.word_index import Indexed
 from stm_backends.drivers.checks import require_count
-from stm_backends.drivers.contract import MAX_KEY_BYTES, Driver
+from stm_backends.drivers.contract import MAX_KEY_BYTES, Driver, Key
 from stm_backends.errors import ConfigurationError, SessionNotFound
 from stm_backends.records import keys, operations
 from stm_backends.records.codec import require_json
@@ -27,8 +28,25 @@ READ_MOST: Final = 200
 
 _READ_AT_ONCE: Final = 16
 
-SearchIn: TypeAlias = Callable[[MemoryKey, Query], Awaitable[list[Match]]]
-"""Returns what the records of a conversation have of what is searched for."""
+
+class Reads(Protocol):
+    """Reads the records of conversations for a search; see `admin.searching`."""
+
+    async def known(self, owner: tuple[str, str], query: Query) -> Mapping[str, Sequence[Indexed]]:
+        """Return what the index knows of each conversation, by the name of its card."""
+        ...
+
+    async def look(self, key: MemoryKey, query: Query, known: Sequence[Indexed]) -> Sequence[Match]:
+        """Return the matches in a conversation."""
+        ...
+
+    def later(self, key: MemoryKey, card: Content, known: Sequence[Indexed]) -> None:
+        """Have a conversation indexed that was read."""
+        ...
+
+    async def titled(self, key: MemoryKey, title: str) -> None:
+        """Index a title that is about to be set."""
+        ...
 
 
 class Cards(NamedTuple):
@@ -45,18 +63,16 @@ class Results(NamedTuple):
     after: str | None
 
 
-async def _nothing(key: MemoryKey, query: Query) -> list[Match]:
-    del key, query
-    return []
-
-
 class Conversations:
-    """The catalogue of every user's conversations on one backend. `search_in` reads their records."""
+    """The catalogue of every user's conversations on one backend.
 
-    def __init__(self, driver: Driver, catalogue: Catalogue, *, search_in: SearchIn = _nothing) -> None:
+    Without `reads`, a search reads titles alone.
+    """
+
+    def __init__(self, driver: Driver, catalogue: Catalogue, *, reads: Reads | None = None) -> None:
         self._driver = driver
         self._catalogue = catalogue
-        self._search_in = search_in
+        self._reads = reads
 
     async def list(self, tenant: str, user: str, *, after: str | None = None, limit: int = 50) -> Cards:
         """Return a page of a user's conversations, the one with the latest activity first.
@@ -101,14 +117,28 @@ class Conversations:
         found, most = list[Found](), READ_MOST
         if not query.words:
             return Results((), None)
+        known = {} if self._reads is None else await self._reads.known((tenant, user), query)
 
-        async def look_at(card: Card) -> Found:
-            return Found(card, (*query.in_title(card), *await self._search_in(card.key, query)))
+        def wanted(slot: str, card: str) -> bool:
+            some = known.get(card, ())
+            return any(one.bits for one in some) or not _is_settled(slot, some)
+
+        async def look_at(one: tuple[Key, Content]) -> Found:
+            where, content = one
+            card, some = card_of(where, content), known.get(where.name, ())
+            matches = [*query.in_title(card)]
+            if self._reads is not None:
+                matches += await self._reads.look(card.key, query, some)
+                if not _is_settled(content["slot"], some):
+                    self._reads.later(card.key, content, some)
+            return Found(card, tuple(matches))
 
         while most > 0:
-            some, last = await self._catalogue.page(tenant, user, after=place, limit=_READ_AT_ONCE)
+            some, last = await self._catalogue.page(
+                tenant, user, after=place, limit=_READ_AT_ONCE, wanted=wanted
+            )
             most -= len(some)
-            looked = await operations.together([card_of(*one) for one in some], look_at)
+            looked = await operations.together(some, look_at) if some else []
             for (where, content), one in zip(some, looked, strict=True):
                 place = Place(content["slot"], -content["at"], where.name)
                 found += [one] if one.matches else []
@@ -147,6 +177,8 @@ class Conversations:
         for name, value in changes.items():
             # Browsers are sent cards. An import keeps what was stored without this check.
             require_json(value, name, strict=True)
+        if title and self._reads is not None:
+            await self._reads.titled(key, title)
         return self._card(key, await self._catalogue.update(key, changes))
 
     async def rebuild(self, tenant: str, user: str) -> int:
@@ -175,6 +207,11 @@ class Conversations:
         if content is None:
             raise SessionNotFound("there is no conversation under this key: one begins with its first turn")
         return card_of(keys.card_key(key), content)
+
+
+def _is_settled(slot: str, known: Sequence[Indexed]) -> bool:
+    """Say whether the index has all of a conversation that was last active in a slot."""
+    return any(one.portion.settled and slot >= one.portion.settled for one in known)
 
 
 def _text_of(place: Place) -> str:

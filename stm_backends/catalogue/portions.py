@@ -60,7 +60,7 @@ class Portion:
 
     def is_of(self, epoch: str, rev: int) -> bool:
         """Say whether this is true of a record in its life `epoch` after `rev` changes."""
-        return self.epoch in ("", epoch) and self.rev == rev
+        return not self.count or (self.epoch in ("", epoch) and self.rev == rev)
 
 
 class Logged(NamedTuple):

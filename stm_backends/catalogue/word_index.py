@@ -107,8 +107,23 @@ class WordIndex:
     async def forget(self, card: str, *, below: int | None = None) -> int:
         """Remove the words of a conversation, or of its numbers below one; returns of how many portions.
 
-        A generation that another process is making meanwhile does not come to be.
+        A generation that another process is making meanwhile does not come to be. An index that cannot be
+        read is removed as a whole, also if this process lacks its keys: it follows from the conversations.
         """
+        try:
+            return await self._forget(card, below)
+        except Corrupt as error:
+            logger.warning("the words of a user are removed, because they cannot be read: %s", error)
+            await self.erase()
+            return 0
+
+    async def erase(self) -> None:
+        """Remove all words of the owner. The log comes first: without it, no generation comes to be."""
+        await ledger.erase(self._driver, self._log)
+        async for name in operations.names(self._driver, self._log.scope):
+            await ledger.erase(self._driver, Key(self._log.scope, name))
+
+    async def _forget(self, card: str, below: int | None) -> int:
         gone = await self._forget_logged(card, below)
         names, _ = self._opened(await self._driver.load(self._log))
         for generation in names:
