@@ -117,7 +117,9 @@ class Conversations:
         found, most = list[Found](), READ_MOST
         if not query.words:
             return Results((), None)
-        known = {} if self._reads is None else await self._reads.known((tenant, user), query)
+        known: Mapping[str, Sequence[Indexed]] = {}
+        if self._reads is not None:
+            known = await self._reads.known((tenant, user), query)
 
         def wanted(slot: str, card: str) -> bool:
             some = known.get(card, ())

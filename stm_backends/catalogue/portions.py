@@ -149,14 +149,16 @@ def buckets_of(logged: Sequence[Logged]) -> dict[int, postings.Bucket]:
 def without(bucket: postings.Bucket, kept: Mapping[str, int]) -> postings.Bucket:
     """Return a bucket with the bits alone that `kept` has for the numbers of portions that it names."""
     terms = {
-        word: {
-            number: mask if number not in kept else f"{left:x}"
-            for number, mask in masks.items()
-            if number not in kept or (left := int(mask, 16) & kept[number])
-        }
+        word: {number: left for number, mask in masks.items() if (left := _kept(mask, kept.get(number, -1)))}
         for word, masks in bucket.terms.items()
     }
     return replace(bucket, terms={word: masks for word, masks in terms.items() if masks})
+
+
+def _kept(mask: str, bits: int) -> str:
+    """Return a mask with these bits alone, and `""` if none is left."""
+    left = int(mask, 16) & bits
+    return f"{left:x}" if left else ""
 
 
 def kept_bits(portion: Portion, below: int | None) -> int:
@@ -189,10 +191,10 @@ _DAMAGED: Final = "the stored index of conversations lacks a field, or a field h
 
 
 def _portion(content: Mapping[str, Any]) -> Portion:
-    found = Portion(**{name: content[name] for name in Portion.__match_args__})
-    texts, numbers = (found.card, found.epoch, found.settled), (found.rev, found.first, found.count)
-    if not all(isinstance(one, str) for one in texts) or not all(isinstance(one, int) for one in numbers):
+    values: list[object] = [content[name] for name in Portion.__match_args__]
+    if not all(map(isinstance, values, (str, str, int, int, int, str))):
         raise TypeError
+    found = Portion(*cast("tuple[str, str, int, int, int, str]", tuple(values)))
     if found.first < 0 or not 0 <= found.count <= UNITS:
         raise ValueError
     return found

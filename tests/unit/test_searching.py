@@ -76,8 +76,8 @@ async def found(backend: Backend, words: str, owner: tuple[str, str] = IDS) -> d
 async def indexed(backend: Backend, owner: tuple[str, str] = IDS) -> set[str]:
     """Search, and wait until what was read is indexed; returns the cards in the index that are settled."""
     await found(backend, "nothing", owner)
-    work = backend._searching._background  # noqa: SLF001 -- no operation waits for it
-    await work.close(timeout=60)
+    internals: Any = backend
+    await internals._searching._background.close(timeout=60)  # noqa: SLF001 -- no operation waits for it
     known = await index_of(backend, owner).find(frozenset())
     return {card for card, some in known.items() if any(one.portion.settled for one in some)}
 
@@ -126,7 +126,8 @@ async def test_what_is_said_after_it_was_indexed_is_found(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(searching, "SETTLED_S", 2 * 3_600)
-    catalogue, passed = backend._catalogue, 0.0  # noqa: SLF001 -- a backend has no clock of its own
+    internals: Any = backend
+    catalogue, passed = internals._catalogue, 0.0  # noqa: SLF001 -- a backend has no clock of its own
     catalogue.clock = lambda: time.time() + passed
     await talked(backend, "chat", "first word")
     assert await indexed(backend) == set()

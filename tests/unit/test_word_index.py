@@ -281,7 +281,8 @@ def test_an_entry_of_another_form_is_damaged(changed: dict[str, Any], add: dict[
     sealed = Codec().seal("portion", {"portion": {**WHOLE, **changed}, "add": add})
     with pytest.raises(Corrupt):
         portions.open_logged(sealed, Codec())
-    for content in ({"add": {}}, {"portion": []}, {"portion": {}, "add": {}}):
+    contents: list[dict[str, Any]] = [{"add": {}}, {"portion": []}, {"portion": {}, "add": {}}]
+    for content in contents:
         with pytest.raises(Corrupt):
             portions.open_logged(Codec().seal("portion", content), Codec())
 
