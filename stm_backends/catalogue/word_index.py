@@ -86,7 +86,8 @@ class WordIndex:
             await self._write(generation, leaving)
             names = [*names, generation]
         change = ledger.Change(portions.seal_generations(names, self._codec), drop=going)
-        if not await ledger.replace(self._driver, self._log, change, expect=version) and leaving:
+        # After an unknown outcome, a lost race may also mean that the log named it, and has changed since.
+        if not await ledger.replace(self._driver, self._log, change, expect=version, repeatable=False):
             await self._remove(generation)
         return True
 
@@ -128,8 +129,7 @@ class WordIndex:
         names, _ = self._opened(await self._driver.load(self._log))
         for generation in names:
             gone += await self._forget_in(generation, card, below)
-        if below is None:
-            await self.remove_dead()
+        await self.remove_dead()
         return gone
 
     async def _forget_logged(self, card: str, below: int | None) -> int:

@@ -244,6 +244,23 @@ async def test_a_generation_that_is_being_made_does_not_bring_words_back(
     assert {*await found(opened, "secret0"), *await found(opened, "secret3")} == {"c0", "c3"}
 
 
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("number", range(1, 7))
+async def test_a_generation_that_is_being_made_is_not_taken_for_dead(
+    opened: Driver, number: int, moment: str
+) -> None:
+    for place in range(3):
+        await index_on(opened).add(said(f"c{place}", f"w{place}"))
+
+    async def forget() -> None:
+        await index_on(opened).forget("another")
+
+    deadly = Deadly(opened, number=number, moment=moment, act=forget)
+    await index_on(deadly).add(said("c3", "w3"))
+    for place in range(4):
+        assert await found(opened, f"w{place}") == {f"c{place}": [0]}
+
+
 async def test_two_processes_make_each_generation_once(opened: Driver) -> None:
     for place in range(3):
         await index_on(opened).add(said(f"c{place}", f"w{place}"))
