@@ -14,7 +14,7 @@ A mask is a number in hexadecimal digits: bit 0 says that the title has the word
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NamedTuple, cast
 
@@ -93,13 +93,18 @@ def seal_logged(logged: Logged | None, codec: Codec) -> bytes:
     return codec.seal("portion", {"portion": asdict(logged.portion), "add": add})
 
 
-def open_logged(entry: bytes, codec: Codec) -> Logged | None:
-    """Return what an entry of the log holds; `None` if that was forgotten. Raises `Corrupt`."""
+def open_logged(entry: bytes, codec: Codec, *, only: Collection[str] | None = None) -> Logged | None:
+    """Return what an entry of the log holds; `None` if that was forgotten. Raises `Corrupt`.
+
+    With `only`, it has these of its words alone.
+    """
     content = codec.open("portion", entry)
     if not content:
         return None
     try:
-        return Logged(_portion(content["portion"]), _masks(content["add"]))
+        add: Mapping[str, str] = content["add"]
+        words = add if only is None else {word: add[word] for word in only if word in add}
+        return Logged(_portion(content["portion"]), {word: int(mask, 16) for word, mask in words.items()})
     except (AttributeError, KeyError, TypeError, ValueError):
         raise Corrupt(_DAMAGED) from None
 
@@ -198,10 +203,6 @@ def _portion(content: Mapping[str, Any]) -> Portion:
     if found.first < 0 or not 0 <= found.count <= UNITS:
         raise ValueError
     return found
-
-
-def _masks(content: Mapping[str, str]) -> dict[str, int]:
-    return {word: int(mask, 16) for word, mask in content.items()}
 
 
 def _mask(text: str) -> int:

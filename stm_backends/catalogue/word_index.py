@@ -225,7 +225,7 @@ class WordIndex:
         Waits twice: for the log, and for the records of all generations at once. A generation that is damaged
         is left out, with a warning.
         """
-        names, logged = self._opened(await self._driver.load(self._log))
+        names, logged = self._opened(await self._driver.load(self._log), only=words)
         found: dict[str, list[Indexed]] = {}
         wanted = [*postings.by_bucket(words)]
 
@@ -263,11 +263,14 @@ class WordIndex:
     def _at(self, name: str) -> Key:
         return keys.words_key(*self._owner, name)
 
-    def _opened(self, record: Record | None) -> tuple[list[str], list[Logged | None]]:
+    def _opened(
+        self, record: Record | None, *, only: frozenset[str] | None = None
+    ) -> tuple[list[str], list[Logged | None]]:
         """Return the generations that the log names, and its portions."""
         with located(self._driver.name, "search"):
             names = portions.open_generations(record, self._codec)
-            return names, [portions.open_logged(one, self._codec) for one in (record.tail if record else ())]
+            tail = () if record is None else record.tail
+            return names, [portions.open_logged(one, self._codec, only=only) for one in tail]
 
     def _list_in(self, record: Record | None) -> list[Portion | None]:
         with located(self._driver.name, "search"):
