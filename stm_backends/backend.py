@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from stm_backends.admin.describing import catalogue_on
+from stm_backends.admin.searching import Searching
 from stm_backends.admin.sessions import Sessions
 from stm_backends.admin.stats import Stats
 from stm_backends.catalogue.conversations import Conversations
@@ -145,7 +146,8 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             sealed.before_replace = self._directory.meet
         self._catalogue = catalogue_on(driver, self._codec, self._directory)
         self._touches = Touches(self._catalogue, observer=observer)
-        self.conversations = Conversations(driver, self._catalogue)
+        self._searching = Searching(driver, self._codec, self._directory, self._catalogue)
+        self.conversations = Conversations(driver, self._catalogue, reads=self._searching)
         self.state_store = StateStore(driver, self._codec, self._directory, guard, isolation=isolation)
         self.sessions = Sessions(
             driver,
@@ -355,6 +357,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         until = loop.time() + self._close_timeout_s
         try:
             await self._backgrounds.close(timeout=self._close_timeout_s)
+            await self._searching.close(timeout=0)
             # Last: the background folds until then, which the catalogue shows.
             await self._touches.close(timeout=max(until - loop.time(), LAST_S))
         finally:
@@ -364,6 +367,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         """Make what belongs to one event loop."""
         self._backgrounds.start_over()
         self._touches.start_over()
+        self._searching.start_over()
 
     async def __aenter__(self) -> Backend:
         await self.open()

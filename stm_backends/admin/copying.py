@@ -24,6 +24,7 @@ from enum import Enum
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from stm_backends.catalogue.card import SLOT_S
+from stm_backends.catalogue.word_index import WordIndex
 from stm_backends.drivers.checks import require_fits, require_seconds
 from stm_backends.drivers.contract import ABSENT, ANY, Driver, Key, Record
 from stm_backends.drivers.wrapper import layer_with
@@ -45,10 +46,10 @@ from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 
 KINDS: Final[tuple[keys.Kind, ...]] = tuple(
-    kind for kind in keys.KINDS if kind not in ("card", "recent", "part", "planner")
+    kind for kind in keys.KINDS if kind not in ("card", "recent", "words", "part", "planner")
 )
-"""The kinds that are copied and counted. Parts come with their record. Paused runs expire within an hour, so
-neither they nor the notes that name their users are copied."""
+"""The kinds that are copied and counted. Parts come with their record, and words follow from conversations.
+Paused runs expire within an hour, so neither they nor the notes that name their users are copied."""
 
 CARDS: Final[tuple[keys.Kind, ...]] = ("card", "recent")
 """What comes with conversations, and is not counted: their cards, and then the names in the index."""
@@ -272,6 +273,9 @@ class Copy:
                 change = ledger.Change(source.body, version=source.version, ttl=ttl)
                 await ledger.replace(self._target, item.key, change, expect=ANY)
                 listing.created = target is None
+            if item.kind == "card" and target is not None:
+                words = WordIndex(self._target, Codec(), self._directory, (item.tenant, item.user))
+                await words.forget(item.key.name)
         except SealMismatch:
             # Its conversation has failed for the same reason.
             self._problems.add(item.key)

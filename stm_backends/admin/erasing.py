@@ -12,6 +12,7 @@ from stm_backends.admin.dead_pages import PAGED, DeadPages
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.admin.receipt import RECORDS, Counted, Receipt
 from stm_backends.catalogue.index import names_of
+from stm_backends.catalogue.word_index import WordIndex
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.erasing import expired_names, finish_erasure
 from stm_backends.errors import Corrupt, Denied, InvalidKey, StorageError
@@ -98,6 +99,9 @@ class Erasure:
         # Last: a process that writes a card looks for the conversation afterwards.
         card = keys.card_key(key)
         await self._card(card)
+        # As a process that indexes words looks for the card afterwards.
+        words = WordIndex(self._driver, self._codec, self._directory, (key.tenant_id, key.user_id))
+        await words.forget(card.name)
         for beneath in prefixes:
             async for name in operations.names_of(self._driver, beneath.scope, beneath.name):
                 await self._record(Key(beneath.scope, name), "states")
@@ -302,7 +306,7 @@ def _counted(kind: keys.Kind) -> Counted:
             return "graph_records"
         case "page":
             return "pages"
-        case "card" | "recent":
+        case "card" | "recent" | "words":
             return "cards"
         case "part":
             return "parts"

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Final, Literal, TypeAlias
 
 from stm_backends.admin.describing import catalogue_on
+from stm_backends.catalogue.word_index import WordIndex
 from stm_backends.drivers.checks import require_seconds
 from stm_backends.drivers.contract import Driver, Key, Record
 from stm_backends.errors import ConfigurationError, Corrupt, TooLarge
@@ -102,6 +103,8 @@ class Expire:
             await operations.each(operations.names(self._driver, scope), one)
         cards = keys.scope(tenant, user, "card")
         await operations.each(operations.names(self._driver, cards), partial(self._expire_card, cards))
+        # Its records never expire.
+        await WordIndex(self._driver, self._codec, self._directory, (tenant, user)).erase()
 
     async def _expire_card(self, scope: str, name: str) -> None:
         """Give a card the time to live. It counts with its conversation, also if it cannot be read."""

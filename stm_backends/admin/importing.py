@@ -20,6 +20,7 @@ from stm_backends.admin.describing import catalogue_on
 from stm_backends.admin.exporting import FORMAT, FORMAT_VERSION, PAGE_FORMAT, lines_in
 from stm_backends.admin.numbers import Numbers
 from stm_backends.catalogue.card import SET_BY_USER, Content, checked_changes
+from stm_backends.catalogue.word_index import WordIndex
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, KeepType, Key, Record
 from stm_backends.errors import (
     ConfigurationError,
@@ -327,6 +328,10 @@ class Import:
         changes = {name: value for name, value in session.card.items() if name not in card}
         if changes:
             await self._catalogue.update(session.key, changes)
+        # What is in the index is of what was there before, and the last activity may be an old one.
+        owner = (session.key.tenant_id, session.key.user_id)
+        words = WordIndex(self._driver, self._codec, self._directory, owner)
+        await words.forget(keys.card_key(session.key).name)
 
     def _require_within_limits(self, session: Session, entries: Collection[bytes]) -> None:
         """Raise `LimitReached` for a document that exceeds the limits of a conversation by itself."""

@@ -26,10 +26,11 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from stm_backends.admin.dead_pages import IMPORTING_S, DeadPages, imported_after, transcript_of
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.catalogue.card import SLOT_S, slot_of
+from stm_backends.catalogue.word_index import WordIndex
 from stm_backends.drivers.checks import require_seconds
 from stm_backends.drivers.contract import ANY, AnyType, Driver, Key, Record
 from stm_backends.drivers.purges import purges_of
-from stm_backends.errors import ConfigurationError, Corrupt, located
+from stm_backends.errors import ConfigurationError, Corrupt, KeyMismatch, SealMismatch, located
 from stm_backends.history import items
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.units import stored_unit
@@ -192,7 +193,9 @@ class Purge:
                     if outcome in ("conversations", "logs"):
                         if not self._dry_run:
                             # Removes the card, unless something is left of the conversation.
-                            await self._catalogue.touch(MemoryKey(tenant, user, keys.unname(name)))
+                            key = MemoryKey(tenant, user, keys.unname(name))
+                            await self._catalogue.touch(key)
+                            await self._words(tenant, user).forget(keys.card_key(key).name)
                         self._on_found(_found(kind, Key(scope, name)))
                     if outcome is not None:
                         setattr(self.purged, outcome, getattr(self.purged, outcome) + 1)
@@ -205,6 +208,7 @@ class Purge:
         await self._left_over(tenant, user)
         await self._left_over_cards(tenant, user)
         if not self._dry_run:
+            await self._left_over_words(tenant, user)
             await self._directory.forget_if_unused(tenant, user)
 
     async def _judge(self, kind: Kind, key: Key, older_than: float) -> str | None:
@@ -292,6 +296,8 @@ class Purge:
                         self._on_unreadable(_found(kind, Key(scope, name)), error)
                     return
                 self.purged.pages += count
+                if count and not self._dry_run:
+                    await self._forget_shortened(kind, Key(scope, name))
                 if count:
                     self._on_found(Found(tenant, user, "page", keys.unname(name)))
                     self._on_step(self.purged)
@@ -316,6 +322,15 @@ class Purge:
             return newest is not None and newest <= now - older_than
 
         return await self._shortening.by_page(key, bodies, transcript, is_old)
+
+    async def _forget_shortened(self, kind: Kind, key: Key) -> None:
+        """Remove the words of the turns that a transcript has lost."""
+        record = await self._driver.load(key, last=0)
+        transcript = self._bodies(kind).transcript_of(None if record is None else record.body)
+        if kind == "memory" and transcript is not None:
+            owner = keys.owner_of(key.scope)
+            card = keys.card_key(MemoryKey(*owner, keys.unname(key.name))).name
+            await self._words(*owner).forget(card, below=transcript.first)
 
     def _bodies(self, kind: Kind) -> Bodies:
         codec = self._codec
@@ -403,6 +418,23 @@ class Purge:
             if self._dry_run or await self._driver.delete(Key(cards, name), expect=expect):
                 self.purged.cards += 1
                 self._on_step(self.purged)
+
+    async def _left_over_words(self, tenant: str, user: str) -> None:
+        """Remove the words of conversations that are gone, as killed processes leave them."""
+        words = self._words(tenant, user)
+        try:
+            known = await words.find(frozenset())
+            there = await self._with_records(tenant, user) if known else set[str]()
+            for card in known.keys() - there:
+                await words.forget(card)
+            await words.remove_dead()
+        except (KeyMismatch, SealMismatch):
+            raise
+        except Corrupt:
+            await words.erase()
+
+    def _words(self, tenant: str, user: str) -> WordIndex:
+        return WordIndex(self._driver, self._codec, self._directory, (tenant, user))
 
     async def _with_records(self, tenant: str, user: str) -> set[str]:
         """Return the names that the cards of all of a user's conversations have."""

@@ -24,8 +24,9 @@ Counted: TypeAlias = Literal[
     "directory_entries",
 ]
 """What is counted: records by kind; the records of a graph and of its index; the pages of transcripts; the
-cards of the catalogue and the names in its index; the pieces of large values; records of any kind that had
-expired before; users and tenants whose data keys were erased; users who left the directory of a tenant."""
+cards of the catalogue, and the names and words in its index; the pieces of large values; records of any kind
+that had expired before; users and tenants whose data keys were erased; users who left the directory of a
+tenant."""
 
 COUNTED: Final[tuple[Counted, ...]] = get_args(Counted)
 

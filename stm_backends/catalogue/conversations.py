@@ -1,4 +1,4 @@
-"""`backend.conversations`: the conversations of a user as a list, latest first, with what it shows."""
+"""`backend.conversations`: the conversations of a user as a list, latest first, and what is found in them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import base64
 import json
 import math
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from stm_backends.catalogue.card import SLOT_S, Card, Content, card_of, checked_changes, usage_of
 from stm_backends.catalogue.index import Catalogue, Place
+from stm_backends.catalogue.matching import Found, Match, Query
+from stm_backends.catalogue.word_index import Indexed
 from stm_backends.drivers.checks import require_count
 from stm_backends.drivers.contract import MAX_KEY_BYTES, Driver, Key
 from stm_backends.errors import ConfigurationError, SessionNotFound
@@ -23,6 +25,31 @@ from stm_backends.types import MemoryKey
 PAGE: Final = 200
 """How many cards `all` reads at a time."""
 
+READ_MOST: Final = 200
+"""How many conversations one call of `search` reads."""
+
+_READ_AT_ONCE: Final = 16
+
+
+class Reads(Protocol):
+    """Reads the records of conversations for a search; see `admin.searching`."""
+
+    async def known(self, owner: tuple[str, str], query: Query) -> Mapping[str, Sequence[Indexed]]:
+        """Return what the index knows of each conversation, by the name of its card."""
+        ...
+
+    async def look(self, key: MemoryKey, query: Query, known: Sequence[Indexed]) -> Sequence[Match]:
+        """Return the matches in a conversation."""
+        ...
+
+    def later(self, key: MemoryKey, card: Content, known: Sequence[Indexed]) -> None:
+        """Have a conversation indexed that was read."""
+        ...
+
+    async def titled(self, key: MemoryKey, title: str) -> None:
+        """Index a title that is about to be set."""
+        ...
+
 
 class Cards(NamedTuple):
     """A page of cards. `after` is for the next page; `None` if this is the last one."""
@@ -31,12 +58,23 @@ class Cards(NamedTuple):
     after: str | None
 
 
-class Conversations:
-    """The catalogue of every user's conversations on one backend."""
+class Results(NamedTuple):
+    """What one call of `search` has found. `after` is for the next call; `None` if all has been searched."""
 
-    def __init__(self, driver: Driver, catalogue: Catalogue) -> None:
+    found: tuple[Found, ...]
+    after: str | None
+
+
+class Conversations:
+    """The catalogue of every user's conversations on one backend.
+
+    Without `reads`, a search reads titles alone.
+    """
+
+    def __init__(self, driver: Driver, catalogue: Catalogue, *, reads: Reads | None = None) -> None:
         self._driver = driver
         self._catalogue = catalogue
+        self._reads = reads
 
     async def list(self, tenant: str, user: str, *, after: str | None = None, limit: int = 50) -> Cards:
         """Return a page of a user's conversations, the one with the latest activity first.
@@ -60,6 +98,59 @@ class Conversations:
             for card in page.cards:
                 yield card
             after, first = page.after, False
+
+    async def search(
+        self, tenant: str, user: str, words: str, *, after: str | None = None, limit: int = 20
+    ) -> Results:
+        """Return a user's conversations that have all of the words, the one with the latest activity first.
+
+        The words are looked for as whole words, in capitals or not, in the title, in the summary, and in what
+        the user and the assistant said: all of them in the title, in the summary, or in one turn or message.
+        Of scripts without spaces, such as Chinese, Japanese and Thai, the characters are looked for. Item
+        logs are found by their titles. Without a word, nothing is found.
+
+        One call reads up to 200 conversations, and returns what it has found by then, perhaps nothing. Give
+        its `after` to go on, until that is `None`. What has just been erased is not found, and what has just
+        been added is, as far as the list shows the conversation. What is damaged is left out, with a warning.
+        Raises `ConfigurationError` for an `after` that no call has returned.
+        """
+        require_count("limit", limit)
+        place, query = None if after is None else _place_of(after), Query.of(words)
+        found, most = list[Found](), READ_MOST
+        if not query.words:
+            return Results((), None)
+        known: Mapping[str, Sequence[Indexed]] = {}
+        if self._reads is not None:
+            known = await self._reads.known((tenant, user), query)
+
+        def wanted(slot: str, card: str) -> bool:
+            some = known.get(card, ())
+            return any(one.bits for one in some) or not _is_settled(slot, some)
+
+        async def look_at(one: tuple[Key, Content]) -> Found:
+            where, content = one
+            card, some = card_of(where, content), known.get(where.name, ())
+            matches = [*query.in_title(card)]
+            if self._reads is not None:
+                matches += await self._reads.look(card.key, query, some)
+                if not _is_settled(content["slot"], some):
+                    self._reads.later(card.key, content, some)
+            return Found(card, tuple(matches))
+
+        while most > 0:
+            some, last = await self._catalogue.page(
+                tenant, user, after=place, limit=_READ_AT_ONCE, wanted=wanted
+            )
+            most -= len(some)
+            looked = await operations.together(some, look_at) if some else []
+            for (where, content), one in zip(some, looked, strict=True):
+                place = Place(content["slot"], -content["at"], where.name)
+                found += [one] if one.matches else []
+                if len(found) == limit:
+                    return Results(tuple(found), _text_of(place))
+            if last is None:
+                return Results(tuple(found), None)
+        return Results(tuple(found), _text_of(place) if place else None)
 
     async def get(self, key: MemoryKey) -> Card:
         """Return the card of one conversation.
@@ -91,6 +182,8 @@ class Conversations:
         for name, value in changes.items():
             # Browsers are sent cards. An import keeps what was stored without this check.
             require_json(value, name, strict=True)
+        if title and self._reads is not None:
+            await self._reads.titled(key, title)
         return self._card(key, await self._catalogue.update(key, changes))
 
     async def usage(self, tenant: str, user: str, *, days: int | None = 31) -> Usage:
@@ -147,6 +240,11 @@ class Conversations:
         if content is None:
             raise SessionNotFound("there is no conversation under this key: one begins with its first turn")
         return card_of(keys.card_key(key), content)
+
+
+def _is_settled(slot: str, known: Sequence[Indexed]) -> bool:
+    """Say whether the index has all of a conversation that was last active in a slot."""
+    return any(one.portion.settled and slot >= one.portion.settled for one in known)
 
 
 def _text_of(place: Place) -> str:

@@ -30,7 +30,7 @@ from stm_backends.catalogue.card import SLOT_S, Activity, Content, after_activit
 from stm_backends.drivers.contract import ANY, KEEP, Driver, KeepType, Key, Record
 from stm_backends.drivers.tasks import all_of
 from stm_backends.errors import Corrupt, KeyMismatch, SealMismatch, Unavailable, located
-from stm_backends.records import confirming, keys, ledger
+from stm_backends.records import confirming, keys, ledger, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.types import MemoryKey
@@ -313,9 +313,17 @@ class Catalogue:
             await races.retried(lambda: self._driver.delete(name, expect=found.version))
 
     async def page(
-        self, tenant: str, user: str, *, after: Place | None, limit: int
+        self,
+        tenant: str,
+        user: str,
+        *,
+        after: Place | None,
+        limit: int,
+        wanted: Callable[[str, str], bool] | None = None,
     ) -> tuple[list[tuple[Key, Content]], Place | None]:
         """Return the cards after a place, latest first, and the place of the last one if there may be more.
+
+        With `wanted`, only the cards for which that holds, by a slot and the name of the card.
 
         Waits twice: for a scan of names, and for the loads of their cards at once. It waits more where one
         hour has more conversations than a page.
@@ -323,8 +331,14 @@ class Catalogue:
         scope, cards = keys.scope(tenant, user, "recent"), keys.scope(tenant, user, "card")
         found, position = dict[str, Content](), "" if after is None else after.slot
         while True:
-            page = await self._driver.scan(scope, after=position, limit=limit + SPARE)
-            found |= await self._cards_of(cards, page.names)
+            names = limit + SPARE if wanted is None else operations.PAGE
+            page = await self._driver.scan(scope, after=position, limit=names)
+            found |= await self._cards_of(
+                cards,
+                page.names
+                if wanted is None
+                else [name for name in page.names if wanted(*keys.slot_and_card(name))],
+            )
             listed, position = _in_order(found, after), page.after
             slot = keys.slot_and_card(page.names[-1])[0] if page.names else ""
             # The slot in which this page of cards ends is to be complete.

@@ -66,6 +66,7 @@ EnvelopeKind: TypeAlias = Literal[
     "page",
     "card",
     "recent",
+    "portion",
 ]
 
 

@@ -29,10 +29,12 @@ from stm_backends.types import MemoryKey
 LogKind: TypeAlias = Literal["openai-agents", "langchain"]
 """The framework whose items a log holds. Items of frameworks differ in shape, so each has its own logs."""
 
-Kind: TypeAlias = Literal["memory", "blob", "planner", "graph", "page", "card", "recent", "part"] | LogKind
+Kind: TypeAlias = (
+    Literal["memory", "blob", "planner", "graph", "page", "card", "recent", "words", "part"] | LogKind
+)
 """What a record of a user holds: a conversation, a saved state, a note of a paused run, a vertex or words of
-a graph, a log, a page of a transcript, a card of the catalogue or a name in its index, or a part of a value
-that is too large for any of these."""
+a graph, a log, a page of a transcript, a card of the catalogue, a name or words in its index, or a part of a
+value that is too large for any of these."""
 
 LOG_KINDS: Final[tuple[LogKind, ...]] = get_args(LogKind)
 KINDS: Final[tuple[Kind, ...]] = (
@@ -44,6 +46,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     "page",
     "recent",
     "card",
+    "words",
     "part",
 )
 """All kinds. Pages come after the conversations that they belong to, cards after their names, and parts last:
@@ -136,6 +139,11 @@ def card_key(key: MemoryKey) -> Key:
 def recent_key(tenant_id: str, user_id: str, slot: str, card: str) -> Key:
     """Return the key of the name of a card in the index, in a slot of eight digits; see `catalogue`."""
     return Key(scope(tenant_id, user_id, "recent"), f"{slot}:{card}")
+
+
+def words_key(tenant_id: str, user_id: str, record: str) -> Key:
+    """Return the key of a record of the words of a user's conversations; see `catalogue.word_index`."""
+    return Key(scope(tenant_id, user_id, "words"), record)
 
 
 def slot_and_card(recent: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from stm_backends.catalogue import conversations
 from stm_backends.catalogue.card import Card
-from stm_backends.catalogue.conversations import Cards
+from stm_backends.catalogue.conversations import Cards, Results
 from stm_backends.records.usage import Usage
 from stm_backends.sync.memory import Run
 from stm_backends.types import MemoryKey
@@ -31,6 +31,12 @@ class Conversations:
         while page.after is not None:
             page = self.list(tenant, user, after=page.after, limit=conversations.PAGE)
             yield from page.cards
+
+    def search(
+        self, tenant: str, user: str, words: str, *, after: str | None = None, limit: int = 20
+    ) -> Results:
+        """Return a user's conversations that have all of the words, the latest one first."""
+        return self._run(self._behind.search(tenant, user, words, after=after, limit=limit))
 
     def get(self, key: MemoryKey) -> Card:
         """Return the card of one conversation. Raises `SessionNotFound`."""

@@ -25,10 +25,11 @@ from stm_backends.errors import (
     located,
 )
 from stm_backends.guarded import guarded_utc_clock, utc_now
-from stm_backends.records import keys, ledger, operations
+from stm_backends.records import keys, ledger, operations, postings
 from stm_backends.records.large.driver import ORPHANED_S
 from stm_backends.records.limits import Whose, characters_in
-from stm_backends.tiers import exports, postings, vertices
+from stm_backends.records.words import words_of
+from stm_backends.tiers import exports, vertices, wording
 from stm_backends.tiers.graph import (
     PAGE,
     Change,
@@ -163,13 +164,13 @@ class BackendGraph:
 
         Loads a record for each word, and the vertices that are returned, however many there are.
         """
-        return await self._with_terms(frozenset(postings.words_of(text)), label, limit=limit)
+        return await self._with_terms(frozenset(words_of(text)), label, limit=limit)
 
     async def find_vertices(self, label: str, name: str, value: str) -> list[dict[str, Any]]:
-        """Return all vertices with a label and this value of a property, which is one of `postings.EXACT`."""
-        if name not in postings.EXACT:
-            raise ValueError(f"{name!r} is not indexed; {', '.join(postings.EXACT)} are")
-        return await self._with_terms(frozenset([postings.exact_term(name, value)]), label)
+        """Return all vertices with a label and this value of a property, which is one of `wording.EXACT`."""
+        if name not in wording.EXACT:
+            raise ValueError(f"{name!r} is not indexed; {', '.join(wording.EXACT)} are")
+        return await self._with_terms(frozenset([wording.exact_term(name, value)]), label)
 
     async def _with_terms(
         self, terms: frozenset[str], label: str, *, limit: int | None = None
@@ -182,7 +183,7 @@ class BackendGraph:
             found += [
                 stored.vertex()
                 for stored in loaded
-                if stored.label == label and terms <= postings.terms_of(stored.properties)
+                if stored.label == label and terms <= wording.terms_of(stored.properties)
             ]
         return found
 
@@ -196,10 +197,10 @@ class BackendGraph:
         counts, used, repaired = await self._index.counts(), set[str](), 0
         async for page in self._pages():
             for stored in page:
-                terms = postings.terms_of(stored.properties)
+                terms = wording.terms_of(stored.properties)
                 if stored.label is None:
                     continue
-                if stored.index == postings.RULE and counts[stored.stamp] == len(terms):
+                if stored.index == wording.RULE and counts[stored.stamp] == len(terms):
                     used.add(stored.stamp)
                     continue
                 with suppress(VertexNotFound):
@@ -301,7 +302,7 @@ class BackendGraph:
 
     async def get_full_trace(self, run_id: str) -> dict[str, Any]:
         """Return `{"vertices", "edges"}`: the vertices with this `run_id`, and the edges between them."""
-        ids = await self._index.ids(frozenset([postings.exact_term("run_id", run_id)]))
+        ids = await self._index.ids(frozenset([wording.exact_term("run_id", run_id)]))
         found = await self._by_id(sorted(ids))
         known = {
             one: stored
@@ -440,13 +441,13 @@ class BackendGraph:
                 await self._index.drop(added, fold=gone)
         stored, new = changed
         if stored.stamp and (new is None or stored.stamp != new.stamp):
-            await self._index.drop({stored.stamp: postings.terms_of(stored.properties)})
+            await self._index.drop({stored.stamp: wording.terms_of(stored.properties)})
         return changed
 
     def _require_within_limits(self, stored: Stored, wanted: Stored) -> None:
         """Raise `LimitReached` for words that are too many, unless they are stored already."""
         texts, before = (
-            {name: one.properties.get(name) for name in postings.WORDS_OF} for one in (wanted, stored)
+            {name: one.properties.get(name) for name in wording.WORDS_OF} for one in (wanted, stored)
         )
         if texts != before:
             with self._guard.reporting(Whose(*self._owner), "add_vertex"):
@@ -456,12 +457,12 @@ class BackendGraph:
         self, stored: Stored, wanted: Stored, added: dict[str, frozenset[str]], *, again: bool = False
     ) -> Stored:
         """Return a vertex to store, once its terms are in the index."""
-        new = replace(wanted, created_at=wanted.created_at or self._clock().isoformat(), index=postings.RULE)
-        indexed = stored.label is not None and stored.index == postings.RULE and not again
+        new = replace(wanted, created_at=wanted.created_at or self._clock().isoformat(), index=wording.RULE)
+        indexed = stored.label is not None and stored.index == wording.RULE and not again
         if indexed and _same_words(stored, wanted):
             return new
-        terms = postings.terms_of(wanted.properties)
-        if indexed and terms == postings.terms_of(stored.properties):
+        terms = wording.terms_of(wanted.properties)
+        if indexed and terms == wording.terms_of(stored.properties):
             return new
         stamp = next((one for one, its_terms in added.items() if its_terms == terms), "")
         if not stamp:
@@ -487,6 +488,6 @@ def _found(stored: Stored) -> Stored:
 
 def _same_words(stored: Stored, wanted: Stored) -> bool:
     """Say whether the properties that are indexed are the same, which takes less than computing the terms."""
-    names = (*postings.WORDS_OF, *postings.EXACT, "superseded_by")
+    names = (*wording.WORDS_OF, *wording.EXACT, "superseded_by")
     before, after = ({name: one.properties.get(name) for name in names} for one in (stored, wanted))
     return same_properties(before, after)

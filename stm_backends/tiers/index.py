@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 
 from stm_backends.drivers.contract import Driver, Key, Record
 from stm_backends.errors import StorageError, located
-from stm_backends.records import keys, ledger, operations
+from stm_backends.records import keys, ledger, operations, postings
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
-from stm_backends.tiers import postings
 
 logger = logging.getLogger("stm_backends")
 

@@ -11,9 +11,10 @@ from typing import Any, Final
 from stm_backends.drivers.checks import require_count
 from stm_backends.drivers.tasks import all_of
 from stm_backends.guarded import guarded_utc_clock, utc_now
+from stm_backends.records.words import words_of
 from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, MemoryEvent, Observer
-from stm_backends.tiers import merging, postings, relevance, stored
+from stm_backends.tiers import merging, relevance, stored
 from stm_backends.tiers.embedding import Embedder, GuardedEmbedder, vector_in
 from stm_backends.tiers.entry import (
     MemoryEntry,
@@ -155,7 +156,7 @@ class LongTermMemory(Tier):
         """
         if limit is not None:
             require_count("limit", limit)
-        words = postings.words_of(query)
+        words = words_of(query)
         wanted = None
         if self._embedder is not None and query.strip():
             wanted = await self._embedder.wanted(query, self.recall_cosine)
@@ -164,7 +165,7 @@ class LongTermMemory(Tier):
             if not words:
                 if relevance.matches(query, entry.key, entry.tags, entry.content):
                     return True
-            elif words <= postings.words_of([entry.key, entry.tags, entry.content]):
+            elif words <= words_of([entry.key, entry.tags, entry.content]):
                 return True
             vector = vector_in(properties)
             return wanted is not None and vector is not None and wanted.is_near(vector)

@@ -12,7 +12,8 @@ from typing import Any
 
 from stm_backends.backend import Backend
 from stm_backends.errors import Unavailable
-from stm_backends.tiers import postings
+from stm_backends.records.words import words_of
+from stm_backends.tiers import wording
 from stm_backends.tiers.backend_graph import BackendGraph
 from stm_backends.tiers.graph import Change, InProcessGraph
 from stm_backends.tiers.vertices import Stored
@@ -327,7 +328,7 @@ class KeepsOldWords(BackendGraph):
         new = await super()._indexed(stored, wanted, added, again=again)
         if stored.label is None:
             return new
-        await self._index.drop({new.stamp: postings.terms_of(new.properties)})
+        await self._index.drop({new.stamp: wording.terms_of(new.properties)})
         return replace(new, stamp=stored.stamp)
 
 
@@ -338,9 +339,9 @@ class OneStampPerVertex(BackendGraph):
         self, stored: Stored, wanted: Stored, added: dict[str, frozenset[str]], *, again: bool = False
     ) -> Stored:
         if wanted.id not in added:
-            added[wanted.id] = terms = postings.terms_of(wanted.properties)
+            added[wanted.id] = terms = wording.terms_of(wanted.properties)
             await self._index.add(wanted.id, wanted.id, terms)
-        return replace(wanted, index=postings.RULE, stamp=wanted.id)
+        return replace(wanted, index=wording.RULE, stamp=wanted.id)
 
 
 class FindsAnyWord(BackendGraph):
@@ -355,7 +356,7 @@ class FindsSuperseded(BackendGraph):
     """Finds vertices that are superseded."""
 
     async def search_vertices(self, label: str, text: str, *, limit: int = 100) -> list[dict[str, Any]]:
-        words = postings.words_of(text)
+        words = words_of(text)
         pages = [page async for page in self.list_vertices(label)]
         found = [vertex for page in pages for vertex in page]
         return [
@@ -363,9 +364,7 @@ class FindsSuperseded(BackendGraph):
             for vertex in found
             if words
             and words
-            <= set().union(
-                *(postings.words_of(vertex["properties"].get(n)) for n in ("key", "content", "tags"))
-            )
+            <= set().union(*(words_of(vertex["properties"].get(n)) for n in ("key", "content", "tags")))
         ][:limit]
 
 

@@ -19,12 +19,12 @@ from stm_backends.drivers.wrapper import WrapperDriver
 from stm_backends.errors import OutcomeUnknown, TooLarge
 from stm_backends.history import items
 from stm_backends.history.items import Add
-from stm_backends.records import confirming, keys, ledger
+from stm_backends.records import confirming, keys, ledger, postings
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.sealing.driver import SealedDriver
 from stm_backends.sealing.keys import Sealing, StaticKeys
-from stm_backends.tiers import postings, vertices
+from stm_backends.tiers import vertices
 from stm_backends.tiers.backend_graph import BackendGraph
 from stm_backends.tiers.index import Index
 from stm_backends.types import ConversationTurn, MemoryKey, StoredTurn

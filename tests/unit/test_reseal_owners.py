@@ -27,6 +27,8 @@ from stm_backends import (
 )
 from stm_backends.admin.copying import UNOWNED, Owner
 from stm_backends.admin.resealing import OnProblem, Problem, ResealReport
+from stm_backends.catalogue.portions import Logged, Portion
+from stm_backends.catalogue.word_index import WordIndex
 from stm_backends.drivers.contract import Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.records.keys import KINDS, LOG_KINDS, PAUSED_RUNS, log_key, memory_key, scope
@@ -96,6 +98,8 @@ async def fill(backend: Backend, tenant: str = "acme") -> None:
         for kind in LOG_KINDS:
             await backend.item_log(MemoryKey(tenant, user, "one"), kind).add([{"text": "Zanzibar"}])
         await BackendGraph(backend, (tenant, user)).add_vertex("v", "memory", {"content": LARGE})
+        words = WordIndex(backend.driver, backend.codec, backend.directory, (tenant, user))
+        await words.add(Logged(Portion("one"), {"zanzibar": 1}))
         composite = MemoryKey(tenant, user, "one").composite()
         await backend.state_store.save_memory_state(composite, {"text": LARGE})
         context = {"tenant_id": tenant, "user_id": user}

@@ -701,7 +701,7 @@ async def test_erasing_a_user_erases_every_kind_and_no_other_users_records(
         *await everything_of(backend, MemoryKey("acme", "u:memory", "s")),
     ]
     stored = {place.scope.rpartition(":")[2] for place in mine}
-    assert len(stored | {"page", "card", "recent", "part"}) == len(keys.KINDS)
+    assert len(stored | {"page", "card", "recent", "words", "part"}) == len(keys.KINDS)
     assert await sessions.erase_user("acme", "u") == len(set(mine))
     assert not any(await standing(backend, mine))
     assert all(await standing(backend, others))

@@ -21,7 +21,7 @@ from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import Corrupt, InvalidKey, OutcomeUnknown, Unavailable
 from stm_backends.records import keys, operations
 from stm_backends.records.ledger import FOLD_AT
-from stm_backends.tiers import postings
+from stm_backends.records.words import words_of
 from stm_backends.tiers.backend_graph import BackendGraph
 from stm_backends.tiers.graph import SearchableGraph
 
@@ -69,7 +69,7 @@ async def require_sound(graph: BackendGraph) -> None:
     vertices = await listed(graph)
     words: set[str] = set()
     for vertex in vertices.values():
-        for word in postings.words_of(vertex["properties"].get("content")):
+        for word in words_of(vertex["properties"].get("content")):
             words.add(word)
             assert vertex in await graph.search_vertices("memory", word)
         for child in await graph.query_children(vertex["id"]):
@@ -414,4 +414,4 @@ async def test_access_counts_of_three_processes_add_up(tmp_path: Path) -> None:
     ],
 )
 def test_words_are_letters_and_digits_in_lower_case(value: object, words: set[str]) -> None:
-    assert postings.words_of(value) == words
+    assert words_of(value) == words

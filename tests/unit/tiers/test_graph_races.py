@@ -14,8 +14,8 @@ from stm_backends.drivers.contract import Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
-from stm_backends.records import keys, operations
-from stm_backends.tiers import BackendGraph, LongTermMemory, MemoryEntry, MemoryTier, VertexNotFound, postings
+from stm_backends.records import keys, operations, postings
+from stm_backends.tiers import BackendGraph, LongTermMemory, MemoryEntry, MemoryTier, VertexNotFound
 
 OWNER = ("acme", "u1")
 SCOPE = keys.scope(*OWNER, "graph")

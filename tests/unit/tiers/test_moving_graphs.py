@@ -17,10 +17,10 @@ from stm_backends.cli import graphs
 from stm_backends.drivers.contract import ANY, KEEP
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, Unavailable
-from stm_backends.records import keys, operations
+from stm_backends.records import keys, operations, postings
 from stm_backends.records.codec import Codec
 from stm_backends.testing import FakeClock
-from stm_backends.tiers import BackendGraph, MemoryManager, MemoryTier, VertexExists, postings
+from stm_backends.tiers import BackendGraph, MemoryManager, MemoryTier, VertexExists
 
 OWNER = ("acme", "u1")
 LONG = MemoryTier.LONG_TERM

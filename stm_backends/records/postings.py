@@ -1,4 +1,6 @@
-"""The index of a graph: which vertices have a word, or an exact value of some properties.
+"""Postings: what has a word, in buckets. Here as the index of a graph has them; `portions` has others.
+
+Of a graph, they say which vertices have a word, or an exact value of some properties.
 
 The terms of a vertex are spread over `BUCKETS` records by their hash. An entry of a bucket adds the terms of
 one stamp, or removes them:
@@ -17,72 +19,18 @@ search loads what it finds, and drops those.
 
 from __future__ import annotations
 
-import itertools
-import re
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from stm_backends.drivers.contract import Record
 from stm_backends.errors import Corrupt
 from stm_backends.records.codec import Codec
 
-RULE: Final = 1
-"""The number of the rule by which `terms_of` works. A write indexes a vertex of another rule again."""
-
 BUCKETS: Final = 64
-
-WORDS_OF: Final = ("key", "content", "tags")
-"""The properties whose words are indexed."""
-
-EXACT: Final = ("run_id", "source_agent", "source_run_id")
-"""The properties that are indexed by their value."""
-
-_LONGEST: Final = 64
-"""How many characters of a word are compared."""
-
-# Scripts that are written without spaces: Thai to Myanmar, Khmer, kana and Han.
-_UNSPACED: Final = r"\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff"
-_SPACED_WORD: Final = re.compile(rf"[^\W_{_UNSPACED}]+")
-_UNSPACED_RUN: Final = re.compile(f"[{_UNSPACED}]+")
-
-
-def words_of(value: object) -> set[str]:
-    """Return the words of a text, or of all texts and numbers in a JSON value, in lower case.
-
-    Letters and digits make words, so `api_key` has two. Of scripts without spaces, each character and each
-    pair of neighbours is a word.
-    """
-    if isinstance(value, dict):
-        both = itertools.chain.from_iterable(cast("dict[object, object]", value).items())
-        return set[str]().union(*map(words_of, both))
-    if isinstance(value, (list, tuple)):
-        return set[str]().union(*map(words_of, cast("Iterable[object]", value)))
-    if value is None or isinstance(value, bool):
-        return set()
-    text = str(value).lower()
-    found = {word[:_LONGEST] for word in _SPACED_WORD.findall(text)}
-    if not text.isascii():
-        for run in _UNSPACED_RUN.findall(text):
-            found.update(run, map("".join, itertools.pairwise(run)))
-    return found
-
-
-def terms_of(properties: Mapping[str, Any]) -> frozenset[str]:
-    """Return the terms that a vertex is found by. A superseded one has only those of its run."""
-    exact = {exact_term(name, properties[name]) for name in EXACT if isinstance(properties.get(name), str)}
-    if properties.get("superseded_by"):
-        return frozenset(term for term in exact if term.startswith("run_id="))
-    words = set[str]().union(*(words_of(properties.get(name)) for name in WORDS_OF))
-    return frozenset(words | exact)
-
-
-def exact_term(name: str, value: str) -> str:
-    """Return the term of an exact value; no word has a `=`."""
-    return f"{name}={value}"
 
 
 def new_stamp() -> str:

@@ -1,0 +1,245 @@
+"""What a search finds in the records of conversations, and their words for the next one.
+
+What the index knows of a conversation says which of its turns or messages may have the words, and which it
+lacks; these alone are read. A conversation that was read since it was last active is indexed afterwards, in
+the background.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from stm_backends.catalogue.card import SLOT_S, Content, slot_of
+from stm_backends.catalogue.index import Catalogue
+from stm_backends.catalogue.matching import Match, Query
+from stm_backends.catalogue.portions import UNITS, Logged, Portion, masks_of
+from stm_backends.catalogue.word_index import Indexed, WordIndex
+from stm_backends.drivers.contract import Driver
+from stm_backends.errors import Corrupt, KeyMismatch, SealMismatch, StorageError, located
+from stm_backends.memory.shared.reading import bounds_of
+from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.memory.tasks import Background
+from stm_backends.memory.units import read_units
+from stm_backends.records import keys
+from stm_backends.records.codec import Codec
+from stm_backends.records.directory import Directory
+from stm_backends.records.pages import TURNS, Pages
+from stm_backends.types import MemoryKey, StoredTurn
+
+logger = logging.getLogger("stm_backends")
+
+MATCHES: Final = 3
+"""How many turns or messages of one conversation are shown."""
+
+SETTLED_S: Final = 2 * SLOT_S
+"""For how many seconds a conversation may still change without a change of its name in the list: the rest of
+an hour, and an hour that clocks may be apart."""
+
+
+class _Read(NamedTuple):
+    """A conversation as it was loaded, and which numbers the index has of it.
+
+    `counts` says whether all that the index has is true of this record.
+    """
+
+    snapshot: Snapshot
+    epoch: str
+    rev: int
+    numbers: range
+    covered: frozenset[int]
+    counts: bool
+
+
+class Searching:
+    """Reads conversations for searches of one backend, and indexes them."""
+
+    def __init__(self, driver: Driver, codec: Codec, directory: Directory, catalogue: Catalogue) -> None:
+        self._driver = driver
+        self._codec = codec
+        self._directory = directory
+        self._catalogue = catalogue
+        self._pages = Pages(driver, codec)
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Forget what was to be indexed on an event loop that has ended."""
+        self._background = Background(self)
+        self._queue: OrderedDict[MemoryKey, Sequence[Indexed]] = OrderedDict()
+        self._works = False
+
+    async def close(self, *, timeout: float) -> None:
+        """Index what waits, for at most `timeout` seconds; the rest is left to a later search."""
+        await self._background.close(timeout=timeout)
+        self._queue.clear()
+
+    # Searching
+
+    async def known(self, owner: tuple[str, str], query: Query) -> dict[str, list[Indexed]]:
+        """Return what the index knows of each conversation, by the name of its card."""
+        try:
+            return await self._words(owner).find(query.words)
+        except (KeyMismatch, SealMismatch):
+            raise
+        except Corrupt as error:
+            logger.warning("a search reads every conversation, because the index is damaged: %s", error)
+            return {}
+
+    async def look(self, key: MemoryKey, query: Query, known: Sequence[Indexed]) -> list[Match]:
+        """Return the matches in the summary and in the newest turns or messages of a conversation.
+
+        What is damaged is left out, with a warning.
+        """
+        read = await self._read(key, known)
+        if read is None:
+            return []
+        summary = read.snapshot.body.summary
+        found = [Match("summary", query.snippet(summary))] if query.is_in(summary) else []
+        hits = {number for one in known for number in one.portion.numbers_in(one.bits)}
+        numbers = [one for one in read.numbers if one in hits or one not in read.covered]
+        said: list[Match] = []
+        async for some in self._texts(key, read, numbers):
+            said += query.among(sorted(some.items(), reverse=True), MATCHES - len(said))
+            if len(said) == MATCHES:
+                break
+        return [*found, *said]
+
+    async def _read(self, key: MemoryKey, known: Sequence[Indexed]) -> _Read | None:
+        """Load a conversation; `None` if it has no record, or one that is damaged."""
+        try:
+            record = await self._driver.load(keys.memory_key(key))
+            with located(self._driver.name, "search"):
+                snapshot = Snapshot.of(record, self._codec)
+        except Corrupt as error:
+            self._damaged(key, error)
+            return None
+        stored = snapshot.body.transcript
+        epoch, rev = ("", 0) if stored is None else (stored.epoch, stored.rev)
+        snapshot = snapshot.transcribed()
+        counts = all(one.portion.is_of(epoch, rev) for one in known)
+        covered = (range(one.portion.first, one.portion.end) for one in known) if counts else ()
+        covers = frozenset(itertools.chain.from_iterable(covered))
+        return _Read(snapshot, epoch, rev, range(*bounds_of(snapshot)), covers, counts)
+
+    async def _texts(
+        self, key: MemoryKey, read: _Read, numbers: Sequence[int]
+    ) -> AsyncIterator[dict[int, str]]:
+        """Yield what was said under these ascending numbers: in the record, then in each page."""
+        snapshot, transcript = read.snapshot, read.snapshot.body.transcript
+        base = 0 if transcript is None else transcript.base
+        yield {one: _said_in(snapshot.turns[one - base]) for one in numbers if one >= base}
+        if transcript is None:
+            return
+        older = reversed([one for one in numbers if one < base])
+        for _, group in itertools.groupby(older, lambda one: one // TURNS):
+            some = [*group]
+            units = await read_units(
+                self._pages,
+                keys.memory_key(key),
+                transcript,
+                some[-1],
+                some[0] + 1,
+                damaged=lambda error: self._damaged(key, error),
+            )
+            yield {one: _said_in(units[one]) for one in some if one in units}
+
+    def _damaged(self, key: MemoryKey, error: Corrupt) -> None:
+        """Log that something is left out, unless this process lacks the key that opens it."""
+        if isinstance(error, KeyMismatch | SealMismatch):
+            raise error
+        name = keys.log_name(keys.memory_key(key))
+        logger.warning("a search leaves out what is damaged: %s (conversation %s)", error, name)
+
+    # Indexing
+
+    def later(self, key: MemoryKey, card: Content, known: Sequence[Indexed]) -> None:
+        """Have a conversation indexed that a search has read, if it was not active lately."""
+        if card["slot"] < self._settled() or not (known or _lives_forever(card)):
+            return
+        self._queue[key] = known
+        if not self._works:
+            self._works = True
+            self._background.start(self._work(), name="stm-words")
+
+    async def titled(self, key: MemoryKey, title: str) -> None:
+        """Index a title that is about to be set."""
+        card = await self._catalogue.load(key)
+        if card is not None and _lives_forever(card):
+            portion = Portion(keys.card_key(key).name)
+            await self._words((key.tenant_id, key.user_id)).add(Logged(portion, masks_of((), title=title)))
+
+    def _settled(self) -> str:
+        return slot_of(self._catalogue.clock() - SETTLED_S)
+
+    async def _work(self) -> None:
+        try:
+            while self._queue:
+                key, known = self._queue.popitem(last=False)
+                try:
+                    await self._index(key, known)
+                except StorageError as error:
+                    name = keys.log_name(keys.memory_key(key))
+                    logger.warning("could not index a conversation: %s (conversation %s)", error, name)
+        finally:
+            self._works = False
+
+    async def _index(self, key: MemoryKey, known: Sequence[Indexed]) -> None:
+        """Index what the index lacks of a conversation, and forget what is not true of it any more."""
+        words, name, settled = (
+            self._words((key.tenant_id, key.user_id)),
+            keys.card_key(key).name,
+            self._settled(),
+        )
+        card = await self._catalogue.load(key)
+        if card is None or not _lives_forever(card):
+            await words.forget(name)
+            return
+        read = await self._read(key, known)
+        if card["slot"] < settled or read is None:
+            return
+        if not read.counts:
+            await words.forget(name)
+            read = read._replace(covered=frozenset())
+        elif any(one.portion.count and one.portion.end <= read.numbers.start for one in known):
+            await words.forget(name, below=read.numbers.start)
+        missing = [one for one in read.numbers if one not in read.covered]
+        texts: dict[int, str] = {}
+        async for some in self._texts(key, read, missing):
+            texts |= some
+        runs = [*_runs(missing)] or [range(0)]
+        for run in runs:
+            portion = Portion(name, read.epoch, read.rev, run.start, len(run))
+            last = {}
+            if run is runs[-1]:
+                portion = Portion(name, read.epoch, read.rev, run.start, len(run), settled)
+                last = {
+                    "title": str(card.get("title") or card["opening"]),
+                    "summary": read.snapshot.body.summary,
+                }
+            await words.add(Logged(portion, masks_of((texts.get(one, "") for one in run), **last)))
+        if await self._catalogue.load(key) is None:
+            # Erased meanwhile.
+            await words.forget(name)
+
+    def _words(self, owner: tuple[str, str]) -> WordIndex:
+        return WordIndex(self._driver, self._codec, self._directory, owner)
+
+
+def _lives_forever(card: Content) -> bool:
+    """Say whether a conversation has no time to live, as far as its card knows: words would outlive it."""
+    return "until" not in card and "guessed" not in card
+
+
+def _said_in(unit: StoredTurn) -> str:
+    return f"{unit.turn.user_message}\n{unit.turn.assistant_response}"
+
+
+def _runs(numbers: Iterable[int]) -> Iterable[range]:
+    """Yield ascending numbers as ranges of at most `UNITS`."""
+    for _, group in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        some = [number for _, number in group]
+        for start in range(some[0], some[-1] + 1, UNITS):
+            yield range(start, min(start + UNITS, some[-1] + 1))

@@ -1,0 +1,212 @@
+"""What the index of a user's conversations holds, as bytes; pure functions. See `word_index`.
+
+```
+log     body   {"generations": [name, ...]}
+        entry  {"portion": {"card": ..., "first": 64, "count": 64, ...}, "add": {word: mask}}
+        entry  {}                                        of a portion that was forgotten
+list    body   {"portions": [portion or null, ...]}      those of a generation, by their numbers
+bucket  body   {"terms": {word: {number of the portion: mask, ...}, ...}}     as of a graph: `postings`
+```
+
+A mask is a number in hexadecimal digits: bit 0 says that the title has the word, bit 1 the summary, and bit
+2 + i the turn or message `first + i`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, NamedTuple, cast
+
+from stm_backends.drivers.contract import Record
+from stm_backends.errors import Corrupt
+from stm_backends.records import postings
+from stm_backends.records.codec import Codec
+from stm_backends.records.words import words_of
+
+TITLE: Final = 1
+SUMMARY: Final = 2
+
+_FIRST_BIT: Final = 2
+
+UNITS: Final = 64
+"""How many turns or messages a portion has at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Turns or messages of one conversation that are indexed together: `first` to `first + count - 1`.
+
+    `card` is the name of its card. They were read in the life `epoch` of its record, "" if that says none,
+    after `rev` changes of what had left it. With them everything is indexed that was there by the hour
+    `settled`, if that is set: a slot, see `card.slot_of`.
+    """
+
+    card: str
+    epoch: str = ""
+    rev: int = 0
+    first: int = 0
+    count: int = 0
+    settled: str = ""
+
+    @property
+    def end(self) -> int:
+        """The number after the last one."""
+        return self.first + self.count
+
+    def numbers_in(self, mask: int) -> list[int]:
+        """Return the numbers of the turns or messages whose bits are set."""
+        return [self.first + place for place in range(self.count) if mask >> (_FIRST_BIT + place) & 1]
+
+    def is_of(self, epoch: str, rev: int) -> bool:
+        """Say whether this is true of a record in its life `epoch` after `rev` changes."""
+        return not self.count or (self.epoch in ("", epoch) and self.rev == rev)
+
+
+class Logged(NamedTuple):
+    """A portion with the masks of its words."""
+
+    portion: Portion
+    words: Mapping[str, int]
+
+    def keeping(self, bits: int) -> Logged:
+        """Return the same with these bits of its masks alone."""
+        return Logged(
+            self.portion, {word: kept for word, mask in self.words.items() if (kept := mask & bits)}
+        )
+
+
+def masks_of(texts: Iterable[str], *, title: str = "", summary: str = "") -> dict[str, int]:
+    """Return the words of texts that are indexed together, with their masks."""
+    found: dict[str, int] = {}
+    for place, text in enumerate((title, summary, *texts)):
+        for word in words_of(text):
+            found[word] = found.get(word, 0) | 1 << place
+    return found
+
+
+def seal_logged(logged: Logged | None, codec: Codec) -> bytes:
+    """Return the entry of the log for a portion; `None` takes the place of one that is forgotten."""
+    if logged is None:
+        return codec.seal("portion", {})
+    add = {word: f"{mask:x}" for word, mask in logged.words.items()}
+    return codec.seal("portion", {"portion": asdict(logged.portion), "add": add})
+
+
+def open_logged(entry: bytes, codec: Codec, *, only: Collection[str] | None = None) -> Logged | None:
+    """Return what an entry of the log holds; `None` if that was forgotten. Raises `Corrupt`.
+
+    With `only`, it has these of its words alone.
+    """
+    content = codec.open("portion", entry)
+    if not content:
+        return None
+    try:
+        add: Mapping[str, str] = content["add"]
+        words = add if only is None else {word: add[word] for word in only if word in add}
+        return Logged(_portion(content["portion"]), {word: int(mask, 16) for word, mask in words.items()})
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise Corrupt(_DAMAGED) from None
+
+
+def seal_generations(names: Sequence[str], codec: Codec) -> bytes:
+    """Return the body of the log."""
+    return codec.seal("portion", {"generations": list(names)})
+
+
+def open_generations(record: Record | None, codec: Codec) -> list[str]:
+    """Return the names of the generations in the body of the log. Raises `Corrupt`."""
+    names: object = codec.open("portion", record.body).get("generations") if record and record.body else []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in cast("list[object]", names)):
+        raise Corrupt(_DAMAGED)
+    return cast("list[str]", names)
+
+
+def seal_list(listed: Sequence[Portion | None], codec: Codec) -> bytes:
+    """Return the body of the list of a generation; `None` for a portion that was forgotten."""
+    return codec.seal("portion", {"portions": [one and asdict(one) for one in listed]})
+
+
+def open_list(record: Record | None, codec: Codec) -> list[Portion | None]:
+    """Return what the list of a generation has. Raises `Corrupt`."""
+    if record is None or not record.body:
+        return []
+    try:
+        return [
+            None if one is None else _portion(one) for one in codec.open("portion", record.body)["portions"]
+        ]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise Corrupt(_DAMAGED) from None
+
+
+def buckets_of(logged: Sequence[Logged]) -> dict[int, postings.Bucket]:
+    """Return the buckets of a generation of these portions, numbered in this order."""
+    terms: dict[str, dict[str, str]] = {}
+    for number, one in enumerate(logged):
+        for word, mask in one.words.items():
+            terms.setdefault(word, {})[str(number)] = f"{mask:x}"
+    return {
+        bucket: postings.Bucket({word: terms[word] for word in words})
+        for bucket, words in postings.by_bucket(terms).items()
+    }
+
+
+def without(bucket: postings.Bucket, kept: Mapping[str, int]) -> postings.Bucket:
+    """Return a bucket with the bits alone that `kept` has for the numbers of portions that it names."""
+    terms = {
+        word: {number: left for number, mask in masks.items() if (left := _kept(mask, kept.get(number, -1)))}
+        for word, masks in bucket.terms.items()
+    }
+    return replace(bucket, terms={word: masks for word, masks in terms.items() if masks})
+
+
+def _kept(mask: str, bits: int) -> str:
+    """Return a mask with these bits alone, and `""` if none is left."""
+    left = int(mask, 16) & bits
+    return f"{left:x}" if left else ""
+
+
+def kept_bits(portion: Portion, below: int | None) -> int:
+    """Return the bits of a portion that stay if the numbers below one go, or all for `None`.
+
+    With some of its numbers, those of its title and its summary go, too.
+    """
+    if below is None or below >= portion.end:
+        return 0
+    return -1 if below <= portion.first else -1 << (_FIRST_BIT + below - portion.first)
+
+
+def with_all(words: Iterable[str], terms: Mapping[str, Mapping[str, str]], number: str) -> int:
+    """Return the bits of what has all words in a portion of a generation."""
+    common = -1
+    for word in words:
+        common &= _mask(terms.get(word, {}).get(number, "0"))
+    return max(common, 0)
+
+
+def logged_with_all(words: Iterable[str], logged: Logged) -> int:
+    """Return the same for a portion in the log."""
+    common = -1
+    for word in words:
+        common &= logged.words.get(word, 0)
+    return max(common, 0)
+
+
+_DAMAGED: Final = "the stored index of conversations lacks a field, or a field has another type"
+
+
+def _portion(content: Mapping[str, Any]) -> Portion:
+    values: list[object] = [content[name] for name in Portion.__match_args__]
+    if not all(map(isinstance, values, (str, str, int, int, int, str))):
+        raise TypeError
+    found = Portion(*cast("tuple[str, str, int, int, int, str]", tuple(values)))
+    if found.first < 0 or not 0 <= found.count <= UNITS:
+        raise ValueError
+    return found
+
+
+def _mask(text: str) -> int:
+    try:
+        return int(text, 16)
+    except ValueError:
+        raise Corrupt(_DAMAGED) from None
