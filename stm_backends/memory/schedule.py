@@ -80,7 +80,7 @@ class Schedule:
         # A step that finds a summarizer call to be allowed makes it.
         self.steps = FairQueue(STEPS + max_summaries)
         self.calls = FairQueue(max_summaries)
-        # Then nothing begins. What waits in `flush` would take the places that become free by closing.
+        # Nothing begins while it is set: a call of `flush` that waits would take a place that closing frees.
         self.closed = False
 
 
@@ -107,7 +107,7 @@ class PlannedWork:
 
     @property
     def closing(self) -> bool:
-        """Whether nothing begins, because this is closed or all that it shares its places with."""
+        """Nothing begins now: this is being closed, or all that it shares its places with is closed."""
         return self._closing or self._schedule.closed
 
     @property
