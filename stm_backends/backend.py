@@ -333,7 +333,11 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             "stm-backends needs an event loop of asyncio, and none runs here; with trio or AnyIO, run the "
             "program on asyncio: anyio.run(main, backend='asyncio')"
         )
-        await self._home.open(self.driver.open, self._close_driver)
+        await self._home.open(self._begin, self._close_driver)
+
+    async def _begin(self) -> None:
+        await self.driver.open()
+        self._backgrounds.open()
 
     async def _close_driver(self) -> None:
         try:

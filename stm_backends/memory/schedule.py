@@ -80,6 +80,8 @@ class Schedule:
         # A step that finds a summarizer call to be allowed makes it.
         self.steps = FairQueue(STEPS + max_summaries)
         self.calls = FairQueue(max_summaries)
+        # Nothing begins while it is set: a call of `flush` that waits would take a place that closing frees.
+        self.closed = False
 
 
 class PlannedWork:
@@ -94,7 +96,7 @@ class PlannedWork:
     def start_over(self) -> None:
         """Plan and do nothing; what was done on an event loop that has ended is forgotten."""
         self.background = Background(self, failed=self._failed)
-        self.closing = False
+        self._closing = False
         self.cancel_plan()
         self._worker: asyncio.Task[None] | None = None
         self._changes: set[asyncio.Future[None]] = set()
@@ -102,6 +104,11 @@ class PlannedWork:
     async def _carry_out(self, plan: Plan) -> Plan | None:
         """Take one step. Returns the plan for the next step, or `None` if none is planned."""
         raise NotImplementedError
+
+    @property
+    def closing(self) -> bool:
+        """Nothing begins now: this is being closed, or all that it shares its places with is closed."""
+        return self._closing or self._schedule.closed
 
     @property
     def busy(self) -> bool:

@@ -173,7 +173,7 @@ class UnavailableAndStored(Mutant):
 
 
 class DropsWhenHealthy(Mutant):
-    """Drops and counts turns instead of summarizing them, in one step of five."""
+    """Drops turns instead of summarizing them, in one step of five, as if no summary were ever due."""
 
     rate = 5
 
@@ -183,7 +183,8 @@ class DropsWhenHealthy(Mutant):
         def next_step(*given: Any, **more: Any) -> policy.Step:
             step = right(*given, **more)
             if isinstance(step, policy.Fold) and self.strikes():
-                return policy.Trim(len(step.turns), lost=True)
+                # Not as lost: a transcript would have them wait for a summary.
+                return policy.Trim(len(step.turns), lost=False)
             return step
 
         policy.next_step = next_step

@@ -149,7 +149,7 @@ async def test_turns_leave_the_tail_while_processes_hurry_and_no_model_answers(
         acknowledged = [f"u{number}" for number in range(6)]
         for writer in writers:
             acknowledged += [f"u{each}" for each in writer.result()["shared"]]
-        # How long a tail gets is up to the machine: a load has what comes while the turns before move.
+        # The length of a tail is up to the machine: a load has the turns that come while those before move.
         assert len(acknowledged) > 2_400
         assert any(later < earlier for earlier, later in itertools.pairwise(tails))
 

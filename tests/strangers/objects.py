@@ -157,9 +157,10 @@ class ObjectDriver:
         self._queues: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
 
     async def open(self) -> None:
-        self._home.enter()
-        if self._stack is not None:
-            return
+        # One at a time: an opening that is cancelled closes its own client, and no other.
+        await self._home.open(self._connect, self._disconnect)
+
+    async def _connect(self) -> None:
         half = self._settings.deadline_s / 2
         self._limit = ConcurrencyLimit(self._settings.pool_size, patience_s=half)
         # A write is never sent twice: the second is refused because of the first, whose answer was lost.
@@ -191,15 +192,15 @@ class ObjectDriver:
                 await self._client.create_bucket(Bucket=bucket, CreateBucketConfiguration=where)
 
     async def close(self) -> None:
-        if not self._home.may_close():
-            return
+        await self._home.close(self._disconnect)
+
+    async def _disconnect(self) -> None:
         stack, self._stack = self._stack, None
         if stack is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.deadline_s):
                     await self._limit.drain()
             await stack.aclose()
-        self._home.leave()
 
     async def load(self, key: Key) -> Record | None:
         async def work() -> Record | None:

@@ -187,6 +187,27 @@ async def test_conversations_that_wait_for_a_slow_model_have_no_task() -> None:
             assert view["conversation_memory"]["summary"] == "u1"
 
 
+async def test_a_place_that_becomes_free_while_a_backend_closes_is_not_taken() -> None:
+    model = Model()
+    async with Backend(MemoryDriver(), max_summaries=1, close_timeout_s=30) as backend:
+        working, waiting = (
+            backend.memory(conversation(number), config(zone=1), summarizer=model) for number in range(2)
+        )
+        await added(working, *range(3))
+        await until(lambda: model.calls == 1, "the place is taken")
+        await added(waiting, *range(3))
+        flushing = asyncio.create_task(waiting.flush(timeout=300))
+        await asyncio.sleep(0.01)
+        closing = asyncio.create_task(backend.close())
+        await until(flushing.done, "what waits is told")
+        model.go.set()
+        await closing
+        assert model.calls == 1
+        await backend.open()
+        await waiting.flush()
+        assert model.calls == 2, "a backend that was opened again goes on"
+
+
 async def test_closing_drops_what_waits_and_makes_no_further_call() -> None:
     model = Model()
     backend = Backend(MemoryDriver(), close_timeout_s=0.1)

@@ -73,16 +73,22 @@ class Backgrounds:
 
     def start_over(self) -> None:
         """Forget what was done on an event loop that has ended; the next call that sees work starts it."""
+        self.open()
         for each in [*self._each.values()]:
             each.start_over()
+
+    def open(self) -> None:
+        """Let work begin, which it may not once this has been closed."""
+        self._schedule.closed = False
 
     async def close(self, *, timeout: float) -> None:
         """Stop all background work; running work may finish within `timeout` seconds. Releases the leases.
 
-        Takes no longer than that and a few operations. A cancellation ends the waiting for summaries; the
-        rest is still done.
+        None begins until `open`. Takes no longer than that and a few operations. A cancellation ends the
+        waiting for summaries; the rest is still done.
         """
         deadline = self._driver.traits.deadline
+        self._schedule.closed = True
         for one in [*self._each.values()]:
             # Those that only wait need not be closed, unless a memory object refers to them.
             one.cancel_plan()

@@ -83,13 +83,13 @@ class Maintenance(Writes):
 
     async def close(self, *, timeout: float) -> None:
         """Stop the work, which may finish within `timeout` seconds, and release the lease."""
-        self.closing = True
+        self._closing = True
         self.cancel_plan()
         self._notify()
         try:
             await self.background.close(timeout=timeout)
         finally:
-            self.closing = False
+            self._closing = False
 
     # What is due
 
