@@ -72,8 +72,10 @@ def require_window(name: str, said: Dialogue, budget: int, summary: str, estimat
     require_accepted(name, shown)
     require_valid(name, shown)
     newest = [message for message in messages if begins_turn(message, shape)][-1]
-    if shape.text(newest).strip() and tokens_of([newest], estimate=estimate, shape=name) + 50 <= budget:
-        assert shape.text(newest).strip() in "\n".join(map(shape.text, shown))
+    # By words: parts without text, which Anthropic refuses, are left out.
+    words = " ".join(shape.text(newest).split())
+    if words and tokens_of([newest], estimate=estimate, shape=name) + 50 <= budget:
+        assert words in " ".join(" ".join(map(shape.text, shown)).split())
 
 
 CONVERSATIONS = {
