@@ -26,7 +26,7 @@ from stm_backends.drivers.contract import Key
 from stm_backends.errors import Corrupt
 from stm_backends.memory.speech import shown
 from stm_backends.records.body import Transcript
-from stm_backends.records.codec import Codec, encode_json, stored_turn
+from stm_backends.records.codec import Codec, dump_turn, encode_json, stored_turn
 from stm_backends.records.pages import Damaged, Pages, refused
 from stm_backends.tokens import weigh
 from stm_backends.types import Said, StoredTurn, seconds_of
@@ -100,12 +100,28 @@ def seal_messages(codec: Codec, entry: Messages) -> bytes:
     return codec.seal("items", content)
 
 
+def seal_units(codec: Codec, entry_id: str, units: Iterable[StoredTurn]) -> bytes:
+    """Return the bytes of an entry that holds units of other entries, as pages have them."""
+    contents = [dump_turn(unit) if unit.said is None else _content(unit, unit.said) for unit in units]
+    return codec.seal("items", {"id": entry_id, "units": contents})
+
+
+def seal_nothing(codec: Codec, entry_id: str) -> bytes:
+    """Return the bytes of an entry that takes the place of one that holds nothing any more.
+
+    Its id is to be remembered as that of an entry that has left the record.
+    """
+    return codec.seal("items", {"id": entry_id, "add": [{}]})
+
+
 def open_entry(codec: Codec, entry: bytes) -> Entry:
     """Return what an entry holds. Raises `Corrupt` if it cannot be read."""
-    if not entry.startswith(_ITEMS):
+    if not _is_items(entry):
         return codec.open_turn(entry)
     content = codec.open("items", entry)
-    entry_id, added = content.get("id"), content.get("add")
+    entry_id, added, moved = content.get("id"), content.get("add"), content.get("units")
+    if isinstance(entry_id, str) and isinstance(moved, list) and moved:
+        return Messages(entry_id, tuple(map(stored_unit, cast("list[Mapping[str, Any]]", moved))))
     if not isinstance(entry_id, str) or not isinstance(added, list) or not added:
         raise Corrupt("an entry of messages is of a kind that this version of the library does not know")
     for message in cast("list[object]", added):
@@ -156,13 +172,19 @@ async def read_units(
 def page_json(codec: Codec, unit: StoredTurn, entry: bytes) -> bytes:
     """Return a unit of an entry as the JSON that a page has of it."""
     if unit.said is None:
-        return codec.open_encoded("turn", entry)
+        return encode_json(dump_turn(unit)) if _is_items(entry) else codec.open_encoded("turn", entry)
     return encode_json(_content(unit, unit.said))
 
 
 def page_content(codec: Codec, unit: StoredTurn, entry: bytes) -> dict[str, Any]:
     """Return what `page_json` encodes."""
-    return codec.open("turn", entry) if unit.said is None else _content(unit, unit.said)
+    if unit.said is None:
+        return dump_turn(unit) if _is_items(entry) else codec.open("turn", entry)
+    return _content(unit, unit.said)
+
+
+def _is_items(entry: bytes) -> bool:
+    return entry.startswith(_ITEMS)
 
 
 def _content(unit: StoredTurn, said: Said) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
 
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, SealMismatch, TooLarge, Unavailable
 from stm_backends.handed_in import Report, WrongType, call_now, described, ignore
-from stm_backends.records.body import Body, Forgotten, Lease, Overdue, Transcript
+from stm_backends.records.body import Body, Branch, Forgotten, Lease, Overdue, Transcript
 from stm_backends.records.steps import STEP, Steps
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest, seconds_of
 
@@ -351,7 +351,7 @@ def _object(content: object) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", content)
 
 
-_TRANSCRIPT_FIELDS = ("epoch", "base", "last", "gap", "rev", "first")
+_TRANSCRIPT_FIELDS = ("epoch", "base", "last", "gap", "rev", "first", "branches")
 
 
 def dump_transcript(transcript: Transcript) -> dict[str, Any]:
@@ -363,6 +363,7 @@ def dump_transcript(transcript: Transcript) -> dict[str, Any]:
         "base": transcript.base,
         "last": transcript.last,
         **{name: value for name, value in optional.items() if value is not None},
+        **({"branches": [one._asdict() for one in transcript.branches]} if transcript.branches else {}),
     }
 
 
@@ -383,6 +384,10 @@ def load_transcript(content: Any, forgotten: Forgotten | None = None) -> Transcr
             gap=None if gap is None else int(gap),
             rev=int(fields.get("rev", 0)),
             first=int(fields.get("first", 0)),
+            branches=tuple(
+                Branch(int(one["rev"]), int(one["first"]), int(one["end"]), str(one["last"]))
+                for one in fields.get("branches", ())
+            ),
             extra={name: value for name, value in fields.items() if name not in _TRANSCRIPT_FIELDS},
         )
         return transcript if forgotten is None else transcript.recounted(forgotten)

@@ -83,7 +83,7 @@ class Writes(PlannedWork):
         self.hopeless = False
         self._observer = observer
         self._summarizer: Callable[..., object] = policy.summarizer_for(self.config, None)
-        self._keep_ids_for = 10 * shared.driver.traits.deadline
+        self.keep_ids_for = 10 * shared.driver.traits.deadline
         self._unstored: _Failure | None = None
         self._unnoted: Lease | None = None
         self._unmarked: str | None = None
@@ -133,7 +133,7 @@ class Writes(PlannedWork):
             trim,
             gone,
             now=self.shared.clock(),
-            keep_for=self._keep_ids_for,
+            keep_for=self.keep_ids_for,
             copies=confirmed.copies(drop),
         )
         body = confirmed.told(self.shared.archive.within_limit(body))
@@ -429,7 +429,7 @@ class Writes(PlannedWork):
             fold,
             summary,
             now=self.shared.clock(),
-            keep_for=self._keep_ids_for,
+            keep_for=self.keep_ids_for,
             copies=snapshot.copies(drop),
         )
         body = snapshot.told(self.shared.archive.within_limit(body))

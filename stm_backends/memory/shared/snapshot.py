@@ -236,8 +236,8 @@ class Snapshot:
         """Return the ids of entries that become late copies when the oldest `drop` entries go."""
         if not self.repeats:
             return frozenset()
-        going = {*map(_id, self.opened[:drop])} | {one for one in self.opened if isinstance(one, str)}
-        return frozenset(identity for identity in map(_id, self.opened[drop:]) if identity in going)
+        going = {*map(id_of, self.opened[:drop])} | {one for one in self.opened if isinstance(one, str)}
+        return frozenset(identity for identity in map(id_of, self.opened[drop:]) if identity in going)
 
     def leading_repeats(self) -> int:
         """Return how many of the oldest entries can be dropped without changing the turns or their order.
@@ -255,7 +255,7 @@ class Snapshot:
         ordered = [False] * len(place)
         count = 0
         for position in range(len(self.tail) - 1, -1, -1):
-            index = place.get(_id(self.opened[position]))
+            index = place.get(id_of(self.opened[position]))
             if index is None:
                 continue
             met[index] = True
@@ -284,5 +284,6 @@ def _with_messages(body: Body, opened: Iterable[Opened]) -> Body:
     return replace(body, messages=True) if any(isinstance(one, Messages) for one in opened) else body
 
 
-def _id(opened: Opened) -> str:
+def id_of(opened: Opened) -> str:
+    """Return the id of an entry."""
     return opened if isinstance(opened, str) else opened.id
