@@ -37,12 +37,14 @@ _ITEMS: Final = b"stm/1 items"
 class Messages(NamedTuple):
     """What an entry of messages holds. Its id makes adding them twice harmless.
 
-    `cut` is the id of the answer that ends with them too early, and otherwise "".
+    `cut` is the id of the answer that ends with them too early, and otherwise "". One that `forks` holds
+    nothing unless the body names it.
     """
 
     id: str
     units: tuple[StoredTurn, ...]
     cut: str = ""
+    forks: bool = False
 
     @property
     def answer(self) -> str:
@@ -100,10 +102,13 @@ def seal_messages(codec: Codec, entry: Messages) -> bytes:
     return codec.seal("items", content)
 
 
-def seal_units(codec: Codec, entry_id: str, units: Iterable[StoredTurn]) -> bytes:
-    """Return the bytes of an entry that holds units of other entries, as pages have them."""
+def seal_units(codec: Codec, entry_id: str, units: Iterable[StoredTurn], *, forks: bool = False) -> bytes:
+    """Return the bytes of an entry that holds units of other entries, as pages have them.
+
+    One that `forks` holds nothing until the body names it.
+    """
     contents = [dump_turn(unit) if unit.said is None else _content(unit, unit.said) for unit in units]
-    return codec.seal("items", {"id": entry_id, "units": contents})
+    return codec.seal("items", {"id": entry_id, "units": contents, **({"forks": True} if forks else {})})
 
 
 def seal_nothing(codec: Codec, entry_id: str) -> bytes:
@@ -120,8 +125,9 @@ def open_entry(codec: Codec, entry: bytes) -> Entry:
         return codec.open_turn(entry)
     content = codec.open("items", entry)
     entry_id, added, moved = content.get("id"), content.get("add"), content.get("units")
-    if isinstance(entry_id, str) and isinstance(moved, list) and moved:
-        return Messages(entry_id, tuple(map(stored_unit, cast("list[Mapping[str, Any]]", moved))))
+    if isinstance(entry_id, str) and isinstance(moved, list):
+        units = tuple(map(stored_unit, cast("list[Mapping[str, Any]]", moved)))
+        return Messages(entry_id, units, forks=content.get("forks") is True)
     if not isinstance(entry_id, str) or not isinstance(added, list) or not added:
         raise Corrupt("an entry of messages is of a kind that this version of the library does not know")
     for message in cast("list[object]", added):

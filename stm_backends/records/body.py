@@ -222,6 +222,17 @@ class Transcript:
         return replace(self, base=self.base + dropped, last=newest)
 
 
+class Fork(NamedTuple):
+    """Where a conversation was copied from: up to the number `to` of the session `of`.
+
+    The first of its entries is `entry`, which holds nothing for any other body.
+    """
+
+    of: str
+    to: int
+    entry: str
+
+
 @dataclass(frozen=True, slots=True)
 class Body:
     """What a conversation's record holds beside its turns.
@@ -232,7 +243,8 @@ class Body:
     `transcript` says where turns are that have left the record; `None` if they are not kept. `messages` says
     that messages have been in the record, and not only turns. Of what has left, a model is still shown
     `lead`, the agent's instructions at the beginning, and `asked`, the question of a turn that goes on.
-    `extra` holds fields of a newer version of this library, which survive a rewrite.
+    `fork` is set in a copy of another conversation. `extra` holds fields of a newer version of this library,
+    which survive a rewrite.
     """
 
     summary: str = ""
@@ -248,6 +260,7 @@ class Body:
     messages: bool = False
     lead: tuple[Mapping[str, Any], ...] = ()
     asked: Mapping[str, Any] | None = None
+    fork: Fork | None = None
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
 
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, SealMismatch, TooLarge, Unavailable
 from stm_backends.handed_in import Report, WrongType, call_now, described, ignore
-from stm_backends.records.body import Body, Branch, Forgotten, Lease, Overdue, Transcript
+from stm_backends.records.body import Body, Branch, Forgotten, Fork, Lease, Overdue, Transcript
 from stm_backends.records.steps import STEP, Steps
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest, seconds_of
 
@@ -317,6 +317,7 @@ def dump_body(body: Body) -> dict[str, Any]:
         **({"messages": True} if body.messages else {}),
         **({"lead": list(body.lead)} if body.lead else {}),
         **({"asked": body.asked} if body.asked is not None else {}),
+        **({"fork": list(body.fork)} if body.fork is not None else {}),
     }
 
 
@@ -339,10 +340,17 @@ def load_body(content: Mapping[str, Any]) -> Body:
             messages=messages,
             lead=tuple(map(_object, content.get("lead", ()))),
             asked=None if content.get("asked") is None else _object(content["asked"]),
+            fork=None if content.get("fork") is None else _fork(*content["fork"]),
             extra={name: value for name, value in content.items() if name not in _BODY_FIELDS},
         )
     except (TypeError, OverflowError):
         raise ValueError("a field of the body has another type") from None
+
+
+def _fork(of: object, to: object, entry: object) -> Fork:
+    if not (isinstance(of, str) and isinstance(to, int) and isinstance(entry, str)):
+        raise TypeError("a fork is a session, a number and an entry")
+    return Fork(of, to, entry)
 
 
 def _object(content: object) -> Mapping[str, Any]:

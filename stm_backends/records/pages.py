@@ -54,6 +54,9 @@ TURNS: Final = 64
 MOST: Final = 1_000
 """The number of turns that one call returns at most."""
 
+IMPORTED: Final = "import-"
+"""The prefix of the epoch of pages that come before their record; an id with the time follows."""
+
 SPILLS: Final = 1_000
 """How many records a page takes at most: what does not fit into one goes to the next."""
 

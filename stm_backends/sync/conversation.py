@@ -62,3 +62,11 @@ class Conversation(Shared):
     def rewind(self, to: int, *, revision: int | None = None) -> None:
         """Continue after the message with this number: all that follow leave the view, for every process."""
         self._run(self._behind.rewind(to, revision=revision))
+
+    def summarize_again(self, *, since: int = 0) -> None:
+        """Have the summary written anew, from the last one before the number `since`."""
+        self._run(self._behind.summarize_again(since=since))
+
+    def fork(self, id: str, *, to: int | None = None) -> Conversation:  # noqa: A002 -- as above
+        """Copy the messages up to a number, by default all, into a new conversation, and return that."""
+        return Conversation(self._run(self._behind.fork(id, to=to)), self._run)

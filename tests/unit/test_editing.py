@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +13,24 @@ from typing import Any, TypeVar
 
 import pytest
 
-from stm_backends import sync
+from stm_backends import OnConflict, sync
 from stm_backends.backend import Backend
 from stm_backends.drivers.contract import Driver, Key, Traits
-from stm_backends.drivers.in_memory import MemoryDriver
+from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
-from stm_backends.errors import EditConflict, MessageNotFound, OutcomeUnknown, StorageError, Unavailable
+from stm_backends.errors import (
+    EditConflict,
+    MessageNotFound,
+    OutcomeUnknown,
+    SessionExists,
+    StorageError,
+    Unavailable,
+)
 from stm_backends.memory.shared.conversation import Conversation
+from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.messages import Message
-from stm_backends.records import pages
+from stm_backends.records import keys, pages
+from stm_backends.records.codec import Codec
 from stm_backends.testing.memory_contract import config
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer, covered
@@ -279,6 +289,151 @@ async def test_any_edits_in_any_processes_keep_every_branch(driver: Driver, seed
     assert covered(body.summary) == questions(said[:summarized])
 
 
+# Summaries
+
+
+@pytest.mark.parametrize("since", [0, 3, 17, 40, 44, 99])
+async def test_a_bad_summary_is_written_anew(backend: Backend, since: int) -> None:
+    model = LedgerSummarizer()
+    chat = chat_of(backend, summarizer=model)
+    said = await talked(chat, range(5))
+    model.answers = [{"summary": "- bad"}] * 4
+    said += await talked(chat, range(5, 10))
+    assert covered((await record_of(backend)).body.summary) != questions(said)[:-2]
+    model.answers = []
+    before = await record_of(backend)
+    await chat.summarize_again(since=since)
+    await chat.flush()
+    after = await record_of(backend)
+    assert after.turns == before.turns
+    if since <= 17:
+        assert covered(after.body.summary) == questions(said)[:-2]
+        assert after.body.folded == before.body.folded
+    assert (after == before) is (since >= 40)
+    assert await all_of(chat) == said
+
+
+# Copies
+
+
+@pytest.mark.parametrize("turns", [2, 12])
+@pytest.mark.parametrize("back", [0, 1, 3, 8])
+async def test_a_copy_and_its_original_go_on_by_themselves(backend: Backend, turns: int, back: int) -> None:
+    chat = chat_of(backend)
+    said = await talked(chat, range(turns))
+    copy = await chat.fork("copy", to=len(said) - 1 - back)
+    kept = said[: len(said) - back]
+    assert await all_of(copy) == kept
+    ids = [one.id for one in await history_of(chat)][: len(kept)]
+    assert [one.id for one in await history_of(copy)] == ids
+    assert questions(await copy.messages())[-1:] == questions(kept)[-1:]
+    assert [copied.session_id async for copied in backend.sessions.list("acme", "u1")] == ["chat", "copy"]
+    await copy.add(asks(0), id="q0")
+    more, again = await talked(chat, range(20, 26)), await talked(copy, range(30, 38))
+    assert await all_of(chat) == said + more
+    assert await all_of(copy) == kept + again
+    other = Backend(backend.driver).conversation("acme", "u1", "copy", KEPT, summarizer=LedgerSummarizer())
+    assert await all_of(other) == kept + again
+    await other.rewind(3)
+    assert await all_of(copy) == (kept + again)[:4]
+    assert await branch_of(copy, 0) == kept + again
+    record = Snapshot.of(await backend.driver.load(keys.memory_key(replace(KEY, session_id="copy"))), Codec())
+    assert covered(record.body.summary) == []
+
+
+async def test_a_summary_comes_along_with_a_copy(backend: Backend) -> None:
+    chat = chat_of(backend)
+    said = await talked(chat, range(14))
+    for to in range(len(said) - 1, 3, -3):
+        copy = await chat.fork(f"copy-{to}", to=to)
+        await copy.flush()
+        where = keys.memory_key(replace(KEY, session_id=f"copy-{to}"))
+        body = Snapshot.of(await backend.driver.load(where), Codec()).body
+        shown = await copy.messages()
+        assert covered(body.summary) + questions(shown) == questions(said[: to + 1])
+
+
+async def test_a_copy_never_takes_the_place_of_a_conversation(backend: Backend) -> None:
+    chat = chat_of(backend)
+    said = await talked(chat, range(9))
+    other = backend.conversation("acme", "u1", "copy")
+    with pytest.raises(MessageNotFound):
+        await other.fork("another")
+    await other.add(asks(50))
+    with pytest.raises(SessionExists):
+        await chat.fork("copy")
+
+    async def adds(_: Key | str) -> None:
+        await backend.conversation("acme", "u1", "late").add(asks(51))
+
+    async def forks(_: Key | str) -> None:
+        await chat_of(Backend(backend.driver)).fork("twice", to=9)
+
+    spy_of(backend).before["append"] = [adds]
+    with pytest.raises(SessionExists):
+        await chat.fork("late")
+    spy_of(backend).before["replace"] = [forks]
+    with pytest.raises(SessionExists):
+        await chat.fork("twice")
+    assert await all_of(other) == [asks(50)]
+    assert await all_of(backend.conversation("acme", "u1", "late")) == [asks(51)]
+    assert await all_of(backend.conversation("acme", "u1", "twice")) == said[:10]
+
+
+async def test_a_copy_of_what_is_edited_meanwhile_is_right_or_refused() -> None:
+    outcomes = Counter[str]()
+    for when in range(1, 60):
+        driver = await opened(MemoryDriver(store := MemoryStore()))
+        chat = chat_of(Backend(driver))
+        said = await talked(chat, range(9))
+        is_done = False
+
+        async def edits() -> None:
+            nonlocal is_done
+            is_done = True
+            await chat.rewind(12)  # noqa: B023 -- it is awaited in this round
+            await talked(chat, range(20, 30))  # noqa: B023 -- likewise
+
+        try:
+            async with Backend(_At(MemoryDriver(store), when, then=edits)) as copying:
+                await chat_of(copying).fork("copy", to=30)
+            outcomes["right"] += 1
+        except Unavailable:
+            outcomes["refused"] += 1
+        else:
+            copy = Backend(driver).conversation("acme", "u1", "copy")
+            assert await all_of(copy) in (said[:31], (await all_of(chat))[:31])
+        if not is_done:
+            assert outcomes["right"] > 3
+            assert outcomes["refused"]
+            return
+    raise AssertionError("the copy made no end")
+
+
+@pytest.mark.parametrize("done", [False, True])
+async def test_a_process_that_dies_has_copied_all_or_nothing(done: bool) -> None:
+    outcomes = set[bool]()
+    for when in range(1, 90):
+        driver = await opened()
+        said = await talked(chat_of(Backend(driver)), range(9))
+        dying = _Killed(driver, when, done=done)
+        with contextlib.suppress(StorageError):
+            await chat_of(Backend(dying)).fork("copy", to=37)
+        if not dying.is_dead:
+            assert outcomes == {False, True}
+            return
+        backend = Backend(driver)
+        copy = backend.conversation("acme", "u1", "copy", KEPT, summarizer=LedgerSummarizer())
+        found = await all_of(copy)
+        outcomes.add(bool(found))
+        assert found in ([], said[:38])
+        if not found:
+            copy = await chat_of(backend).fork("copy", to=37)
+        again = await talked(copy, range(20, 29))
+        assert await all_of(copy) == said[:38] + again
+    raise AssertionError("the copy made no end")
+
+
 # Several at once
 
 
@@ -461,6 +616,31 @@ async def test_an_erased_conversation_leaves_no_branch(backend: Backend) -> None
     assert (page.messages, page.branches) == ((), ())
 
 
+@pytest.mark.parametrize("on_conflict", ["refuse", "merge", "replace"])
+@pytest.mark.parametrize(("turns", "to"), [(2, 7), (9, 3), (9, 42)])
+async def test_branches_come_along_to_another_datastore(
+    backend: Backend, turns: int, to: int, on_conflict: OnConflict
+) -> None:
+    chat = chat_of(backend)
+    past = [await talked(chat, range(turns))]
+    await chat.rewind(to)
+    past.append(past[0][: to + 1] + await talked(chat, range(20, 21)))
+    await chat.rewind(to - 1)
+    said = past[0][:to]
+    for _ in range(2):
+        other = Backend(await opened())
+        importing = other.sessions.importing(on_conflict=on_conflict)
+        async for line in backend.sessions.export_lines(KEY):
+            await importing.add(line)
+        again = chat_of(other)
+        assert await all_of(again) == said
+        assert await again.messages() == await chat.messages()
+        more = await talked(again, range(40, 50))
+        assert await all_of(again) == said + more
+        assert [await branch_of(again, revision) for revision in (0, 1)] == past
+        said += await talked(chat, range(30, 40))
+
+
 @pytest.mark.parametrize(("to", "most"), [(43, 4), (3, 12)])
 async def test_continuing_takes_few_requests(to: int, most: int) -> None:
     spy = SpyDriver(MemoryDriver())
@@ -485,5 +665,9 @@ async def test_a_facade_without_an_event_loop_edits_too(tmp_path: Path) -> None:
             assert [one.message for one in chat.each_message()] == [asks(0)]
             assert [one.message for one in chat.each_message(revision=0)] == [asks(0), *answers(0)]
             assert chat.history(revision=0).newest == 4
+            chat.summarize_again()
+            copy = chat.fork("copy")
+            copy.add(*answers(0))
+            assert [one.message for one in copy.each_message()] == [asks(0), *answers(0)]
 
     await asyncio.to_thread(work)

@@ -111,6 +111,10 @@ class Conversation(SharedBase):
         if self._shape is not None:
             self._maintenance.shape = self._shape
         self._editing = Editing(self._maintenance)
+        self._key = key
+        self._like_this = partial(
+            Conversation, driver, config=config, summarizer=summarizer, shape=shape, **shared
+        )
 
     @observed
     async def add(
@@ -242,6 +246,33 @@ class Conversation(SharedBase):
         """
         require_integer("to", to, least=-1)
         await self._editing.rewind(to, revision=revision)
+
+    @observed
+    async def fork(self, id: str, *, to: int | None = None) -> Conversation:  # noqa: A002 -- as `backend.conversation`
+        """Copy the messages up to a number, by default all, into a new conversation of the user; return it.
+
+        Both go on by themselves: each has the messages with their numbers and ids, the summary and the
+        settings, and the copy has no branches. It is there as a whole, or not at all; a process that ends
+        before leaves an empty conversation and pages, which `purge` removes after a day. Raises
+        `SessionExists`, and changes nothing, if there is a conversation under this id, and what `rewind`
+        raises.
+        """
+        owner = (self._key.tenant_id, self._key.user_id)
+        made = self._like_this(MemoryKey(*owner, id))
+        listing = self._directory.listed(owner, self._config.record_ttl_s)
+        await self._editing.fork(made._maintenance, to, of=self._key.session_id, listing=listing)  # noqa: SLF001 -- the same class
+        return made
+
+    @observed
+    async def summarize_again(self, *, since: int = 0) -> None:
+        """Have the summary written anew, from the last one before the number `since`; by default all of it.
+
+        The present one is discarded at once, and the background writes the next one in portions; until then a
+        model is shown what is summarized so far and the recent messages. `flush` waits for it. A no-op if no
+        summary covers the message. Raises what `rewind` raises.
+        """
+        require_integer("since", since, least=0)
+        await self._editing.summarize_again(since)
 
     def _shown(self, one: Numbered) -> list[HistoryMessage]:
         """Return the messages of a unit, in new objects."""

@@ -12,23 +12,26 @@ that comes meanwhile stays, as what is said next.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from stm_backends import races
 from stm_backends.drivers.contract import Key
-from stm_backends.errors import EditConflict, MessageNotFound, Unavailable
-from stm_backends.memory import speech
+from stm_backends.errors import EditConflict, MessageNotFound, SessionExists, Unavailable
+from stm_backends.memory import policy, speech
 from stm_backends.memory.shared.maintenance import Maintenance
 from stm_backends.memory.shared.reading import bounds_of
 from stm_backends.memory.shared.snapshot import Snapshot, id_of
 from stm_backends.memory.units import seal_nothing, seal_units, stored_unit
 from stm_backends.races import Lost
-from stm_backends.records import pages
-from stm_backends.records.body import Branch, Transcript, digest
-from stm_backends.records.codec import Codec
-from stm_backends.records.pages import Copy, Pages
+from stm_backends.records import ledger, operations, pages
+from stm_backends.records.body import REMEMBERED_IDS, Body, Branch, Forgotten, Fork, Transcript, digest
+from stm_backends.records.codec import Codec, encode_json
+from stm_backends.records.large.pointers import new_id
+from stm_backends.records.ledger import Creation
+from stm_backends.records.pages import Copy, Leaving, Pages
 from stm_backends.types import ShortTermMemoryConfig, StoredTurn, as_turn_id
 
 _PAGES_READ: Final = (2, 16)
@@ -97,6 +100,21 @@ def of_units(snapshot: Snapshot, units: Sequence[StoredTurn], codec: Codec, *, m
     return Tail([*entries, *(seal_nothing(codec, one) for one in gone[len(entries) : places])], gone)
 
 
+def _runs(numbers: Iterable[int]) -> list[list[int]]:
+    """Return numbers, which ascend, in lists without a hole."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if not runs or number != runs[-1][-1] + 1:
+            runs.append([])
+        runs[-1].append(number)
+    return runs
+
+
+def _is_empty(snapshot: Snapshot) -> bool:
+    """Say whether there is no conversation, or only what a copy that ended too early has left."""
+    return not snapshot.turns and replace(snapshot.body, messages=False) == Body()
+
+
 class Editing:
     """The edits of one conversation by this process; see `Conversation` for what each of them promises."""
 
@@ -116,13 +134,10 @@ class Editing:
             if to == end - 1:
                 return False
             most = self._shared.driver.traits.max_drop
-            stays = snapshot.turns[: max(0, to + 1 - transcript.base)]
-            tail, restored = None, None
-            if transcript.base == oldest or any(unit.begins for unit in stays):
-                tail = within_tail(snapshot, len(stays), self._shared.codec, most=most)
-                restored = Restored(transcript.base, stays)
-            if tail is None or restored is None:
-                restored = await self._restored(snapshot, transcript, to, stays)
+            restored, tail = await self._restored(snapshot, transcript, to), None
+            if restored.first == transcript.base:
+                tail = within_tail(snapshot, len(restored.units), self._shared.codec, most=most)
+            if tail is None:
                 tail = of_units(snapshot, restored.units, self._shared.codec, most=most)
             return await self._rewound(snapshot, restored, tail, to)
 
@@ -209,10 +224,116 @@ class Editing:
         done = await shared.edit(confirmed, body, tail.rewrite)
         return True if done else Lost(confirmed.version)
 
-    async def _restored(
-        self, snapshot: Snapshot, transcript: Transcript, to: int, stays: Sequence[StoredTurn]
-    ) -> Restored:
-        """Return what the record holds again, once it goes on after `to`: what a fold would leave there."""
+    async def summarize_again(self, since: int) -> None:
+        """Write the summary of what has the number `since`, and of what follows, anew."""
+
+        async def attempt(snapshot: Snapshot, transcript: Transcript) -> bool | Lost:
+            if since >= transcript.summarized or self._config.strategy != "rolling_summary":
+                return False
+            summary, upto = "", transcript.first
+            if since > transcript.first:
+                summary, upto = await self._checkpoint(transcript, since, {})
+            body = replace(
+                policy.after_recovery(snapshot.body),
+                summary=summary,
+                folded=max(0, upto - snapshot.body.dropped),
+                transcript=replace(transcript, gap=upto if upto < transcript.base else None),
+            )
+            return True if await self._shared.edit(snapshot, body, ()) else Lost(snapshot.version)
+
+        await self._edit("summarize", attempt, at=since, revision=None)
+
+    async def fork(
+        self, into: Maintenance, to: int | None, *, of: str, listing: AbstractAsyncContextManager[Creation]
+    ) -> None:
+        """Copy the conversation up to the number `to` into another; see `Conversation.fork`.
+
+        The record of the copy begins with an entry that holds nothing until the body names it.
+        """
+        snapshot = (await self._shared.load("fork")).transcribed()
+        transcript = snapshot.body.transcript or Transcript("")
+        oldest, end = bounds_of(snapshot)
+        to = end - 1 if to is None else to
+        if not oldest <= to < end:
+            raise MessageNotFound("the conversation has no message of this number")
+        restored = await self._restored(snapshot, transcript, to)
+        copy, ttl, entry_id = into.shared, into.config.record_ttl_s, as_turn_id(None)
+        if not _is_empty(await copy.load("fork")):
+            raise SessionExists("there is already a conversation under this id")
+        data = seal_units(copy.codec, entry_id, restored.units, forks=True)
+        await ledger.append(copy.driver, copy.key, data, ttl=ttl, listing=listing)
+        there = await copy.load("fork")
+        if there.version is None or not _is_empty(there):
+            raise SessionExists("there is already a conversation under this id")
+        epoch = f"{pages.IMPORTED}{new_id(copy.clock())}"
+        ids = await self._copy_pages(transcript, restored.first, copy.key, epoch, ttl)
+        ids += [unit.entry for unit in restored.units]
+        body = Body(
+            summary=restored.summary,
+            folded=restored.upto,
+            forgotten=Forgotten().adding([*dict.fromkeys(ids)], now=copy.clock(), keep_for=into.keep_ids_for),
+            transcript=Transcript(
+                epoch,
+                base=restored.first,
+                last=restored.last,
+                gap=restored.upto if restored.upto < restored.first else None,
+                first=min(transcript.first, restored.first),
+            ),
+            messages=True,
+            lead=snapshot.body.lead if restored.first else (),
+            asked=restored.asked,
+            fork=Fork(of, to, entry_id),
+        )
+        change = ledger.Change(copy.codec.seal_body(body))
+        if not await ledger.replace(copy.driver, copy.key, change, expect=there.version, repeatable=False):
+            await pages.erase(copy.driver, copy.key, epoch)
+            raise SessionExists("others have begun a conversation under this id meanwhile")
+        await copy.load("fork")
+        into.touch(begins=True)
+
+    async def _copy_pages(
+        self, transcript: Transcript, end: int, into: Key, epoch: str, ttl: float | None
+    ) -> list[str]:
+        """Copy what pages have below a number to those of another record; returns the newest ids."""
+        newest: dict[int, str] = {}
+
+        async def copied(page: int) -> None:
+            low, high = max(page * pages.TURNS, transcript.first), min((page + 1) * pages.TURNS, end)
+            found = await self._pages.between(self._key, transcript, low, high)
+            if len(found) < high - low and not await self._is_still(transcript):
+                raise Unavailable(
+                    "the conversation was edited or erased while it was copied",
+                    backend=self._shared.driver.name,
+                    operation="fork",
+                )
+            for number in range(max(low, end - REMEMBERED_IDS), high):
+                if number in found:
+                    newest[number] = stored_unit(found[number].turn).entry
+            for numbers in _runs(found):
+                copies = [found[number] for number in numbers]
+                notes, before = copies[0].notes, Transcript(epoch, base=numbers[0], last=copies[0].prev)
+                before = replace(before, gap=min(notes.get("upto", numbers[0]), numbers[0]))
+                leaving = [Leaving(one.turn["turn_id"], encode_json(one.turn)) for one in copies]
+                await self._pages.put_new(into, before, leaving, summary=notes.get("summary"), ttl=ttl)
+
+        await operations.together(range(transcript.first // pages.TURNS, -(-end // pages.TURNS)), copied)
+        return [newest[number] for number in sorted(newest)]
+
+    async def _is_still(self, transcript: Transcript) -> bool:
+        """Say whether nothing has been taken out of the pages of a conversation since it was loaded."""
+        found = (await self._shared.load("fork")).body.transcript
+        return found is not None and replace(found, base=0, last="", gap=None, extra={}) == replace(
+            transcript, base=0, last="", gap=None, extra={}
+        )
+
+    async def _restored(self, snapshot: Snapshot, transcript: Transcript, to: int) -> Restored:
+        """Return what a record holds that goes on after `to`: what it has, or what a fold would leave."""
+        stays = snapshot.turns[: max(0, to + 1 - transcript.base)]
+        if transcript.base == transcript.first or any(unit.begins for unit in stays):
+            body = snapshot.body
+            return Restored(
+                transcript.base, stays, transcript.last, body.summary, transcript.summarized, body.asked
+            )
         end = min(to + 1, transcript.base)
         copies: Mapping[int, Copy] = {}
         found: Sequence[StoredTurn] = ()
@@ -236,15 +357,15 @@ class Editing:
         if first not in copies and first > transcript.first:
             before = await self._pages.between(self._key, transcript, first - 1, first)
             last = digest(before[first - 1].turn["turn_id"]) if before else ""
-        summary, upto = await self._checkpoint(snapshot, transcript, first, copies)
+        summary, upto = snapshot.body.summary, transcript.summarized
+        if upto > first:
+            summary, upto = await self._checkpoint(transcript, first, copies)
         return Restored(first, found[pending:], last, summary, upto, asked)
 
     async def _checkpoint(
-        self, snapshot: Snapshot, transcript: Transcript, first: int, copies: Mapping[int, Copy]
+        self, transcript: Transcript, first: int, copies: Mapping[int, Copy]
     ) -> tuple[str, int]:
-        """Return a summary of what is before a number, and the first number that it does not cover."""
-        if transcript.summarized <= first:
-            return snapshot.body.summary, transcript.summarized
+        """Return a summary that a page has of what is before a number, and the first it does not cover."""
         if self._config.strategy != "rolling_summary":
             return "", first
         for page in range(first // pages.TURNS, transcript.first // pages.TURNS - 1, -1):

@@ -56,7 +56,8 @@ class Snapshot:
             last = Snapshot()
         version, tail, count = record.version, record.tail, len(last.tail)
         body = last.body if last.version == version else codec.open_body(record.body)
-        if body.forgotten == last.body.forgotten and tail[:count] == last.tail:
+        is_same = body.forgotten == last.body.forgotten and body.fork == last.body.fork
+        if is_same and tail[:count] == last.tail:
             if last.version != version:
                 body = body if body.messages else _with_messages(body, last.opened)
                 last = replace(last, version=version, body=body)
@@ -84,6 +85,8 @@ class Snapshot:
             if entry.id in ids:
                 continue
             if isinstance(entry, Messages):
+                if entry.forks and (self.body.fork is None or self.body.fork.entry != entry.id):
+                    continue
                 if entry.cut and (entry.cut in ids or entry.cut in forgotten):
                     continue  # a checkpoint that arrives after the whole answer
                 if isinstance(last, Messages) and last.cut == entry.answer:
