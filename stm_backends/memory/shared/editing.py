@@ -38,6 +38,10 @@ _PAGES_READ: Final = (2, 16)
 """How many pages before a place are read to continue there, and how many if these hold too few turns."""
 
 
+_AT_ONCE: Final = 8
+"""How many pages are copied at once."""
+
+
 class Tail(NamedTuple):
     """What takes the place of the oldest entries of a record, and the ids of those that hold nothing then."""
 
@@ -316,7 +320,9 @@ class Editing:
                 leaving = [Leaving(one.turn["turn_id"], encode_json(one.turn)) for one in copies]
                 await self._pages.put_new(into, before, leaving, summary=notes.get("summary"), ttl=ttl)
 
-        await operations.together(range(transcript.first // pages.TURNS, -(-end // pages.TURNS)), copied)
+        for page in range(transcript.first // pages.TURNS, -(-end // pages.TURNS), _AT_ONCE):
+            some = range(page, min(page + _AT_ONCE, -(-end // pages.TURNS)))
+            await operations.together(some, copied)
         return [newest[number] for number in sorted(newest)]
 
     async def _is_still(self, transcript: Transcript) -> bool:
