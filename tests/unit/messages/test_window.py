@@ -248,6 +248,9 @@ def test_a_thought_that_led_to_nothing_is_left_out() -> None:
     call: Message = {"type": "computer_call", "id": "cu_1", "call_id": "a", "action": {"type": "screenshot"}}
     # It cannot be given a result, so it goes, and the thought that led to it.
     assert shown(user("Go"), thought, call) == [user("Go")]
+    said: Message = {"type": "message", "role": "assistant", "content": "Done", "id": "msg_1"}
+    assert shown(user("Go"), thought, call, said) == [user("Go"), said]
+    assert shown(user("Go"), call, thought, said) == [user("Go"), thought, said]
 
 
 # Media
