@@ -146,6 +146,17 @@ def test_long_results_are_cut_before_steps_are_left_out() -> None:
     assert len(found) < len(said)
 
 
+def test_a_long_result_that_is_an_object_is_cut_within() -> None:
+    call = {"part_kind": "tool-call", "tool_name": "f", "tool_call_id": "a", "args": {}}
+    found = {"part_kind": "tool-return", "tool_name": "f", "tool_call_id": "a", "content": {"rows": LONG}}
+    said: list[Message] = [
+        {"kind": "request", "parts": [{"part_kind": "user-prompt", "content": "Go"}]},
+        {"kind": "response", "parts": [call]},
+        {"kind": "request", "parts": [found]},
+    ]
+    assert "characters omitted" in shown(*said, budget=500)[2]["parts"][0]["content"]["rows"]
+
+
 def test_arguments_that_are_cut_stay_json() -> None:
     given = json.dumps({"old": LONG, "n": 1, "new": LONG})
     found = shown(user("Go"), answer(None, "a", arguments=given), result("a"), budget=500)
