@@ -309,6 +309,17 @@ def test_tokens_are_those_of_texts_names_and_arguments_and_four_for_each_message
     )
 
 
+def test_a_file_that_a_model_of_pydantic_ai_made_gives_way_to_a_part_of_its_answer() -> None:
+    picture = {"kind": "binary", "media_type": "image/png", "data": "AAAA"}
+    said: list[Message] = [
+        {"kind": "request", "parts": [{"part_kind": "user-prompt", "content": "Draw"}]},
+        {"kind": "response", "parts": [{"part_kind": "file", "content": picture}]},
+        {"kind": "request", "parts": [{"part_kind": "user-prompt", "content": ["Thanks", picture]}]},
+    ]
+    reference = {"part_kind": "text", "content": "[image not shown: image/png]"}
+    assert shown(*said, budget=1_700)[1] == {"kind": "response", "parts": [reference]}
+
+
 def test_how_many_tokens_media_take_can_be_said() -> None:
     question = user([PIXEL])
     assert tokens_of([question], estimate=len, media_tokens=85) == 89
