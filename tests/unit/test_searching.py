@@ -278,6 +278,20 @@ async def test_words_of_a_shortened_transcript_go_with_its_pages(
     assert 9 in (await found(backend, "turn9"))["long"]
 
 
+@pytest.mark.parametrize("in_generation", [False, True])
+async def test_a_shortened_conversation_is_found_by_its_title(backend: Backend, in_generation: bool) -> None:
+    await talked(backend, "chat", "Portugal", "one", "two")
+    await indexed(backend)
+    if in_generation:
+        await index_of(backend).make_generation()
+    await index_of(backend).forget(keys.card_key(key_of("chat")).name, below=1)
+    assert "title" in await places_of(backend, "portugal")
+    assert await indexed(backend) == {"chat"}
+    await backend.conversations.update(key_of("chat"), title="Spain")
+    await index_of(backend).forget(keys.card_key(key_of("chat")).name, below=1)
+    assert "title" in await places_of(backend, "spain")
+
+
 async def test_an_index_that_cannot_be_read_hides_nothing_and_is_made_again(
     backend: Backend, caplog: pytest.LogCaptureFixture
 ) -> None:
