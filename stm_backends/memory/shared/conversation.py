@@ -12,6 +12,7 @@ from stm_backends.drivers.contract import Driver
 from stm_backends.errors import ConfigurationError
 from stm_backends.memory.defaults import CONVERSATION_TOKENS, speaking
 from stm_backends.memory.shared.base import SharedBase
+from stm_backends.memory.shared.folds import GIVEN, WRITER
 from stm_backends.memory.shared.reading import Numbered, read_all_units, read_units_page
 from stm_backends.memory.speech import said_by, waits_for_answer
 from stm_backends.memory.units import messages_of, seal_messages
@@ -89,7 +90,7 @@ class Conversation(SharedBase):
         max_tokens: int | None = None,
         **shared: Any,
     ) -> None:
-        given = 1 if config is max_tokens is None else 2
+        given = GIVEN if config is not None or max_tokens is not None else 1 if summarizer is None else WRITER
         if max_tokens is None:
             max_tokens = CONVERSATION_TOKENS
         elif config is not None:
