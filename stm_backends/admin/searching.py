@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from stm_backends.catalogue.card import SLOT_S, Content, slot_of
+from stm_backends.catalogue.card import SLOT_S, Content, slot_of, title_of
 from stm_backends.catalogue.index import Catalogue
 from stm_backends.catalogue.matching import Match, Query
 from stm_backends.catalogue.portions import UNITS, Logged, Portion, masks_of
@@ -165,11 +165,11 @@ class Searching:
             self._background.start(self._work(), name="stm-words")
 
     async def titled(self, key: MemoryKey, title: str) -> None:
-        """Index a title that is about to be set."""
+        """Index a title that is about to be set; an empty one brings another back."""
         card = await self._catalogue.load(key)
         if card is not None and _lives_forever(card):
-            portion = Portion(keys.card_key(key).name)
-            await self._words((key.tenant_id, key.user_id)).add(Logged(portion, masks_of((), title=title)))
+            portion, shown = Portion(keys.card_key(key).name), title_of({**card, "title": title})
+            await self._words((key.tenant_id, key.user_id)).add(Logged(portion, masks_of((), title=shown)))
 
     def _settled(self) -> str:
         return slot_of(self._catalogue.clock() - SETTLED_S)
@@ -216,7 +216,7 @@ class Searching:
             if run is runs[-1]:
                 portion = Portion(name, read.epoch, read.rev, run.start, len(run), settled)
                 last = {
-                    "title": str(card.get("title") or card["opening"]),
+                    "title": title_of(card),
                     "summary": read.snapshot.body.summary,
                 }
             await words.add(Logged(portion, masks_of((texts.get(one, "") for one in run), **last)))

@@ -168,6 +168,11 @@ def usage_of(content: Content) -> Sums:
     return usage.load(content["usage"]) if "usage" in content else {}
 
 
+def title_of(content: Content) -> str:
+    """Return the title that is shown: the one that was set, or the summarizer's, or how it began."""
+    return str(content.get("title") or content.get("named") or content["opening"])
+
+
 def card_of(where: Key, content: Content) -> Card:
     """Return the card in a record. Raises `Corrupt` if a field has another type."""
     tenant, user = keys.owner_of(where.scope)
@@ -177,7 +182,7 @@ def card_of(where: Key, content: Content) -> Card:
         usage_of(content)
         return Card(
             MemoryKey(tenant, user, content.get("session") or keys.unname(where.name)),
-            str(content.get("title") or content.get("named") or content["opening"]),
+            title_of(content),
             str(content["preview"]),
             sum(content["counts"].values()),
             float(content["created"]),

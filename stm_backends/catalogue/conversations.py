@@ -182,7 +182,7 @@ class Conversations:
         for name, value in changes.items():
             # Browsers are sent cards. An import keeps what was stored without this check.
             require_json(value, name, strict=True)
-        if title and self._reads is not None:
+        if title is not None and self._reads is not None:
             await self._reads.titled(key, title)
         return self._card(key, await self._catalogue.update(key, changes))
 

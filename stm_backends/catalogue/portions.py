@@ -54,6 +54,10 @@ class Portion:
         """The number after the last one."""
         return self.first + self.count
 
+    def unsettled(self) -> Portion:
+        """Return the same once the title and the summary are not indexed with it any more."""
+        return replace(self, settled="")
+
     def numbers_in(self, mask: int) -> list[int]:
         """Return the numbers of the turns or messages whose bits are set."""
         return [self.first + place for place in range(self.count) if mask >> (_FIRST_BIT + place) & 1]
@@ -71,9 +75,8 @@ class Logged(NamedTuple):
 
     def keeping(self, bits: int) -> Logged:
         """Return the same with these bits of its masks alone."""
-        return Logged(
-            self.portion, {word: kept for word, mask in self.words.items() if (kept := mask & bits)}
-        )
+        left = {word: kept for word, mask in self.words.items() if (kept := mask & bits)}
+        return Logged(self.portion.unsettled(), left)
 
 
 def masks_of(texts: Iterable[str], *, title: str = "", summary: str = "") -> dict[str, int]:
@@ -169,11 +172,13 @@ def _kept(mask: str, bits: int) -> str:
 def kept_bits(portion: Portion, below: int | None) -> int:
     """Return the bits of a portion that stay if the numbers below one go, or all for `None`.
 
-    With some of its numbers, those of its title and its summary go, too.
+    With some of its numbers, those of its title and its summary go, too. A title that was set stays.
     """
-    if below is None or below >= portion.end:
+    if below is None:
         return 0
-    return -1 if below <= portion.first else -1 << (_FIRST_BIT + below - portion.first)
+    if below <= portion.first or not (portion.count or portion.settled):
+        return -1
+    return 0 if below >= portion.end else -1 << (_FIRST_BIT + below - portion.first)
 
 
 def with_all(words: Iterable[str], terms: Mapping[str, Mapping[str, str]], number: str) -> int:

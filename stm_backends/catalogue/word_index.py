@@ -174,8 +174,13 @@ class WordIndex:
         await operations.together(range(postings.BUCKETS), without)
 
         async def shorter(record: Record | None) -> tuple[ledger.Change | None, int]:
-            # Of those that go as a whole. Last: an interrupted call finds them again.
-            left = [None if kept.get(str(n)) == 0 else one for n, one in enumerate(self._list_in(record))]
+            # Last: an interrupted call finds them again.
+            left = self._list_in(record)
+            if not left:
+                return None, 0  # erased meanwhile
+            for number, bits in kept.items():
+                one = left[int(number)]
+                left[int(number)] = one.unsettled() if one and bits else None
             return ledger.Change(portions.seal_list(left, self._codec)), len(kept)
 
         return await self._update(where, shorter)

@@ -57,15 +57,14 @@ def role_called(called: object, shape: str) -> Role:
 
 
 def parts_in(content: object, path: Path, read: _Read) -> Iterator[Part]:
-    """Yield the parts of a text, or of a list of texts and blocks."""
+    """Yield the parts of a text, of a block, or of a list of these."""
     if isinstance(content, str):
         yield Part("text", path, content, path)
+    elif isinstance(content, Mapping):
+        yield from read(cast("Mapping[str, Any]", content), path)
     elif isinstance(content, list):
         for index, block in enumerate(cast("list[object]", content)):
-            if isinstance(block, Mapping):
-                yield from read(cast("Mapping[str, Any]", block), (*path, index))
-            else:
-                yield from parts_in(block, (*path, index), read)
+            yield from parts_in(block, (*path, index), read)
     elif content is not None:
         yield Part("other", path, content)
 

@@ -106,12 +106,13 @@ def _settle(step: Step, shape: Shape) -> None:
             gone[place].append(call.path)
         else:
             step.results.append(answer)
-    step.messages = [without(message, gone[place]) for place, message in enumerate(step.messages)]
-    while step.messages:
-        last = step.messages.pop()
-        parts = _parts(last, shape)
-        if parts and parts[-1].kind == "thought":
-            step.messages.append(without(last, [parts[-1].path]))
-        elif parts:
-            step.messages.append(last)
-            break
+    said: list[Message] = []
+    ends = True
+    for place in reversed(range(len(step.messages))):
+        message, ends = without(step.messages[place], gone.get(place, ())), ends or place in gone
+        while (parts := _parts(message, shape)) and ends and parts[-1].kind == "thought":
+            message = without(message, [parts[-1].path])
+        if parts:
+            said.insert(0, message)
+            ends = False
+    step.messages = said

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, cast
 from stm_backends.cutting import SHORTEST_CUT, cut_json, cut_summary, is_blank, largest
 from stm_backends.drivers.checks import require_integer
 from stm_backends.errors import InvalidState, MemoryBudgetExceeded
+from stm_backends.messages.blocks import list_in
 from stm_backends.messages.pairing import Step, steps_of
 from stm_backends.messages.parts import Message, Part, changed
 from stm_backends.messages.providers import as_shape
@@ -246,10 +247,17 @@ class _Window:
             if media:
                 media -= 1
                 continue
-            text = f"[{part.name} not shown: {part.text}]"
-            new = self._shape.block(text) if part.path else self._shape.says(self._shape.role(message), text)
-            message = changed(message, part.path, new)
+            message = changed(message, part.path, self._reference(message, part))
         return message, media
+
+    def _reference(self, message: Message, part: Part) -> Any:
+        """Return what stands for a medium: a message, a part as a message of this role has it, or a block."""
+        text = f"[{part.name} not shown: {part.text}]"
+        said = self._shape.says(self._shape.role(message), text)
+        if not part.path:
+            return said
+        parts = list_in(said.get(str(part.path[0]))) if len(part.path) == 2 else []
+        return parts[0] if parts else self._shape.block(text)
 
     def _longest(self, messages: Sequence[Message]) -> int:
         """Return how many characters the longest text has."""

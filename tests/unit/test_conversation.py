@@ -140,6 +140,16 @@ SIZES = {"small": 2_000, "large": 50_000}
 ROLES = ("user", "assistant")
 
 
+async def test_an_object_without_settings_leaves_the_summarizer_that_was_given(backend: Backend) -> None:
+    summarizer = LedgerSummarizer()
+    asked = backend.conversation(*IDS, summarizer=summarizer)
+    shown = backend.conversation(*IDS)
+    for number in range(60):
+        await asked.add(asks(number), {"role": "assistant", "content": "word " * 400})
+    await shown.flush()
+    assert summarizer.requests
+
+
 @pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "many"])
 async def test_max_tokens_is_a_number_and_not_beside_a_configuration(backend: Backend, wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match="max_tokens"):

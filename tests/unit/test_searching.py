@@ -73,6 +73,12 @@ async def found(backend: Backend, words: str, owner: tuple[str, str] = IDS) -> d
             return some
 
 
+async def places_of(backend: Backend, words: str) -> list[str]:
+    """Return where the newest conversation that is found has words."""
+    results = await backend.conversations.search(*IDS, words)
+    return [match.where for one in results.found[:1] for match in one.matches]
+
+
 async def indexed(backend: Backend, owner: tuple[str, str] = IDS) -> set[str]:
     """Search, and wait until what was read is indexed; returns the cards in the index that are settled."""
     await found(backend, "nothing", owner)
@@ -152,6 +158,26 @@ async def test_a_title_that_is_set_later_is_found(backend: Backend) -> None:
     await backend.conversations.update(key, title="Spain")
     assert not await found(backend, "portugal")
     assert await found(backend, "spain") == {"chat": [None]}
+
+
+async def test_a_title_is_found_as_it_is_shown_whoever_gave_it(backend: Backend) -> None:
+    async def naming(request: Any, /) -> Any:
+        return {**await LedgerSummarizer()(request), "title": "Portugal in spring"}
+
+    key = key_of("chat")
+    memory = backend.memory(key, KEPT, summarizer=naming)
+    for text in ("hello", "one", "two"):
+        await memory.add_turn(ConversationTurn(text, "noted"))
+    await memory.flush()
+    await touched(backend, key)
+    await backend.conversations.rebuild(*IDS)
+    assert await indexed(backend) == {"chat"}
+    assert "title" in await places_of(backend, "portugal")
+    await backend.conversations.update(key, title="Spain")
+    await index_of(backend).forget(keys.card_key(key).name)
+    assert await indexed(backend) == {"chat"}
+    await backend.conversations.update(key, title="")
+    assert "title" in await places_of(backend, "portugal")
 
 
 async def test_what_is_erased_leaves_no_word_in_the_index(
@@ -250,6 +276,20 @@ async def test_words_of_a_shortened_transcript_go_with_its_pages(
     await backend.sessions.purge(*IDS, transcripts_older_than=86_400.0)
     assert not await words_known(backend, "turn7")
     assert 9 in (await found(backend, "turn9"))["long"]
+
+
+@pytest.mark.parametrize("in_generation", [False, True])
+async def test_a_shortened_conversation_is_found_by_its_title(backend: Backend, in_generation: bool) -> None:
+    await talked(backend, "chat", "Portugal", "one", "two")
+    await indexed(backend)
+    if in_generation:
+        await index_of(backend).make_generation()
+    await index_of(backend).forget(keys.card_key(key_of("chat")).name, below=1)
+    assert "title" in await places_of(backend, "portugal")
+    assert await indexed(backend) == {"chat"}
+    await backend.conversations.update(key_of("chat"), title="Spain")
+    await index_of(backend).forget(keys.card_key(key_of("chat")).name, below=1)
+    assert "title" in await places_of(backend, "spain")
 
 
 async def test_an_index_that_cannot_be_read_hides_nothing_and_is_made_again(

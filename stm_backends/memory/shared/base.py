@@ -21,7 +21,7 @@ from stm_backends.memory.estimating import checked_config
 from stm_backends.memory.policy import CatchUp, Fold, Recover, Wait
 from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.due import Held, KeepTranscript, Move
-from stm_backends.memory.shared.folds import Stats, attempt_of
+from stm_backends.memory.shared.folds import GIVEN, WRITER, Stats, attempt_of
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.units import Entry
 from stm_backends.protocols import Summarizer
@@ -74,7 +74,7 @@ class SharedBase:
         require_key(key)
         self.observer = observer = guarded(observer)
         if given is None:
-            given = 2 if config is not None else int(summarizer is not None)
+            given = GIVEN if config is not None else WRITER if summarizer is not None else 0
         config, summarizer = remembering(config, summarizer)
         self._config = checked_config(config, observer.function_failed)
         self._codec = codec or Codec()

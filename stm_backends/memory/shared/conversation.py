@@ -13,6 +13,7 @@ from stm_backends.errors import ConfigurationError
 from stm_backends.memory.defaults import CONVERSATION_TOKENS, speaking
 from stm_backends.memory.shared.base import SharedBase
 from stm_backends.memory.shared.editing import Editing
+from stm_backends.memory.shared.folds import GIVEN, WRITER
 from stm_backends.memory.shared.reading import Numbered, read_all_units, read_units_page
 from stm_backends.memory.speech import said_by, waits_for_answer
 from stm_backends.memory.units import messages_of, seal_messages, usage_of
@@ -107,7 +108,7 @@ class Conversation(SharedBase):
     ) -> None:
         settings: dict[str, Any] = {"config": config, "summarizer": summarizer, "max_tokens": max_tokens}
         self._like_this = partial(Conversation, driver, shape=shape, **settings, **shared)
-        given = 1 if config is max_tokens is None else 2
+        given = GIVEN if config is not None or max_tokens is not None else 1 if summarizer is None else WRITER
         if max_tokens is None:
             max_tokens = CONVERSATION_TOKENS
         elif config is not None:

@@ -45,6 +45,11 @@ LOST: Final = Plan(0.0)
 """The plan to look again after a lost race, with a pause after several in a row."""
 
 
+GIVEN: Final = 3
+WRITER: Final = 2
+"""What counts more of the settings of one conversation, see `Writes.use`."""
+
+
 @dataclass(slots=True)
 class Stats:
     """Counters of what was done. `lost_races` counts summaries and failures that lost a race."""
@@ -100,8 +105,8 @@ class Writes(PlannedWork):
     def use(self, config: ShortTermMemoryConfig, summarizer: Callable[..., object], *, given: int) -> None:
         """Use these settings from now on, unless they store nothing; the newest memory object wins.
 
-        Defaults never replace what was given: `given` is 2 for a configuration, 1 for a summarizer without
-        one, and 0 for neither.
+        Defaults never replace what was given: `given` is `GIVEN` for a configuration, `WRITER` for a
+        summarizer without one, and less for neither: 1 for a conversation of messages, and 0 for a memory.
         """
         if config.strategy != "none" and given >= self._given:
             self._given = given

@@ -146,6 +146,17 @@ def test_long_results_are_cut_before_steps_are_left_out() -> None:
     assert len(found) < len(said)
 
 
+def test_a_long_result_that_is_an_object_is_cut_within() -> None:
+    call = {"part_kind": "tool-call", "tool_name": "f", "tool_call_id": "a", "args": {}}
+    found = {"part_kind": "tool-return", "tool_name": "f", "tool_call_id": "a", "content": {"rows": LONG}}
+    said: list[Message] = [
+        {"kind": "request", "parts": [{"part_kind": "user-prompt", "content": "Go"}]},
+        {"kind": "response", "parts": [call]},
+        {"kind": "request", "parts": [found]},
+    ]
+    assert "characters omitted" in shown(*said, budget=500)[2]["parts"][0]["content"]["rows"]
+
+
 def test_arguments_that_are_cut_stay_json() -> None:
     given = json.dumps({"old": LONG, "n": 1, "new": LONG})
     found = shown(user("Go"), answer(None, "a", arguments=given), result("a"), budget=500)
@@ -248,6 +259,9 @@ def test_a_thought_that_led_to_nothing_is_left_out() -> None:
     call: Message = {"type": "computer_call", "id": "cu_1", "call_id": "a", "action": {"type": "screenshot"}}
     # It cannot be given a result, so it goes, and the thought that led to it.
     assert shown(user("Go"), thought, call) == [user("Go")]
+    said: Message = {"type": "message", "role": "assistant", "content": "Done", "id": "msg_1"}
+    assert shown(user("Go"), thought, call, said) == [user("Go"), said]
+    assert shown(user("Go"), call, thought, said) == [user("Go"), thought, said]
 
 
 # Media
@@ -293,6 +307,17 @@ def test_tokens_are_those_of_texts_names_and_arguments_and_four_for_each_message
     assert (
         tokens_of([answer("Hi", "a"), result("a", "2")], estimate=len) == 4 + len("Hi") + len("f {}") + 4 + 1
     )
+
+
+def test_a_file_that_a_model_of_pydantic_ai_made_gives_way_to_a_part_of_its_answer() -> None:
+    picture = {"kind": "binary", "media_type": "image/png", "data": "AAAA"}
+    said: list[Message] = [
+        {"kind": "request", "parts": [{"part_kind": "user-prompt", "content": "Draw"}]},
+        {"kind": "response", "parts": [{"part_kind": "file", "content": picture}]},
+        {"kind": "request", "parts": [{"part_kind": "user-prompt", "content": ["Thanks", picture]}]},
+    ]
+    reference = {"part_kind": "text", "content": "[image not shown: image/png]"}
+    assert shown(*said, budget=1_700)[1] == {"kind": "response", "parts": [reference]}
 
 
 def test_how_many_tokens_media_take_can_be_said() -> None:
