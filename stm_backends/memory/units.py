@@ -158,15 +158,16 @@ def page_json(codec: Codec, unit: StoredTurn, entry: bytes) -> bytes:
     """Return a unit of an entry as the JSON that a page has of it."""
     if unit.said is None:
         return codec.open_encoded("turn", entry)
-    return encode_json(_content(unit, unit.said))
+    return encode_json(message_content(unit, unit.said))
 
 
 def page_content(codec: Codec, unit: StoredTurn, entry: bytes) -> dict[str, Any]:
     """Return what `page_json` encodes."""
-    return codec.open("turn", entry) if unit.said is None else _content(unit, unit.said)
+    return codec.open("turn", entry) if unit.said is None else message_content(unit, unit.said)
 
 
-def _content(unit: StoredTurn, said: Said) -> dict[str, Any]:
+def message_content(unit: StoredTurn, said: Said) -> dict[str, Any]:
+    """Return a message as a page and an export have it."""
     at = unit.turn.ts
     return {**unit.extra, "turn_id": unit.id, "item": said.message, **({"at": at} if at else {})}
 
