@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from stm_backends.admin.stats import last_activity_of, tokens_of
@@ -13,7 +13,8 @@ from stm_backends.backend import Backend
 from stm_backends.cli.figures import iso, spans, when
 from stm_backends.cli.replay import ledger
 from stm_backends.history.log import ItemLog, LogItem, LogPage
-from stm_backends.memory.shared.reading import TranscriptTurn
+from stm_backends.memory.shared.reading import Numbered, read_all_units, read_units_page
+from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.speech import split
 from stm_backends.memory.units import stored_unit
 from stm_backends.records import keys
@@ -75,13 +76,13 @@ class Conversation:
             transcript,
         )
 
-    def section_of(self, one: TranscriptTurn) -> str:
-        """Return the title above a turn of the whole conversation."""
-        if any(one.id == stored.id for stored in self.recent):
+    def section_of(self, one: Numbered) -> str:
+        """Return the title above a turn or message of the whole conversation."""
+        if any(one.stored.id == stored.id for stored in self.recent):
             return "Recent"
         if one.summarized:
             return "Covered by the summary"
-        if any(one.id == stored.id for stored in self.pending):
+        if any(one.stored.id == stored.id for stored in self.pending):
             return "Pending (not summarized yet)"
         return "Earlier (covered by no summary)"
 
@@ -104,14 +105,19 @@ class Conversation:
         )
 
     @property
+    def what(self) -> str:
+        """What has a number in it."""
+        return said_in(self.body, [*self.pending, *self.recent])
+
+    @property
     def turns(self) -> str:
-        """How many turns it has had, in words."""
+        """How many turns or messages it has had, in words."""
         in_full, body = len(self.pending) + len(self.recent), self.body
-        return f"{in_full} in full, {body.folded} in the summary, {body.dropped} dropped without a summary"
+        return f"{in_full:,} in full, {body.folded} in the summary, {body.dropped} dropped without a summary"
 
     def facts(self) -> dict[str, str]:
         """Return what is said above the conversation, by name."""
-        facts = {"health": self.body.health.value, "turns": self.turns}
+        facts = {"health": self.body.health.value, self.what: self.turns}
         if self.archived:
             waiting = self.transcript.waiting
             suffix = f", {waiting:,} of them wait for a summary" if waiting else ""
@@ -120,7 +126,7 @@ class Conversation:
         facts["last activity"] = "unknown" if self.last_activity is None else when(self.last_activity)
         if self.guessed and (self.pending or self.recent):
             facts["recent"] = (
-                f"the newest {self.full_zone_turns} (the default; set yours with --full-zone-turns)"
+                f"the newest {self.full_zone_turns} turns (default; set yours with --full-zone-turns)"
             )
         return facts
 
@@ -146,9 +152,16 @@ class Conversation:
         }
 
 
+def said_in(body: Body, units: Sequence[StoredTurn]) -> str:
+    """Return what a conversation consists of, as of those in its record."""
+    if not body.messages:
+        return "turns"
+    return "messages" if all(unit.said for unit in units) else "turns and messages"
+
+
 @dataclass(frozen=True, slots=True)
 class Whole(Generic[One]):
-    """The turns of a conversation, or the items of a log: from the number `start` on.
+    """The turns and messages of a conversation, or the items of a log: from the number `start` on.
 
     `oldest` is the number of the oldest one that is stored, `what` is what they are, and `again` the command
     that shows all.
@@ -161,15 +174,16 @@ class Whole(Generic[One]):
     again: str
 
     @staticmethod
-    async def of(backend: Backend, key: MemoryKey, shown: Conversation) -> Whole[TranscriptTurn]:
+    async def of(backend: Backend, key: MemoryKey, shown: Conversation) -> Whole[Numbered]:
         """Find the turns up to the newest one of an export, and read only those of the record yet."""
         again = f"stm-backends history {shown.key}"
         if not keys.is_dialogue(key):
-            return Whole(shown.first, shown.first, _in_record(shown), "turns", again)
-        look = await backend.memory(key).transcript(limit=1)
+            return Whole(shown.first, shown.first, _in_record(shown), shown.what, again)
+        shared = backend.memory(key).shared
+        look = await read_units_page(shared, before=None, after=None, at=None, limit=1)
         start = max(look.oldest, look.newest + 1 - MOST)
-        each = _until_newest(backend, key, shown, start, look.newest)
-        return Whole(look.oldest, start, each, "turns", again)
+        each = _until_newest(shared, key.session_id, shown, start, look.newest)
+        return Whole(look.oldest, start, each, shown.what, again)
 
     @staticmethod
     def of_log(log: ItemLog, newest: LogPage, again: str) -> Whole[LogItem]:
@@ -194,20 +208,21 @@ class Whole(Generic[One]):
         return f"Not stored any more: number{'s' * (last > first)} {spans([range(first, last + 1)])}"
 
 
-async def _in_record(shown: Conversation) -> AsyncIterator[TranscriptTurn]:
+async def _in_record(shown: Conversation) -> AsyncIterator[Numbered]:
     for number, stored in enumerate([*shown.pending, *shown.recent], shown.first):
-        yield TranscriptTurn(number, stored.id, stored.turn, summarized=False, retained=True)
+        yield Numbered(number, stored, summarized=False, retained=True)
 
 
 async def _until_newest(
-    backend: Backend, key: MemoryKey, shown: Conversation, start: int, newest: int
-) -> AsyncIterator[TranscriptTurn]:
+    shared: SharedConversation, session: str, shown: Conversation, start: int, newest: int
+) -> AsyncIterator[Numbered]:
     exported = [stored.id for stored in (*shown.pending, *shown.recent)]
-    async with aclosing(backend.memory(key).each_turn(after=start - 1)) as turns:
-        async for one in turns:
-            yield replace(one, turn=ledger.stored_without_mark(one.turn, key.session_id))
+    async with aclosing(read_all_units(shared, after=start - 1)) as units:
+        async for one in units:
+            turn = ledger.stored_without_mark(one.stored.turn, session)
+            yield one._replace(stored=one.stored._replace(turn=turn))
             # Others may add turns meanwhile.
-            if one.number >= newest or one.id in exported[-1:]:
+            if one.number >= newest or one.stored.id in exported[-1:]:
                 return
 
 

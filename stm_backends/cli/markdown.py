@@ -14,10 +14,11 @@ from stm_backends.cli import item_logs
 from stm_backends.cli.conversation import Conversation
 from stm_backends.cli.figures import when
 from stm_backends.cli.item_logs import Found
-from stm_backends.cli.render import plain, tools
+from stm_backends.cli.render import plain
+from stm_backends.cli.saying import facts_of, lines_of
 from stm_backends.history.activity import text_of
 from stm_backends.history.log import LogItem
-from stm_backends.types import ConversationTurn, StoredTurn
+from stm_backends.types import StoredTurn
 
 
 def document(shown: Conversation) -> str:
@@ -59,18 +60,14 @@ def _turns(title: str, turns: Sequence[StoredTurn], *, first: int) -> Iterator[s
     if turns:
         yield f"## {title}"
     for number, stored in enumerate(turns, first):
-        yield _turn(number, stored.turn)
+        yield _unit(number, stored)
 
 
-def _turn(number: int, turn: ConversationTurn) -> str:
-    parts = [
-        f"### Turn {number}{_at(turn.ts)}",
-        "User:",
-        _block(turn.user_message),
-    ]
-    if used := tools(turn):
-        parts += ["Tools:", _block(used)]
-    return "\n\n".join([*parts, "Assistant:", _block(turn.assistant_response)])
+def _unit(number: int, stored: StoredTurn) -> str:
+    what = "Turn" if stored.said is None else "Message"
+    title = ", ".join([f"### {what} {number}", *facts_of(stored)])
+    said = [f"{who.capitalize()}:\n\n{_block(text)}" for who, text in lines_of(stored)]
+    return "\n\n".join([title, *said])
 
 
 def _block(text: str) -> str:

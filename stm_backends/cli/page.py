@@ -7,7 +7,7 @@ security policy of the page forbids scripts and requests.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from html import escape
 from typing import Final
 
@@ -16,10 +16,11 @@ from stm_backends.cli.conversation import Conversation, Whole
 from stm_backends.cli.figures import when
 from stm_backends.cli.item_logs import Found
 from stm_backends.cli.render import plain
+from stm_backends.cli.saying import SPEAKERS, TOOLS, facts_of, lines_of
 from stm_backends.history.activity import text_of
 from stm_backends.history.log import LogItem
-from stm_backends.memory.shared.reading import TranscriptTurn
-from stm_backends.types import ConversationTurn, TrajectoryDigest
+from stm_backends.memory.shared.reading import Numbered
+from stm_backends.types import ConversationTurn, StoredTurn, TrajectoryDigest
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1c2330; --dim: #5d687a; --line: #dfe3ea; --card: #fff;
@@ -64,7 +65,7 @@ _END: Final = "</main></body></html>\n"
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
-async def page(shown: Conversation, whole: Whole[TranscriptTurn]) -> AsyncIterator[str]:
+async def page(shown: Conversation, whole: Whole[Numbered]) -> AsyncIterator[str]:
     """Yield the parts of the page of a conversation, a turn at a time."""
     body, section, expected = shown.body, "", whole.start
     yield _head("Conversation", shown.key, shown.facts(), body.health.value)
@@ -77,10 +78,10 @@ async def page(shown: Conversation, whole: Whole[TranscriptTurn]) -> AsyncIterat
             yield _note(whole.hole(expected, one.number - 1))
         if section != (section := shown.section_of(one)):
             yield f"<h2>{_text(section)}</h2>\n"
-        yield _turn(one)
+        yield _unit(one)
         expected = one.number + 1
     if not (body.summary or section):
-        yield _note("This conversation has no turns.")
+        yield _note("Nothing was said in this conversation.")
     yield _END
 
 
@@ -138,22 +139,30 @@ def _at(ts: float) -> list[str]:
     return [when(ts)] if ts else []
 
 
-def _turn(one: TranscriptTurn) -> str:
-    turn, digest = one.turn, one.turn.trajectory_digest
-    facts = [f"#{one.number}", *_at(turn.ts), *(["covered by the summary"] if one.summarized else [])]
-    parts = (
-        _above(facts),
-        _card("user", turn.user_message),
-        _tools(digest) if digest is not None else "",
-        _card("assistant", turn.assistant_response),
-        _artifacts(turn),
-    )
+def _unit(one: Numbered) -> str:
+    covered = ["covered by the summary"] if one.summarized else []
+    above = _above([f"#{one.number}", *facts_of(one.stored), *covered])
+    cards = _turn(one.stored.turn) if one.stored.said is None else _message(one.stored)
     kind = ' class="folded"' if one.summarized else ""
-    return f"<article{kind}>{''.join(parts)}</article>\n"
+    return f"<article{kind}>{above}{''.join(cards)}</article>\n"
 
 
-def _card(who: str, text: str) -> str:
-    return f'<div class="card {who}">{_label(who)}<div class="text" dir="auto">{_text(text)}</div></div>'
+def _turn(turn: ConversationTurn) -> Iterator[str]:
+    yield _card("user", turn.user_message)
+    if turn.trajectory_digest is not None:
+        yield _tools(turn.trajectory_digest)
+    yield _card("assistant", turn.assistant_response)
+    yield _artifacts(turn)
+
+
+def _message(stored: StoredTurn) -> Iterator[str]:
+    for who, text in lines_of(stored):
+        yield _card(who if who in SPEAKERS else TOOLS, text, who)
+
+
+def _card(look: str, text: str, who: str = "") -> str:
+    said = f'<div class="text" dir="auto">{_text(text)}</div>'
+    return f'<div class="card {look}">{_label(who or look)}{said}</div>'
 
 
 def _label(who: str) -> str:

@@ -12,19 +12,20 @@ import typer
 
 from stm_backends.cli import datastores, figures, item_logs, render, transfer
 from stm_backends.cli.completion import conversations
+from stm_backends.cli.conversation import said_in
 from stm_backends.cli.item_logs import LogName
 from stm_backends.cli.options import BackendName, SealingName, Url
 from stm_backends.cli.outcome import reported, run, told_as
 from stm_backends.history.log import LogPage
-from stm_backends.memory.shared.reading import TranscriptPage, TranscriptTurn
+from stm_backends.memory.shared.reading import Numbered, UnitsPage, read_units_page
+from stm_backends.memory.units import message_content
 from stm_backends.records.codec import dump_turn
 from stm_backends.records.keys import memory_key
 from stm_backends.records.pages import MOST
-from stm_backends.types import StoredTurn
 
 
 class _Asked(TypedDict):
-    """Where the turns are that are asked for: at most one of these; the newest ones without any."""
+    """Where what is asked for is: at most one of these; the newest without any."""
 
     before: int | None
     after: int | None
@@ -40,19 +41,23 @@ def history(  # noqa: PLR0913, PLR0917 -- one per option
     ],
     before: Annotated[
         int | None,
-        typer.Option("--before", help="Show the turns before this number.", metavar="N", min=0),
+        typer.Option("--before", help="Show what was said before this number.", metavar="N", min=0),
     ] = None,
     after: Annotated[
         int | None,
         typer.Option(
-            "--after", help="Show the turns after this number; after -1 are the oldest.", metavar="N", min=-1
+            "--after",
+            help="Show what was said after this number; -1 is the oldest.",
+            metavar="N",
+            min=-1,
         ),
     ] = None,
     at: Annotated[
-        int | None, typer.Option("--at", help="Show the turns around this number.", metavar="N", min=0)
+        int | None, typer.Option("--at", help="Show what was said around this number.", metavar="N", min=0)
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", help="How many turns to show.", metavar="N", min=1, max=MOST)
+        int,
+        typer.Option("--limit", "-n", help="How many turns or messages.", metavar="N", min=1, max=MOST),
     ] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     log: LogName = None,
@@ -60,22 +65,22 @@ def history(  # noqa: PLR0913, PLR0917 -- one per option
     url: Url = None,
     sealing: SealingName = None,
 ) -> None:
-    """Show all that was said in a conversation, by number: the newest turns, or others.
+    """Show all that was said in a conversation, by number: the newest turns or messages, or others.
 
-    The first turn has the number 0. Turns that the model is no longer shown are there too, if the
+    The first one has the number 0. What the model is no longer shown is there too, if the
     conversation keeps a transcript. A page or two are read, however long the conversation is. Of a
     conversation that an agent framework keeps, its items are shown.
     """
     place = _Asked(before=before, after=after, at=at)
 
-    async def work() -> TranscriptPage | item_logs.Found:
+    async def work() -> UnitsPage | item_logs.Found:
         parsed = transfer.conversation_key(key)
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
             with told_as("history"):
                 kind = item_logs.kind_in(log)
                 if kind is None:
-                    page = await opened.memory(parsed).transcript(**place, limit=limit)
-                    if page.turns or await opened.driver.load(memory_key(parsed), last=0):
+                    page = await read_units_page(opened.memory(parsed).shared, **place, limit=limit)
+                    if page.units or await opened.driver.load(memory_key(parsed), last=0):
                         return page
                 return await item_logs.page_of(opened, parsed, kind, **place, limit=limit)
 
@@ -86,11 +91,12 @@ def history(  # noqa: PLR0913, PLR0917 -- one per option
         _show_items(page, again, place, as_json=as_json)
         return
     if as_json:
-        for one in page.turns:
+        for one in page.units:
             typer.echo(json.dumps(_as_json(one)))
-    elif page.turns:
-        render.console.print(render.numbered((one.number, one.turn) for one in page.turns))
-    _say_more(again, "turns", [one.number for one in page.turns], page, place)
+    elif page.units:
+        render.console.print(render.numbered(page.units))
+    what = said_in(page.snapshot.body, page.snapshot.turns)
+    _say_more(again, what, [one.number for one in page.units], page, place)
 
 
 def _command(key: str, given: Mapping[str, str | None]) -> str:
@@ -115,13 +121,14 @@ def _show_items(found: item_logs.Found, again: str, place: _Asked, *, as_json: b
     _say_more(f"{again} --log {found.kind}", "items", [one.number for one in page.items], page, place)
 
 
-def _as_json(one: TranscriptTurn) -> dict[str, Any]:
+def _as_json(one: Numbered) -> dict[str, Any]:
     where = {"number": one.number, "summarized": one.summarized, "retained": one.retained}
-    return where | dump_turn(StoredTurn(one.id, one.turn))
+    stored = one.stored
+    return where | (dump_turn(stored) if stored.said is None else message_content(stored, stored.said))
 
 
 def _say_more(
-    again: str, what: str, numbers: Sequence[int], page: TranscriptPage | LogPage, place: _Asked
+    again: str, what: str, numbers: Sequence[int], page: UnitsPage | LogPage, place: _Asked
 ) -> None:
     """Say on standard error what is not shown; `again` is the command that shows more.
 

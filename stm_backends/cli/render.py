@@ -16,8 +16,10 @@ from stm_backends.admin.stats import Totals
 from stm_backends.cli import figures
 from stm_backends.cli.conversation import Conversation
 from stm_backends.cli.replay.report import Report
+from stm_backends.cli.saying import facts_of, lines_of
 from stm_backends.drivers.plugins import Diagnosis
-from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn
+from stm_backends.memory.shared.reading import Numbered
+from stm_backends.types import MemoryHealth, StoredTurn
 
 console = Console()
 
@@ -93,12 +95,12 @@ def conversation(shown: Conversation) -> RenderableType:
     return Group(*parts)
 
 
-def numbered(turns: Iterable[tuple[int, ConversationTurn]]) -> RenderableType:
-    """Return turns with their numbers."""
+def numbered(units: Iterable[Numbered]) -> RenderableType:
+    """Return turns and messages with their numbers."""
     rows = _pairs()
-    for number, turn in turns:
-        rows.add_row(Text(str(number), style="bold"))
-        _add_turn(rows, turn)
+    for one in units:
+        rows.add_row(Text(str(one.number), style="bold"), Text(_facts(one.stored), style="dim"))
+        _add_lines(rows, one.stored)
     return rows
 
 
@@ -148,25 +150,22 @@ def _pairs() -> Table:
 def _turns(title: str, turns: Sequence[StoredTurn]) -> Panel:
     rows = _pairs()
     for stored in turns:
-        _add_turn(rows, stored.turn)
+        if facts := _facts(stored):
+            rows.add_row(Text("time", style="dim"), Text(facts, style="dim"))
+        _add_lines(rows, stored)
     return Panel(rows, title=title, title_align="left")
 
 
-def _add_turn(rows: Table, turn: ConversationTurn) -> None:
-    if turn.ts:
-        rows.add_row(Text("time", style="dim"), Text(figures.when(turn.ts), style="dim"))
-    rows.add_row(Text("user", style="bold cyan"), Text(plain(turn.user_message)))
-    if used := tools(turn):
-        rows.add_row(Text("tools", style="bold yellow"), Text(plain(used)))
-    rows.add_row(Text("assistant", style="bold green"), Text(plain(turn.assistant_response)))
+_STYLES: Final = {"user": "bold cyan", "assistant": "bold green"}
 
 
-def tools(turn: ConversationTurn) -> str:
-    """Return the tools of a turn in a line, and what they found in the lines below."""
-    digest = turn.trajectory_digest
-    if digest is None:
-        return ""
-    return "\n".join(filter(None, (", ".join(digest.tools_invoked), digest.observations_summary)))
+def _add_lines(rows: Table, stored: StoredTurn) -> None:
+    for who, text in lines_of(stored):
+        rows.add_row(Text(who, style=_STYLES.get(who, "bold yellow")), Text(plain(text)))
+
+
+def _facts(stored: StoredTurn) -> str:
+    return ", ".join(facts_of(stored))
 
 
 # Replay

@@ -195,21 +195,22 @@ def page_json(codec: Codec, unit: StoredTurn, entry: bytes) -> bytes:
     """Return a unit of an entry as the JSON that a page has of it."""
     if unit.said is None:
         return encode_json(dump_turn(unit)) if _is_items(entry) else codec.open_encoded("turn", entry)
-    return encode_json(_content(unit, unit.said))
+    return encode_json(message_content(unit, unit.said))
 
 
 def page_content(codec: Codec, unit: StoredTurn, entry: bytes) -> dict[str, Any]:
     """Return what `page_json` encodes."""
     if unit.said is None:
         return dump_turn(unit) if _is_items(entry) else codec.open("turn", entry)
-    return _content(unit, unit.said)
+    return message_content(unit, unit.said)
 
 
 def _is_items(entry: bytes) -> bool:
     return entry.startswith(_ITEMS)
 
 
-def _content(unit: StoredTurn, said: Said) -> dict[str, Any]:
+def message_content(unit: StoredTurn, said: Said) -> dict[str, Any]:
+    """Return a message as a page and an export have it."""
     at = unit.turn.ts
     return {**unit.extra, "turn_id": unit.id, "item": said.message, **({"at": at} if at else {})}
 

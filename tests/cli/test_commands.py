@@ -153,7 +153,7 @@ def test_show_gives_a_readable_view_of_a_conversation(url: str):
 
 def test_show_says_when_it_guesses_how_many_turns_are_recent(url: str):
     guessed = cli("show", "acme:u1:trip", "--url", url).stdout
-    assert "the newest 5 (the default; set yours with --full-zone-turns)" in guessed
+    assert "the newest 5 turns (default; set yours with --full-zone-turns)" in guessed
     told = cli("show", "acme:u1:trip", "--url", url, "--full-zone-turns", "2").stdout
     assert "the default" not in told
     assert "I want number 2." in told

@@ -22,6 +22,7 @@ from stm_backends.memory.policy import CatchUp, Fold, Recover, Wait
 from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.due import Held, KeepTranscript, Move
 from stm_backends.memory.shared.folds import GIVEN, WRITER, Stats, attempt_of
+from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.units import Entry
 from stm_backends.protocols import Summarizer
@@ -93,6 +94,11 @@ class SharedBase:
         self._maintenance.memories.add(self)
         self._shared = self._maintenance.shared
         self._before = replace(self._maintenance.stats)
+
+    @property
+    def shared(self) -> SharedConversation:
+        """The record of the conversation as this process has it, for other parts of this library."""
+        return self._shared
 
     @property
     def stats(self) -> Stats:
