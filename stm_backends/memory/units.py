@@ -109,7 +109,7 @@ def seal_units(codec: Codec, entry_id: str, units: Iterable[StoredTurn], *, fork
 
     One that `forks` holds nothing until the body names it.
     """
-    contents = [dump_turn(unit) if unit.said is None else _content(unit, unit.said) for unit in units]
+    contents = [dump_turn(unit) if unit.said is None else message_content(unit, unit.said) for unit in units]
     return codec.seal("items", {"id": entry_id, "units": contents, **({"forks": True} if forks else {})})
 
 
