@@ -16,11 +16,8 @@ from typing import Any
 from stm_backends.drivers.contract import Driver
 from stm_backends.errors import StorageError
 from stm_backends.memory.shared.conversation import Conversation, HistoryMessage
-from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.messages import Message
 from stm_backends.messages.turns import NO_RESULT
-from stm_backends.records import keys
-from stm_backends.records.codec import Codec
 from stm_backends.types import MemoryHealth, MemoryKey, ShortTermMemoryConfig
 from tests.support.transcript_sim import Faults, Pod, Said, World
 
@@ -172,7 +169,7 @@ class MessageSim(Faults[Conversation, HistoryMessage]):
             await asyncio.sleep(0.3)
 
     async def check(self, key: MemoryKey, memory: Conversation, said: Said) -> None:
-        found = [one async for one in memory.each_message()]
+        found, record = await self.at_rest(key, memory.each_message)
         self.require_once(said, [one.id for one in found])
         for one, following in pairwise(found):
             same = _entry(one) == _entry(following)
@@ -188,9 +185,8 @@ class MessageSim(Faults[Conversation, HistoryMessage]):
         self.counts["messages"] += len(found)
         await self._check_usage(key, memory, found)
         if not self.world.truncates:
-            record = await self.plain.load(keys.memory_key(key))
             words = [_word(text) for one in found if one.summarized and (text := _spoken(one.message))]
-            self.require_summary(Snapshot.of(record, Codec()).body.summary, words)
+            self.require_summary(record, words)
 
     async def _check_usage(
         self, key: MemoryKey, memory: Conversation, found: Sequence[HistoryMessage]

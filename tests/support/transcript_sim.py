@@ -15,11 +15,11 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from stm_backends.drivers.contract import Driver, Key, Traits
+from stm_backends.drivers.contract import Driver, Key, Record, Traits
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
@@ -27,6 +27,8 @@ from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.base import SharedBase
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.reading import TranscriptTurn
+from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.records import keys
 from stm_backends.records.codec import Codec
 from stm_backends.types import ConversationTurn, MemoryBudget, MemoryHealth, MemoryKey, ShortTermMemoryConfig
 from tests.support import clock
@@ -305,9 +307,19 @@ class Faults(ABC, Generic[M, N]):
             latest = max(latest, start)
         self.counts["turns"] += len(ids)
 
-    def require_summary(self, summary: str, words: Sequence[str]) -> None:
-        """Note it if a summary is not of exactly these words."""
-        head, _, count = summary.partition(" ")
+    async def at_rest(self, key: MemoryKey, read: Callable[[], AsyncIterator[N]]) -> tuple[list[N], Record]:
+        """Return all of a conversation, and its record, which nobody has changed while that was read."""
+        place = keys.memory_key(key)
+        before = await self.plain.load(place)
+        while True:
+            found, after = [one async for one in read()], await self.plain.load(place)
+            if before and after and (before.version, before.tail) == (after.version, after.tail):
+                return found, after
+            before = after
+
+    def require_summary(self, record: Record, words: Sequence[str]) -> None:
+        """Note it if the summary in a record is not of exactly these words."""
+        head, _, count = Snapshot.of(record, Codec()).body.summary.partition(" ")
         expected = "-"
         for word in words:
             expected = chained(expected, word)
@@ -412,10 +424,8 @@ class Sim(Faults[DistributedShortTermMemory, TranscriptTurn]):
             await asyncio.sleep(0.3)
 
     async def check(self, key: MemoryKey, memory: DistributedShortTermMemory, said: Said) -> None:
-        del key
-        found = [turn async for turn in memory.each_turn()]
+        found, record = await self.at_rest(key, memory.each_turn)
         self.require_once(said, [turn.id for turn in found])
         if not self.world.truncates:
-            context: Any = await memory.get_llm_context()
             words = [turn.turn.user_message.partition("#")[0] for turn in found if turn.summarized]
-            self.require_summary(context["conversation_memory"]["summary"], words)
+            self.require_summary(record, words)
