@@ -56,7 +56,7 @@ async def test_every_turn_is_there_once_and_in_order_after_faults(
 async def test_every_message_is_there_once_and_in_order_after_faults(
     datastore: str, place_on: Callable[[str], Place]
 ) -> None:
-    world = World(19, turns=TURNS // 4, conversations=4)
+    world = World(19, turns=TURNS // 10, conversations=4)
     sim = await simulated(place_on(datastore), world, MessageSim)
     assert sim.problems == []
     assert sim.counts["messages"] >= 3 * world.turns

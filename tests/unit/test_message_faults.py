@@ -55,9 +55,9 @@ def test_every_message_is_there_once_and_in_order_after_faults(name: str) -> Non
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", WORLDS)
 def test_so_it_is_after_many_more_faults(name: str, seed: int) -> None:
-    sim = simulated(replace(WORLDS[name], seed=100 + seed, turns=2_000, conversations=4))
+    sim = simulated(replace(WORLDS[name], seed=100 + seed, turns=400, conversations=4))
     assert sim.problems == []
-    assert sim.counts["killed"] > 30
+    assert sim.counts["killed"] > 10
 
 
 @pytest.mark.parametrize("mistake", mutants.MISTAKES)
