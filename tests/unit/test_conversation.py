@@ -673,6 +673,27 @@ async def test_an_import_keeps_times_that_are_whole_numbers_of_seconds(backend: 
     assert card.updated == 1_714_557_600.0
 
 
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"turn_id": "e.0", "item": {"role": "user", "content": "hi"}},
+        {"turn_id": "e", "user_message": "hi", "assistant_response": "yes"},
+    ],
+)
+async def test_an_import_refuses_what_could_not_be_read_again(backend: Backend, turn: dict[str, Any]) -> None:
+    await chat_of(backend).add(asks(0))
+    document = await backend.sessions.export(KEY)
+    await backend.sessions.erase(KEY)
+    deep: Any = "x"
+    for _ in range(118):
+        deep = [deep]
+    document["turns"] = [
+        {**turn, **({"item": {**turn["item"], "x": deep}} if "item" in turn else {"x": deep})}
+    ]
+    with pytest.raises(InvalidState, match="nested too deeply"):
+        await backend.sessions.import_(document)
+
+
 async def test_an_erased_conversation_leaves_nothing(backend: Backend, small_pages: None) -> None:
     chat = chat_of(backend)
     await talked(chat, range(9))
