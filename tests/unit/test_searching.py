@@ -215,6 +215,27 @@ async def test_a_conversation_that_is_erased_while_it_is_indexed_leaves_no_word(
     assert not await words_known(backend, "secret")
 
 
+async def test_searches_at_once_index_a_conversation_once(backend: Backend) -> None:
+    key = await talked(backend, "chat", "secret")
+    sleeping, goes_on = asyncio.Event(), asyncio.Event()
+    add = WordIndex.add
+
+    async def late(self: WordIndex, logged: Any) -> None:
+        sleeping.set()
+        await goes_on.wait()
+        await add(self, logged)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WordIndex, "add", late)
+        await found(backend, "nothing")
+        await sleeping.wait()
+        await found(backend, "nothing")
+        goes_on.set()
+        await indexed(backend)
+    known = await index_of(backend).find(frozenset())
+    assert len(known[keys.card_key(key).name]) == 1
+
+
 async def test_an_import_over_a_conversation_is_found_and_what_was_before_is_not(backend: Backend) -> None:
     await talked(backend, "chat", "before the import")
     document = await backend.sessions.export(key_of("chat"))
