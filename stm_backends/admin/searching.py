@@ -168,7 +168,9 @@ class Searching:
         card = await self._catalogue.load(key)
         if card is not None and _lives_forever(card):
             portion, shown = Portion(keys.card_key(key).name), title_of({**card, "title": title})
-            await self._words((key.tenant_id, key.user_id)).add(Logged(portion, masks_of((), title=shown)))
+            words = self._words((key.tenant_id, key.user_id))
+            await words.add(Logged(portion, masks_of((), title=shown)))
+            await self._forget_erased(key, words)
 
     def _settled(self) -> str:
         return slot_of(self._catalogue.clock() - SETTLED_S)
@@ -233,9 +235,12 @@ class Searching:
                     "summary": read.snapshot.body.summary,
                 }
             await words.add(Logged(portion, masks_of((texts.get(one, "") for one in run), **last)))
+        await self._forget_erased(key, words)
+
+    async def _forget_erased(self, key: MemoryKey, words: WordIndex) -> None:
+        """Forget what was indexed of a conversation that was erased meanwhile."""
         if await self._catalogue.load(key) is None:
-            # Erased meanwhile.
-            await words.forget(name)
+            await words.forget(keys.card_key(key).name)
 
     def _words(self, owner: tuple[str, str]) -> WordIndex:
         return WordIndex(self._driver, self._codec, self._directory, owner)

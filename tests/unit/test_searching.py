@@ -14,6 +14,7 @@ from stm_backends import (
     ConversationTurn,
     MemoryKey,
     Sealing,
+    SessionNotFound,
     ShortTermMemoryConfig,
     StaticKeys,
 )
@@ -212,6 +213,21 @@ async def test_a_conversation_that_is_erased_while_it_is_indexed_leaves_no_word(
         await backend.sessions.erase(key)
         goes_on.set()
         await indexed(backend)
+    assert not await words_known(backend, "secret")
+
+
+async def test_a_title_that_is_set_while_its_conversation_is_erased_leaves_no_word(backend: Backend) -> None:
+    key = await talked(backend, "chat", "hello")
+    add = WordIndex.add
+
+    async def late(self: WordIndex, logged: Any) -> None:
+        await backend.sessions.erase(key)
+        await add(self, logged)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WordIndex, "add", late)
+        with pytest.raises(SessionNotFound):
+            await backend.conversations.update(key, title="secret")
     assert not await words_known(backend, "secret")
 
 
