@@ -32,7 +32,7 @@ from stm_backends.errors import (
 )
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.units import entries_of, seal_messages, seal_units, stored_unit
-from stm_backends.plain_json import encode_json, require_json
+from stm_backends.plain_json import DEEPEST_IN_TURN, encode_json, require_json
 from stm_backends.records import confirming, keys, ledger, pages
 from stm_backends.records.body import REMEMBERED_IDS, Body, Branch, Forgotten, Transcript, digest
 from stm_backends.records.codec import Codec, load_body, load_turn
@@ -540,7 +540,8 @@ def _turns_of(document: Mapping[str, Any]) -> Turns:
     turns: dict[str, Mapping[str, Any]] = {}
     for index, turn in enumerate(cast("Sequence[object]", listed)):
         path = f"turns[{index}]"
-        require_json(turn, path)
+        # No deeper than a turn is read again.
+        require_json(turn, path, deepest=DEEPEST_IN_TURN + 1)
         try:
             content = cast("Mapping[str, Any]", turn)
             ts = (stored_unit(content).turn if "item" in content else load_turn(content)).ts

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -17,7 +16,7 @@ from stm_backends.catalogue.card import SLOT_S, Content, slot_of, title_of
 from stm_backends.catalogue.index import Catalogue
 from stm_backends.catalogue.matching import Match, Query
 from stm_backends.catalogue.portions import UNITS, Logged, Portion, masks_of
-from stm_backends.catalogue.word_index import Indexed, WordIndex
+from stm_backends.catalogue.word_index import Indexed, WordIndex, is_settled
 from stm_backends.drivers.contract import Driver
 from stm_backends.errors import Corrupt, KeyMismatch, SealMismatch, StorageError, located
 from stm_backends.memory.shared.reading import bounds_of
@@ -68,7 +67,7 @@ class Searching:
     def start_over(self) -> None:
         """Forget what was to be indexed on an event loop that has ended."""
         self._background = Background(self)
-        self._queue: OrderedDict[MemoryKey, Sequence[Indexed]] = OrderedDict()
+        self._queue: dict[MemoryKey, None] = {}
         self._works = False
 
     async def close(self, *, timeout: float) -> None:
@@ -155,11 +154,11 @@ class Searching:
 
     # Indexing
 
-    def later(self, key: MemoryKey, card: Content, known: Sequence[Indexed]) -> None:
+    def later(self, key: MemoryKey, card: Content, *, is_known: bool) -> None:
         """Have a conversation indexed that a search has read, if it was not active lately."""
-        if card["slot"] < self._settled() or not (known or _lives_forever(card)):
+        if card["slot"] < self._settled() or not (is_known or _lives_forever(card)):
             return
-        self._queue[key] = known
+        self._queue[key] = None
         if not self._works:
             self._works = True
             self._background.start(self._work(), name="stm-words")
@@ -169,7 +168,9 @@ class Searching:
         card = await self._catalogue.load(key)
         if card is not None and _lives_forever(card):
             portion, shown = Portion(keys.card_key(key).name), title_of({**card, "title": title})
-            await self._words((key.tenant_id, key.user_id)).add(Logged(portion, masks_of((), title=shown)))
+            words = self._words((key.tenant_id, key.user_id))
+            await words.add(Logged(portion, masks_of((), title=shown)))
+            await self._forget_erased(key, words)
 
     def _settled(self) -> str:
         return slot_of(self._catalogue.clock() - SETTLED_S)
@@ -177,14 +178,27 @@ class Searching:
     async def _work(self) -> None:
         try:
             while self._queue:
-                key, known = self._queue.popitem(last=False)
-                try:
-                    await self._index(key, known)
-                except StorageError as error:
-                    name = keys.log_name(keys.memory_key(key))
-                    logger.warning("could not index a conversation: %s (conversation %s)", error, name)
+                first = next(iter(self._queue))
+                owner = (first.tenant_id, first.user_id)
+                mine = [key for key in self._queue if (key.tenant_id, key.user_id) == owner]
+                for key in mine:
+                    del self._queue[key]
+                await self._index_all(owner, mine)
         finally:
             self._works = False
+
+    async def _index_all(self, owner: tuple[str, str], some: Sequence[MemoryKey]) -> None:
+        """Index conversations of a user; only logs what fails."""
+        known: dict[str, list[Indexed]] | None = None
+        for key in some:
+            try:
+                if known is None:
+                    # As it is now: an earlier search may have had these indexed since the one that read them.
+                    known = await self.known(owner, Query(frozenset()))
+                await self._index(key, known.get(keys.card_key(key).name, ()))
+            except StorageError as error:
+                name = keys.log_name(keys.memory_key(key))
+                logger.warning("could not index a conversation: %s (conversation %s)", error, name)
 
     async def _index(self, key: MemoryKey, known: Sequence[Indexed]) -> None:
         """Index what the index lacks of a conversation, and forget what is not true of it any more."""
@@ -197,8 +211,9 @@ class Searching:
         if card is None or not _lives_forever(card):
             await words.forget(name)
             return
-        read = await self._read(key, known)
-        if card["slot"] < settled or read is None:
+        if card["slot"] < settled or is_settled(card["slot"], known):
+            return
+        if (read := await self._read(key, known)) is None:
             return
         if not read.counts:
             await words.forget(name)
@@ -220,9 +235,12 @@ class Searching:
                     "summary": read.snapshot.body.summary,
                 }
             await words.add(Logged(portion, masks_of((texts.get(one, "") for one in run), **last)))
+        await self._forget_erased(key, words)
+
+    async def _forget_erased(self, key: MemoryKey, words: WordIndex) -> None:
+        """Forget what was indexed of a conversation that was erased meanwhile."""
         if await self._catalogue.load(key) is None:
-            # Erased meanwhile.
-            await words.forget(name)
+            await words.forget(keys.card_key(key).name)
 
     def _words(self, owner: tuple[str, str]) -> WordIndex:
         return WordIndex(self._driver, self._codec, self._directory, owner)

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from stm_backends.catalogue.card import SLOT_S, Card, Content, card_of, checked_changes, usage_of
 from stm_backends.catalogue.index import Catalogue, Place
 from stm_backends.catalogue.matching import Found, Match, Query
-from stm_backends.catalogue.word_index import Indexed
+from stm_backends.catalogue.word_index import Indexed, is_settled
 from stm_backends.drivers.checks import require_count
 from stm_backends.drivers.contract import MAX_KEY_BYTES, Driver, Key
 from stm_backends.errors import ConfigurationError, SessionNotFound
@@ -42,8 +42,8 @@ class Reads(Protocol):
         """Return the matches in a conversation."""
         ...
 
-    def later(self, key: MemoryKey, card: Content, known: Sequence[Indexed]) -> None:
-        """Have a conversation indexed that was read."""
+    def later(self, key: MemoryKey, card: Content, *, is_known: bool) -> None:
+        """Have a conversation indexed that was read, and of which the index may have something."""
         ...
 
     async def titled(self, key: MemoryKey, title: str) -> None:
@@ -125,7 +125,7 @@ class Conversations:
 
         def wanted(slot: str, card: str) -> bool:
             some = known.get(card, ())
-            return any(one.bits for one in some) or not _is_settled(slot, some)
+            return any(one.bits for one in some) or not is_settled(slot, some)
 
         async def look_at(one: tuple[Key, Content]) -> Found:
             where, content = one
@@ -133,8 +133,8 @@ class Conversations:
             matches = [*query.in_title(card)]
             if self._reads is not None:
                 matches += await self._reads.look(card.key, query, some)
-                if not _is_settled(content["slot"], some):
-                    self._reads.later(card.key, content, some)
+                if not is_settled(content["slot"], some):
+                    self._reads.later(card.key, content, is_known=bool(some))
             return Found(card, tuple(matches))
 
         while most > 0:
@@ -240,11 +240,6 @@ class Conversations:
         if content is None:
             raise SessionNotFound("there is no conversation under this key: one begins with its first turn")
         return card_of(keys.card_key(key), content)
-
-
-def _is_settled(slot: str, known: Sequence[Indexed]) -> bool:
-    """Say whether the index has all of a conversation that was last active in a slot."""
-    return any(one.portion.settled and slot >= one.portion.settled for one in known)
 
 
 def _text_of(place: Place) -> str:

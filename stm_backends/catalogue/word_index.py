@@ -42,6 +42,11 @@ class Indexed(NamedTuple):
     bits: int
 
 
+def is_settled(slot: str, known: Sequence[Indexed]) -> bool:
+    """Say whether the index has all of a conversation that was last active in a slot."""
+    return any(one.portion.settled and slot >= one.portion.settled for one in known)
+
+
 class WordIndex:
     """The words of the conversations of one owner."""
 

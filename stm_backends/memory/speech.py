@@ -8,12 +8,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Final
+from contextlib import suppress
+from typing import Final, get_args
 
 from stm_backends.errors import InvalidState
 from stm_backends.memory import policy
 from stm_backends.memory.policy import Split
-from stm_backends.messages import SHAPES, Message, Shape, begins_turn, digest, shape_of
+from stm_backends.messages import SHAPES, Message, Role, Shape, begins_turn, digest, shape_of
 from stm_backends.tokens import PER_TOKEN, default_token_estimator
 from stm_backends.types import ConversationTurn, ShortTermMemoryConfig, StoredTurn, TrajectoryDigest
 
@@ -30,6 +31,16 @@ def recognized(*messages: Message) -> Shape | None:
     except InvalidState:
         return None
     return shape
+
+
+def _of(message: Message, shape: Shape | None) -> Shape | None:
+    """Return the shape that was given, or what a message has that is of another: see `recognized`."""
+    if shape is not None:
+        # A shape of the caller's own may raise anything for what it does not know.
+        with suppress(Exception):
+            if shape.role(message) in get_args(Role):
+                return shape
+    return recognized(message)
 
 
 def shown(message: Message, at: float) -> tuple[ConversationTurn, bool]:
@@ -65,13 +76,14 @@ def _turn_of(units: Sequence[StoredTurn], shape: Shape | None) -> StoredTurn:
     """Return the turn that these messages tell."""
     messages = [unit.said.message for unit in units if unit.said is not None]
     # Each by itself: a conversation may have gone on with another provider.
-    shapes = [shape or recognized(message) for message in messages]
+    shapes = [_of(message, shape) for message in messages]
     said = [
         ("", "") if one is None else _said(message, one)
         for message, one in zip(messages, shapes, strict=True)
     ]
     user, assistant = ("\n".join(filter(None, texts)) for texts in zip(*said, strict=True))
-    shape = shape or recognized(*messages)
+    if any(one is not shape for one in shapes):
+        shape = recognized(*messages)
     tools = [] if shape is None else [call.name for message in messages for call in shape.calls(message)]
     told = None
     if tools:
@@ -126,7 +138,7 @@ def waits_for_answer(units: Sequence[StoredTurn], shape: Shape | None = None) ->
     said = units[-1].said if units else None
     if said is None:
         return False
-    shape = shape or recognized(said.message)
+    shape = _of(said.message, shape)
     return shape is not None and (
         shape.role(said.message) in ("user", "tool") or bool(shape.calls(said.message))
     )

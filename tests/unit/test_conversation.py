@@ -25,13 +25,13 @@ from stm_backends.errors import (
 from stm_backends.memory.shared.conversation import Conversation, HistoryMessage
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.units import messages_of, open_entry, seal_messages
-from stm_backends.messages import SHAPES, Message, Role, tokens_of
+from stm_backends.messages import SHAPES, Message, Part, Role, Shape, tokens_of
 from stm_backends.records import keys, pages
 from stm_backends.records.codec import Codec
 from stm_backends.testing.memory_contract import config
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer, covered
-from stm_backends.types import ConversationTurn, MemoryKey, default_token_estimator
+from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey, default_token_estimator
 from tests.support.catalogue import touched
 
 KEY = MemoryKey("acme", "u1", "chat")
@@ -545,6 +545,40 @@ async def test_a_shape_of_ones_own_tells_others_where_turns_begin(backend: Backe
     assert [one.begins for one in (await record_of(backend)).turns] == [True, False, True, False]
 
 
+def who_of(message: Message) -> Any:
+    return message.get("who")
+
+
+OWN = Shape(
+    "own",
+    role=lambda message: message["who"],
+    parts=lambda message: [Part("text", ("said",), message["said"], ("said",))],
+    says=lambda role, text: {"who": role, "said": text},
+    block=str,
+)
+
+
+@pytest.mark.parametrize("shape", ["openai", OWN, dataclasses.replace(OWN, role=who_of)])
+async def test_a_conversation_that_goes_on_in_another_shape_is_shown_and_summarized(
+    backend: Backend, shape: str | Shape
+) -> None:
+    before: list[Message] = [
+        {"type": kind, "data": {"content": f"{kind}{number}"}}
+        for number in range(3)
+        for kind in ("human", "ai")
+    ]
+    await chat_of(backend, config(zone=9)).add(*before)
+    summarizer = LedgerSummarizer()
+    chat = chat_of(backend, shape=shape, summarizer=summarizer)
+    assert not (await chat.history()).open
+    for number in range(3):
+        says = SHAPES["openai"].says if isinstance(shape, str) else shape.says
+        await chat.add(says("user", f"u{number}"), says("assistant", f"a{number}"))
+    await chat.flush()
+    assert chat.health is MemoryHealth.HEALTHY
+    assert "human2" in str(summarizer.requests)
+
+
 def test_an_entry_is_read_as_it_was_written() -> None:
     codec = Codec()
     for entry in (
@@ -671,6 +705,27 @@ async def test_an_import_keeps_times_that_are_whole_numbers_of_seconds(backend: 
     assert [one.at for one in await history_of(chat_of(backend))] == [0.0, 1_714_557_600.0]
     (card,) = (await backend.conversations.list("acme", "u1")).cards
     assert card.updated == 1_714_557_600.0
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"turn_id": "e.0", "item": {"role": "user", "content": "hi"}},
+        {"turn_id": "e", "user_message": "hi", "assistant_response": "yes"},
+    ],
+)
+async def test_an_import_refuses_what_could_not_be_read_again(backend: Backend, turn: dict[str, Any]) -> None:
+    await chat_of(backend).add(asks(0))
+    document = await backend.sessions.export(KEY)
+    await backend.sessions.erase(KEY)
+    deep: Any = "x"
+    for _ in range(118):
+        deep = [deep]
+    document["turns"] = [
+        {**turn, **({"item": {**turn["item"], "x": deep}} if "item" in turn else {"x": deep})}
+    ]
+    with pytest.raises(InvalidState, match="nested too deeply"):
+        await backend.sessions.import_(document)
 
 
 async def test_an_erased_conversation_leaves_nothing(backend: Backend, small_pages: None) -> None:

@@ -14,6 +14,7 @@ from stm_backends import (
     ConversationTurn,
     MemoryKey,
     Sealing,
+    SessionNotFound,
     ShortTermMemoryConfig,
     StaticKeys,
 )
@@ -213,6 +214,42 @@ async def test_a_conversation_that_is_erased_while_it_is_indexed_leaves_no_word(
         goes_on.set()
         await indexed(backend)
     assert not await words_known(backend, "secret")
+
+
+async def test_a_title_that_is_set_while_its_conversation_is_erased_leaves_no_word(backend: Backend) -> None:
+    key = await talked(backend, "chat", "hello")
+    add = WordIndex.add
+
+    async def late(self: WordIndex, logged: Any) -> None:
+        await backend.sessions.erase(key)
+        await add(self, logged)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WordIndex, "add", late)
+        with pytest.raises(SessionNotFound):
+            await backend.conversations.update(key, title="secret")
+    assert not await words_known(backend, "secret")
+
+
+async def test_searches_at_once_index_a_conversation_once(backend: Backend) -> None:
+    key = await talked(backend, "chat", "secret")
+    sleeping, goes_on = asyncio.Event(), asyncio.Event()
+    add = WordIndex.add
+
+    async def late(self: WordIndex, logged: Any) -> None:
+        sleeping.set()
+        await goes_on.wait()
+        await add(self, logged)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WordIndex, "add", late)
+        await found(backend, "nothing")
+        await sleeping.wait()
+        await found(backend, "nothing")
+        goes_on.set()
+        await indexed(backend)
+    known = await index_of(backend).find(frozenset())
+    assert len(known[keys.card_key(key).name]) == 1
 
 
 async def test_an_import_over_a_conversation_is_found_and_what_was_before_is_not(backend: Backend) -> None:
