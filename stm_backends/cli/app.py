@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, TextIO
 
 import typer
+from typer.models import CommandInfo
 
 import stm_backends
 from stm_backends.admin.importing import OnConflict
@@ -57,8 +58,10 @@ from stm_backends.cli.replay.report import put_together
 from stm_backends.cli.replay.run import Replay, RunReport
 from stm_backends.cli.resealing import reseal
 from stm_backends.cli.seals import require_keys, require_same_seal
+from stm_backends.cli.searching import search
 from stm_backends.cli.showing import show
 from stm_backends.cli.stats import stats
+from stm_backends.cli.usage import usage
 from stm_backends.drivers import plugins
 from stm_backends.errors import ConfigurationError
 from stm_backends.records.keys import memory_key
@@ -303,6 +306,8 @@ def ping(
 app.command()(show)
 app.command()(history)
 app.command("ls")(list_)
+app.command()(search)
+app.command()(usage)
 app.command()(stats)
 
 
@@ -576,8 +581,25 @@ app.command()(compact)
 
 app.command()(conformance)
 
-for _each in app.registered_commands:
-    _each.cls = Command
+_PANELS: Final = {
+    "Look at what is stored": ("ls", "show", "history", "search", "usage", "stats"),
+    "Move it": ("export", "import", "copy"),
+    "Remove it": ("erase", "purge", "expire"),
+    "Datastores and keys": ("ping", "drivers", "schema", "compact", "reseal"),
+    "Try and verify": ("replay", "conformance"),
+}
+"""The commands in the order of the help."""
+
+
+def _arranged(commands: list[CommandInfo]) -> list[CommandInfo]:
+    by_name = {one.name or getattr(one.callback, "__name__", ""): one for one in commands}
+    for title, names in _PANELS.items():
+        for name in names:
+            by_name[name].cls, by_name[name].rich_help_panel = Command, title
+    return [by_name[name] for names in _PANELS.values() for name in names]
+
+
+app.registered_commands = _arranged(app.registered_commands)
 
 
 def _merged_ttl(ttl: str | None, *, unchanged: int) -> str:

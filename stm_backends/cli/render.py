@@ -111,17 +111,17 @@ def stats(totals: Totals, title: str, *, quick: bool = False) -> RenderableType:
     table.add_column(justify="right")
     read = [
         *((f"  {health.value}", count) for health, count in sorted(totals.health.items()) if count),
-        ("turns in full", totals.turns),
-        ("turns in summaries", totals.folded),
-        ("turns dropped without a summary", totals.dropped),
-        ("turns in pages of transcripts", totals.archived),
-        ("  waiting for a summary", totals.waiting),
+        ("turns or messages in full", totals.turns),
+        ("  in summaries", totals.folded),
+        ("  dropped without a summary", totals.dropped),
+        ("  in pages of transcripts", totals.archived),
+        ("    waiting for a summary", totals.waiting),
         ("tokens (estimate)", totals.tokens),
     ]
     for name, count in (
         ("users", totals.users),
         ("conversations", totals.conversations),
-        *([("turns, by the cards", totals.listed_turns)] if quick else read),
+        *([("turns or messages, by the cards", totals.listed_turns)] if quick else read),
         ("logs of agent frameworks", totals.logs),
         ("saved states", totals.states),
         ("records of graphs", totals.graph_records),
@@ -197,7 +197,7 @@ def _outcome(result: Report) -> Table:
     row("pods killed", result.killed)
     row("turns retried", result.sent_again)
     row("turns in transcripts", result.in_transcript)
-    row("turns in full", result.in_full)
+    row("turns or messages in full", result.in_full)
     if result.newest is not None:
         row(f"turns in transcripts alone (older than the newest {result.newest})", result.let_go)
     else:

@@ -62,15 +62,22 @@ def conversation_key(text: str) -> MemoryKey:
     except InvalidKey as error:
         raise InvalidKey(
             f"{plain(text)!r} is not a conversation; write tenant:user:session, as in acme:u123:chat_001 "
-            f"({_SPELLING})"
+            f"({_SPELLING}){_of_user(text)}"
         ) from error
+
+
+def _of_user(text: str) -> str:
+    """Return how to list conversations, if a text may be a user's key."""
+    is_user = text.count(":") == 1 and all(text.split(":")) and escaped(unescaped(text)) == text
+    return f"; list the conversations of this user with: stm-backends ls {text}" if is_user else ""
 
 
 def owner(text: str) -> tuple[str, str | None]:
     """Return the tenant, and the user or `None`, for `TENANT` or `TENANT:USER`."""
     if text.count(":") > 1:
         raise InvalidKey(
-            f"{plain(text)!r} is a conversation; write a tenant, as in acme, or a user, as in acme:u123"
+            f"{plain(text)!r} is a conversation, which `show` and `history` take; write a tenant, as in "
+            "acme, or a user, as in acme:u123"
         )
     try:
         composite = f"{text}:{_ANY}" if ":" in text else f"{text}:{_ANY}:{_ANY}"
@@ -434,6 +441,11 @@ def _key_of(line: Line) -> MemoryKey:
 def _hint(document: dict[str, object]) -> str:
     if "format" not in document and ("messages" in document or "turns" in document):
         return "; this is a file for: stm-backends replay FILE"
+    if "format" not in document and "content" in document:
+        return (
+            "; this looks like a message. `import` takes what `export` writes, and the guide "
+            "`from-your-own-table` makes such lines of yours"
+        )
     return ""
 
 

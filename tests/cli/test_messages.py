@@ -136,3 +136,83 @@ def test_a_turn_in_a_conversation_of_messages_is_shown_whole(url: str) -> None:
     assert "turns and messages" in cli("show", "acme:u1:trip").stdout
     last = json.loads(cli("history", "acme:u1:trip", "-n", "1", "--json").stdout)
     assert (last["number"], last["user_message"]) == (6, "Thanks")
+
+
+def test_search_prints_conversations_and_the_numbers_of_messages(url: str) -> None:
+    done = cli("search", "acme:u1", "UNTIL", "six")
+    assert (done.exit_code, done.stdout) == (0, "acme:u1:trip  Is it <b>open</b>?\n         5  Until six.\n")
+    assert cli("search", "acme", "until").stdout == done.stdout
+    found = json.loads(cli("search", "acme:u1", "until", "--json").stdout)
+    assert (found["key"], found["title"]) == ("acme:u1:trip", "Is it <b>open</b>?")
+    assert found["matches"] == [{"where": "message", "number": 5, "snippet": "Until six."}]
+
+
+def test_search_says_what_it_does_not_find(url: str) -> None:
+    nothing = cli("search", "acme:u1", "Lisbon")
+    assert (nothing.exit_code, nothing.stderr) == (
+        0,
+        "No conversation of acme:u1 has all of these words.\n",
+    )
+    nobody = cli("search", "acme:nobody", "six")
+    assert (nobody.exit_code, nobody.stderr) == (1, "Error: nothing is stored for acme:nobody\n")
+    signs = cli("search", "acme:u1", "?!")
+    assert (signs.exit_code, "give a word" in signs.stderr) == (2, True)
+
+
+def test_usage_sums_answers_of_conversations_users_and_tenants(url: str) -> None:
+    async def add() -> None:
+        async with open_backend(url) as backend:
+            for user, usage in (("u1", {"output_tokens": 4_000, "cost": 0.00002}), ("u2", {"cost": 0.1})):
+                chat = backend.conversation("acme", user, "second")
+                await chat.add(
+                    {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hi"}, usage=usage
+                )
+
+    asyncio.run(add())
+    assert words(cli("usage", "acme:u1:trip").stdout) == [["acme:u1:trip"], ["output_tokens", "3"]]
+    told = words(cli("usage", "acme").stdout)
+    assert told == [
+        *(["acme:u1"], ["output_tokens", "4,003"], ["cost", "0.00002"]),
+        *(["acme:u2"], ["cost", "0.1"]),
+        *(["all", "users"], ["output_tokens", "4,003"], ["cost", "0.10002"]),
+    ]
+    rows = [json.loads(line) for line in cli("usage", "acme", "--json", "--days", "1").stdout.splitlines()]
+    assert [(one["key"], one["total"]) for one in rows] == [
+        ("acme:u1", {"output_tokens": 4_003, "cost": 0.00002}),
+        ("acme:u2", {"cost": 0.1}),
+    ]
+    daily = words(cli("usage", "acme:u2", "--daily").stdout)
+    assert daily == [["acme:u2"], ["cost", "0.1"], [*rows[1]["days"]], ["cost", "0.1"]]
+
+
+def test_usage_says_where_there_is_none_and_begins_nothing(url: str) -> None:
+    async def add() -> None:
+        async with open_backend(url) as backend:
+            await backend.memory(MemoryKey("acme", "u3", "plain")).add_turn(ConversationTurn("Hi", "Hi"))
+
+    asyncio.run(add())
+    before = cli("export", "acme:u1:trip").stdout
+    cli("usage", "acme:u1:trip")
+    assert cli("export", "acme:u1:trip").stdout == before
+    none = cli("usage", "acme:u3", "--days", "2")
+    said = "No answer of acme:u3 has any usage on the last 2 days: see add(..., usage=...).\n"
+    assert (none.exit_code, none.stderr) == (0, said)
+    for missing, said in (("acme:u1:no", "no conversation under this key"), ("acme:no", "nothing is stored")):
+        done = cli("usage", missing)
+        assert (done.exit_code, said in done.stderr) == (1, True)
+
+
+def test_a_key_of_another_kind_is_answered_with_the_command_for_it(url: str, tmp_path: Path) -> None:
+    assert "of this user with: stm-backends ls acme:u1\n" in cli("show", "acme:u1").stderr
+    assert "which `show` and `history` take" in cli("ls", "acme:u1:trip").stderr
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"role": "user", "content": "Hi", "chat": "a"}\n')
+    assert "the guide `from-your-own-table`" in cli("import", str(file)).stderr
+
+
+def test_the_help_has_every_command_once(url: str) -> None:
+    shown = cli("--help").stdout
+    assert [shown.count(f"│ {name} ") for name in ("ls", "show", "search", "usage", "import", "replay")] == [
+        1
+    ] * 6
+    assert shown.index("Look at what is stored") < shown.index("Try and verify")

@@ -140,7 +140,7 @@ def test_stats_count_what_transcripts_and_the_catalogue_have(long: str) -> None:
     counted = ("turns", "folded", "archived", "waiting", "pages", "cards")
     assert [total[name] for name in counted] == [5, 75, 75, 0, 2, 1]
     shown = cli("stats", "acme", "--url", long).stdout
-    assert re.search(r"turns in pages of transcripts +│ +75 │", shown)
+    assert re.search(r"  in pages of transcripts +│ +75 │", shown)
     assert re.search(r"pages of transcripts +│ +2 │\n│ pages of logs +│ +0 │\n│ cards in", shown)
 
 
