@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -31,6 +31,7 @@ from stm_backends.testing.memory_contract import config
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from tests.mutants.searching import MISTAKES
+from tests.support.catalogue import indexed as index_written
 from tests.support.catalogue import touched
 
 IDS = ("acme", "u1")
@@ -80,15 +81,9 @@ async def found(backend: Backend, words: str, owner: tuple[str, str] = IDS) -> d
 async def indexed(backend: Backend, owner: tuple[str, str] = IDS) -> set[str]:
     """Search, and wait until what was read is indexed; returns the cards in the index that are settled."""
     await found(backend, "nothing", owner)
-    await written(backend)
+    await index_written(backend)
     known = await index_of(backend, owner).find(frozenset())
     return {card for card, some in known.items() if any(one.portion.settled for one in some)}
-
-
-async def written(backend: Backend) -> None:
-    """Wait until what was read, and the pages that are full, are indexed."""
-    internals: Any = backend
-    await internals._searching._background.close(timeout=60)  # noqa: SLF001 -- no operation waits for it
 
 
 def index_of(backend: Backend, owner: tuple[str, str] = IDS) -> WordIndex:
@@ -170,7 +165,7 @@ async def test_a_title_that_is_set_later_is_found(backend: Backend) -> None:
 
 
 @asynccontextmanager
-async def held_up() -> AsyncIterator[asyncio.Event]:
+async def held_up() -> AsyncGenerator[asyncio.Event]:
     """Within, a process that indexes waits before its write; the event says that it does."""
     waits, goes_on = asyncio.Event(), asyncio.Event()
     add = WordIndex.add
@@ -217,7 +212,7 @@ async def a_page_is_indexed_once_as_a_fold_fills_it(backend: Backend, patch: pyt
     patch.setattr(searching, "TURNS", 4)
     for start in range(0, 20, 5):
         await talked(backend, "long", *(f"turn{number} said" for number in range(start, start + 5)))
-        await written(backend)
+        await index_written(backend)
     assert await words_known(backend, "turn15") == {"long"}
     assert not await words_known(backend, "turn19")
     for numbers in (range(16), range(20)):
@@ -248,7 +243,7 @@ async def a_conversation_that_begins_again_meanwhile_has_its_own_words(
         await waits.wait()
         await backend.sessions.erase(key)
         await talked(backend, "chat", "another word")
-    await written(backend)
+    await index_written(backend)
     assert not await words_known(backend, "secret")
     assert 0 in (await found(backend, "another"))["chat"]
 
@@ -314,7 +309,7 @@ async def test_pages_that_expire_are_not_indexed(backend: Backend, monkeypatch: 
     await talked(
         backend, "long", *(f"turn{n}" for n in range(20)), settings=replace(KEPT, session_ttl_s=600.0)
     )
-    await written(backend)
+    await index_written(backend)
     assert not await words_known(backend, "turn3")
 
 
