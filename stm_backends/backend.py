@@ -166,7 +166,8 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             observer=observer,
             touches=self._touches,
             transcript_turns=guard.limits.transcript_turns,
-            filled=self._searching.filled,
+            # What the limit drops would stay in the index until a search, so it is left to searches.
+            filled=self._searching.filled if guard.limits.transcript_turns is None else None,
         )
         self._close_timeout_s = close_timeout_s
         self._home = Home(self._start_over)

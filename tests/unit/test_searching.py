@@ -14,6 +14,7 @@ import pytest
 from stm_backends import (
     Backend,
     ConversationTurn,
+    Limits,
     MemoryKey,
     Sealing,
     ShortTermMemoryConfig,
@@ -301,6 +302,17 @@ async def test_closing_indexes_the_pages_that_wait(monkeypatch: pytest.MonkeyPat
         await memory.flush()
     async with Backend(MemoryDriver(store)) as backend:
         assert await words_known(backend, "turn3") == {"long"}
+
+
+async def test_pages_that_a_limit_will_drop_are_not_indexed_by_folds(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "TURNS", 4)
+    monkeypatch.setattr(searching, "TURNS", 4)
+    async with Backend(driver, limits=Limits(transcript_turns=1_000), close_timeout_s=0.2) as backend:
+        await talked(backend, "long", *(f"turn{number}" for number in range(20)))
+        await index_written(backend)
+        assert not await words_known(backend, "turn3")
 
 
 async def test_pages_that_expire_are_not_indexed(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
