@@ -166,6 +166,8 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             observer=observer,
             touches=self._touches,
             transcript_turns=guard.limits.transcript_turns,
+            # What the limit drops would stay in the index until a search, so it is left to searches.
+            filled=self._searching.filled if guard.limits.transcript_turns is None else None,
         )
         self._close_timeout_s = close_timeout_s
         self._home = Home(self._start_over)
@@ -361,7 +363,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         until = loop.time() + self._close_timeout_s
         try:
             await self._backgrounds.close(timeout=self._close_timeout_s)
-            await self._searching.close(timeout=0)
+            await self._searching.close(timeout=max(until - loop.time(), 0.0))
             # Last: the background folds until then, which the catalogue shows.
             await self._touches.close(timeout=max(until - loop.time(), LAST_S))
         finally:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 from stm_backends.errors import InvalidState
 
@@ -142,17 +143,16 @@ _LONGEST_PATH: Final = 80
 """How many characters of a path errors show."""
 
 
+_Nested: TypeAlias = dict[str, object] | list[object]
+
+
 def is_deeper(value: object, deepest: int) -> bool:
     """Return whether lists and objects are nested more than `deepest` levels deep, without recursion."""
-    level = [value]
-    for _ in range(deepest):
-        below: list[object] = []
-        for one in level:
-            if isinstance(one, dict):
-                below += cast("dict[str, object]", one).values()
-            elif isinstance(one, list):
-                below += cast("list[object]", one)
-        if not below:
+    level: list[_Nested] = [[value]]
+    for _ in range(deepest + 1):
+        inner = itertools.chain.from_iterable(one.values() if isinstance(one, dict) else one for one in level)
+        # Most of what a level has are texts.
+        level = [cast("_Nested", one) for one in inner if isinstance(one, (dict, list))]
+        if not level:
             return False
-        level = below
-    return any(isinstance(one, (dict, list)) for one in level)
+    return True

@@ -1,8 +1,8 @@
 """What a search finds in the records of conversations, and their words for the next one.
 
 What the index knows of a conversation says which of its turns or messages may have the words, and which it
-lacks; these alone are read. A conversation that was read since it was last active is indexed afterwards, in
-the background.
+lacks; these alone are read. Indexed are pages that folds have filled, and conversations that a search has
+read since they were last active; both afterwards, in the background.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from stm_backends.catalogue.card import SLOT_S, Content, slot_of, title_of
@@ -39,6 +40,10 @@ SETTLED_S: Final = 2 * SLOT_S
 an hour, and an hour that clocks may be apart."""
 
 
+WAITING: Final = 1_000
+"""How many pages and conversations wait to be indexed at most; more are left to a later search."""
+
+
 class _Read(NamedTuple):
     """A conversation as it was loaded, and which numbers the index has of it.
 
@@ -51,6 +56,13 @@ class _Read(NamedTuple):
     numbers: range
     covered: frozenset[int]
     counts: bool
+
+
+class _Place(NamedTuple):
+    """What is to be indexed: a page of a conversation, or all of it."""
+
+    key: MemoryKey
+    page: int | None = None
 
 
 class Searching:
@@ -67,11 +79,13 @@ class Searching:
     def start_over(self) -> None:
         """Forget what was to be indexed on an event loop that has ended."""
         self._background = Background(self)
-        self._queue: dict[MemoryKey, None] = {}
+        self._queue: dict[_Place, None] = {}
         self._works = False
 
     async def close(self, *, timeout: float) -> None:
-        """Index what waits, for at most `timeout` seconds; the rest is left to a later search."""
+        """Index pages that wait, for at most `timeout` seconds; the rest is left to a later search."""
+        for place in [place for place in self._queue if place.page is None]:
+            del self._queue[place]
         await self._background.close(timeout=timeout)
         self._queue.clear()
 
@@ -156,9 +170,18 @@ class Searching:
 
     def later(self, key: MemoryKey, card: Content, *, is_known: bool) -> None:
         """Have a conversation indexed that a search has read, if it was not active lately."""
-        if card["slot"] < self._settled() or not (is_known or _lives_forever(card)):
+        if card["slot"] >= self._settled() and (is_known or _lives_forever(card)):
+            self._enter(_Place(key))
+
+    def filled(self, key: MemoryKey, full: Iterable[int]) -> None:
+        """Have pages of a conversation indexed that have all their turns now."""
+        for page in full:
+            self._enter(_Place(key, page))
+
+    def _enter(self, place: _Place) -> None:
+        if len(self._queue) >= WAITING:
             return
-        self._queue[key] = None
+        self._queue[place] = None
         if not self._works:
             self._works = True
             self._background.start(self._work(), name="stm-words")
@@ -170,7 +193,7 @@ class Searching:
             portion, shown = Portion(keys.card_key(key).name), title_of({**card, "title": title})
             words = self._words((key.tenant_id, key.user_id))
             await words.add(Logged(portion, masks_of((), title=shown)))
-            await self._forget_erased(key, words)
+            await self._forget_erased(key, card, words)
 
     def _settled(self) -> str:
         return slot_of(self._catalogue.clock() - SETTLED_S)
@@ -178,20 +201,23 @@ class Searching:
     async def _work(self) -> None:
         try:
             while self._queue:
-                first = next(iter(self._queue))
+                first = next(iter(self._queue)).key
                 owner = (first.tenant_id, first.user_id)
-                mine = [key for key in self._queue if (key.tenant_id, key.user_id) == owner]
-                for key in mine:
-                    del self._queue[key]
+                mine = [one for one in self._queue if (one.key.tenant_id, one.key.user_id) == owner]
+                for place in mine:
+                    del self._queue[place]
                 await self._index_all(owner, mine)
         finally:
             self._works = False
 
-    async def _index_all(self, owner: tuple[str, str], some: Sequence[MemoryKey]) -> None:
-        """Index conversations of a user; only logs what fails."""
+    async def _index_all(self, owner: tuple[str, str], some: Sequence[_Place]) -> None:
+        """Index conversations and pages of a user; only logs what fails."""
         known: dict[str, list[Indexed]] | None = None
-        for key in some:
+        for key, page in some:
             try:
+                if page is not None:
+                    await self._index_page(key, page)
+                    continue
                 if known is None:
                     # As it is now: an earlier search may have had these indexed since the one that read them.
                     known = await self.known(owner, Query(frozenset()))
@@ -199,6 +225,17 @@ class Searching:
             except StorageError as error:
                 name = keys.log_name(keys.memory_key(key))
                 logger.warning("could not index a conversation: %s (conversation %s)", error, name)
+
+    async def _index_page(self, key: MemoryKey, page: int) -> None:
+        """Index what a full page has, whatever the index has of it: no search has, most of the time."""
+        card = await self._catalogue.load(key)
+        if card is None or not _lives_forever(card):
+            return
+        read = await self._read(key, ())
+        transcript = None if read is None else read.snapshot.body.transcript
+        if read is not None and transcript is not None:
+            start, end = max(page * TURNS, transcript.first), min((page + 1) * TURNS, transcript.base)
+            await self._add(key, card, read, [*_runs(range(start, end))])
 
     async def _index(self, key: MemoryKey, known: Sequence[Indexed]) -> None:
         """Index what the index lacks of a conversation, and forget what is not true of it any more."""
@@ -220,26 +257,32 @@ class Searching:
             read = read._replace(covered=frozenset())
         elif any(one.portion.count and one.portion.end <= read.numbers.start for one in known):
             await words.forget(name, below=read.numbers.start)
-        missing = [one for one in read.numbers if one not in read.covered]
-        texts: dict[int, str] = {}
-        async for some in self._texts(key, read, missing):
-            texts |= some
-        runs = [*_runs(missing)] or [range(0)]
-        for run in runs:
-            portion = Portion(name, read.epoch, read.rev, run.start, len(run))
-            last = {}
-            if run is runs[-1]:
-                portion = Portion(name, read.epoch, read.rev, run.start, len(run), settled)
-                last = {
-                    "title": title_of(card),
-                    "summary": read.snapshot.body.summary,
-                }
-            await words.add(Logged(portion, masks_of((texts.get(one, "") for one in run), **last)))
-        await self._forget_erased(key, words)
+        runs = [*_runs(one for one in read.numbers if one not in read.covered)]
+        await self._add(key, card, read, runs or [range(0)], settled=settled)
 
-    async def _forget_erased(self, key: MemoryKey, words: WordIndex) -> None:
-        """Forget what was indexed of a conversation that was erased meanwhile."""
-        if await self._catalogue.load(key) is None:
+    async def _add(
+        self, key: MemoryKey, card: Content, read: _Read, runs: Sequence[range], *, settled: str = ""
+    ) -> None:
+        """Index these runs of numbers, and with the last one all else, if the conversation is settled.
+
+        The card was loaded before the conversation was read.
+        """
+        words, name = self._words((key.tenant_id, key.user_id)), keys.card_key(key).name
+        texts: dict[int, str] = {}
+        async for some in self._texts(key, read, [*itertools.chain.from_iterable(runs)]):
+            texts |= some
+        for run in runs:
+            portion, others = Portion(name, read.epoch, read.rev, run.start, len(run)), dict[str, str]()
+            if settled and run is runs[-1]:
+                portion = replace(portion, settled=settled)
+                others = {"title": title_of(card), "summary": read.snapshot.body.summary}
+            await words.add(Logged(portion, masks_of((texts.get(one, "") for one in run), **others)))
+        await self._forget_erased(key, card, words)
+
+    async def _forget_erased(self, key: MemoryKey, card: Content, words: WordIndex) -> None:
+        """Forget what was indexed of a conversation that was erased meanwhile, and perhaps begun again."""
+        now = await self._catalogue.load(key)
+        if now is None or now["created"] != card["created"]:
             await words.forget(keys.card_key(key).name)
 
     def _words(self, owner: tuple[str, str]) -> WordIndex:

@@ -28,7 +28,8 @@ PAGE: Final = 200
 READ_MOST: Final = 200
 """How many conversations one call of `search` reads."""
 
-_READ_AT_ONCE: Final = 16
+_READ_AT_ONCE: Final = 20
+"""How many conversations a search reads at once: as many as it returns by default."""
 
 
 class Reads(Protocol):
@@ -139,7 +140,7 @@ class Conversations:
 
         while most > 0:
             some, last = await self._catalogue.page(
-                tenant, user, after=place, limit=_READ_AT_ONCE, wanted=wanted
+                tenant, user, after=place, limit=min(most, _READ_AT_ONCE), wanted=wanted
             )
             most -= len(some)
             looked = await operations.together(some, look_at) if some else []

@@ -331,16 +331,21 @@ class Catalogue:
         scope, cards = keys.scope(tenant, user, "recent"), keys.scope(tenant, user, "card")
         found, position = dict[str, Content](), "" if after is None else after.slot
         while True:
-            names = limit + SPARE if wanted is None else operations.PAGE
-            page = await self._driver.scan(scope, after=position, limit=names)
-            found |= await self._cards_of(
-                cards,
-                page.names
-                if wanted is None
-                else [name for name in page.names if wanted(*keys.slot_and_card(name))],
+            most = limit + SPARE
+            page = await self._driver.scan(
+                scope, after=position, limit=most if wanted is None else operations.PAGE
             )
-            listed, position = _in_order(found, after), page.after
-            slot = keys.slot_and_card(page.names[-1])[0] if page.names else ""
+            names, position = page.names, page.after
+            end = names[-1:]
+            if wanted is not None:
+                names = [name for name in names if wanted(*keys.slot_and_card(name))]
+                if len(names) > most:
+                    # The rest is for another page.
+                    names = names[:most]
+                    end, position = names[-1:], names[-1]
+            found |= await self._cards_of(cards, names)
+            listed = _in_order(found, after)
+            slot = keys.slot_and_card(end[0])[0] if end else ""
             # The slot in which this page of cards ends is to be complete.
             if position is None or (len(listed) > limit and slot > listed[limit - 1].slot):
                 break

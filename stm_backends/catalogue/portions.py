@@ -2,19 +2,20 @@
 
 ```
 log     body   {"generations": [name, ...]}
-        entry  {"portion": {"card": ..., "first": 64, "count": 64, ...}, "add": {word: mask}}
+        entry  {"portion": {"card": ..., "first": 64, "count": 64, ...}, "add": " word:mask word:mask "}
         entry  {}                                        of a portion that was forgotten
 list    body   {"portions": [portion or null, ...]}      those of a generation, by their numbers
 bucket  body   {"terms": {word: {number of the portion: mask, ...}, ...}}     as of a graph: `postings`
 ```
 
 A mask is a number in hexadecimal digits: bit 0 says that the title has the word, bit 1 the summary, and bit
-2 + i the turn or message `first + i`.
+2 + i the turn or message `first + i`. An entry has its words in one text: a search for one of 2,000 words
+opens that in a third of the time that an object takes. No word has a space or a colon.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NamedTuple, cast
 
@@ -92,8 +93,8 @@ def seal_logged(logged: Logged | None, codec: Codec) -> bytes:
     """Return the entry of the log for a portion; `None` takes the place of one that is forgotten."""
     if logged is None:
         return codec.seal("portion", {})
-    add = {word: f"{mask:x}" for word, mask in logged.words.items()}
-    return codec.seal("portion", {"portion": asdict(logged.portion), "add": add})
+    words = "".join(f" {word}:{mask:x}" for word, mask in logged.words.items())
+    return codec.seal("portion", {"portion": asdict(logged.portion), "add": f"{words} "})
 
 
 def open_logged(entry: bytes, codec: Codec, *, only: Collection[str] | None = None) -> Logged | None:
@@ -105,11 +106,19 @@ def open_logged(entry: bytes, codec: Codec, *, only: Collection[str] | None = No
     if not content:
         return None
     try:
-        add: Mapping[str, str] = content["add"]
-        words = add if only is None else {word: add[word] for word in only if word in add}
-        return Logged(_portion(content["portion"]), {word: int(mask, 16) for word, mask in words.items()})
+        words = content["add"].split() if only is None else _those_of(only, content["add"])
+        pairs = (one.rsplit(":", 1) for one in words)
+        return Logged(_portion(content["portion"]), {word: int(mask, 16) for word, mask in pairs})
     except (AttributeError, KeyError, TypeError, ValueError):
         raise Corrupt(_DAMAGED) from None
+
+
+def _those_of(words: Iterable[str], add: str) -> Iterator[str]:
+    """Yield the words of an entry that are looked for, with their masks."""
+    for word in words:
+        place = add.find(f" {word}:")
+        if place >= 0:
+            yield add[place + 1 : add.index(" ", place + 1)]
 
 
 def seal_generations(names: Sequence[str], codec: Codec) -> bytes:

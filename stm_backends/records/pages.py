@@ -226,15 +226,16 @@ class Pages:
                 pass
         await self.put(key, transcript, leaving, summary=summary, ttl=ttl)
 
-    async def complete(self, key: Key, before: Transcript, leaving: Sequence[Leaving]) -> None:
+    async def complete(self, key: Key, before: Transcript, leaving: Sequence[Leaving]) -> range:
         """Rewrite the pages that became full as turns left a record whose transcript was `before`.
 
-        These turns are those that the record dropped. Only logs a failure: a page can be read as it was.
+        These turns are those that the record dropped. Returns the numbers of these pages. Only logs a
+        failure: a page can be read as it was.
         """
         end = before.base + len(leaving)
         full = range(before.base // TURNS, end // TURNS)
         if not full:
-            return
+            return full
         known = {before.base - 1: before.last}
         known |= {number: digest(one.id) for number, one in enumerate(leaving, before.base)}
         rev = max([before.rev, *(one.rev for one in leaving)])
@@ -252,6 +253,7 @@ class Pages:
                 )
 
         await operations.together(full, rewrite)
+        return full
 
     async def compact(
         self,

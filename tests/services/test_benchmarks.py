@@ -65,6 +65,12 @@ def test_many_readers_of_the_newest_entries_are_measured(datastore: str, run: Ru
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("datastore", ["sqlite", "redis"])
+def test_searches_are_measured(datastore: str, run: Run) -> None:
+    assert "the first search" in run("benchmarks.search", "--tiny", datastore).read_text("utf-8")
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("datastore", ["sqlite", "redis", "postgres"])
 def test_a_large_tenant_and_a_long_conversation_are_measured(datastore: str, run: Run) -> None:
     page = run("benchmarks.scale", "--small", datastore)

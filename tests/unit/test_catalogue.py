@@ -33,7 +33,7 @@ from stm_backends.admin.describing import catalogue_on
 from stm_backends.admin.erasing import Erasure
 from stm_backends.catalogue.card import SLOT_S, Activity, slot_of
 from stm_backends.catalogue.conversations import Conversations
-from stm_backends.catalogue.index import Catalogue
+from stm_backends.catalogue.index import SPARE, Catalogue
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, MAX_KEY_BYTES, Driver, Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
@@ -699,7 +699,8 @@ async def test_what_cannot_be_set_is_refused_before_anything_is_written(backend:
     assert (await backend.conversations.list("a:b", "u%")).cards == ()
 
 
-async def test_a_page_takes_a_scan_and_the_loads_of_its_cards() -> None:
+async def three_an_hour() -> tuple[World, Catalogue, list[str]]:
+    """Return a world with 200 conversations, and the operations of a process from now on."""
     world = World()
     catalogue, driver = await world.process()
     world.there = {MemoryKey("a:b", "u%", f"{number:03}") for number in range(200)}
@@ -714,10 +715,30 @@ async def test_a_page_takes_a_scan_and_the_loads_of_its_cards() -> None:
         return await send()
 
     driver.call = call  # pyright: ignore[reportAttributeAccessIssue]
-    page = await Conversations(driver, catalogue).list("a:b", "u%", limit=50)
-    assert [card.key.session_id for card in page.cards] == [f"{n:03}" for n in range(199, 149, -1)]
+    return world, catalogue, calls
+
+
+async def test_a_page_takes_a_scan_and_the_loads_of_its_cards() -> None:
+    world, catalogue, calls = await three_an_hour()
+    page, _ = await catalogue.page("a:b", "u%", after=None, limit=50)
+    assert [where.name for where, _ in page] == [f"{n:03}" for n in range(199, 149, -1)]
     assert (calls.count("scan"), calls.count("load"), len(calls)) == (1, 64, 65)
     assert await world.listed(7) == [f"{n:03}" for n in range(199, -1, -1)]
+
+
+@pytest.mark.parametrize("step", [1, 3, 50])
+async def test_a_page_of_wanted_cards_loads_no_card_beyond_it(step: int) -> None:
+    _, catalogue, calls = await three_an_hour()
+    found, after, pages = list[str](), None, 0
+    while pages == 0 or after is not None:
+        page, after = await catalogue.page(
+            "a:b", "u%", after=after, limit=5, wanted=lambda _, card: int(card) % step == 0
+        )
+        found += [where.name for where, _ in page]
+        pages += 1
+    assert found == [f"{n:03}" for n in range(199, -1, -1) if n % step == 0]
+    # A page begins and ends within an hour, of which it needs all.
+    assert calls.count("load") <= pages * (5 + SPARE + 2)
 
 
 def test_listing_the_latest_of_10_000_conversations_takes_a_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from stm_backends import (
     Backend,
     ConversationTurn,
+    Limits,
     MemoryKey,
     Sealing,
     SessionNotFound,
@@ -21,6 +24,7 @@ from stm_backends import (
 from stm_backends.admin import searching
 from stm_backends.admin.copying import Copy, Owner
 from stm_backends.catalogue import word_index
+from stm_backends.catalogue.portions import Logged, Portion, masks_of
 from stm_backends.catalogue.word_index import WordIndex
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
@@ -28,6 +32,8 @@ from stm_backends.records import keys, operations, pages
 from stm_backends.testing.memory_contract import config
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer
+from tests.mutants.searching import MISTAKES
+from tests.support.catalogue import indexed as index_written
 from tests.support.catalogue import touched
 
 IDS = ("acme", "u1")
@@ -55,7 +61,7 @@ async def talked(
     backend: Backend, session: str, *said: str, settings: Any = KEPT, key: MemoryKey | None = None
 ) -> MemoryKey:
     key = key or key_of(session)
-    memory = backend.memory(key, settings, summarizer=LedgerSummarizer() if settings is KEPT else None)
+    memory = backend.memory(key, settings, summarizer=LedgerSummarizer() if settings.transcript else None)
     for text in said:
         await memory.add_turn(ConversationTurn(text, "noted"))
     await memory.flush()
@@ -83,8 +89,7 @@ async def places_of(backend: Backend, words: str) -> list[str]:
 async def indexed(backend: Backend, owner: tuple[str, str] = IDS) -> set[str]:
     """Search, and wait until what was read is indexed; returns the cards in the index that are settled."""
     await found(backend, "nothing", owner)
-    internals: Any = backend
-    await internals._searching._background.close(timeout=60)  # noqa: SLF001 -- no operation waits for it
+    await index_written(backend)
     known = await index_of(backend, owner).find(frozenset())
     return {card for card, some in known.items() if any(one.portion.settled for one in some)}
 
@@ -97,6 +102,12 @@ async def words_known(backend: Backend, word: str, owner: tuple[str, str] = IDS)
     """Return the cards of which the index has a word."""
     known = await index_of(backend, owner).find(frozenset([word]))
     return {card for card, some in known.items() if any(one.bits for one in some)}
+
+
+async def numbers_known(backend: Backend, word: str, card: str) -> list[int]:
+    """Return the numbers that the index has for a word, each as often as it has it."""
+    known = (await index_of(backend).find(frozenset([word])))[card]
+    return sorted(number for one in known for number in one.portion.numbers_in(one.bits))
 
 
 def calls_of(backend: Backend) -> list[Any]:
@@ -181,38 +192,30 @@ async def test_a_title_is_found_as_it_is_shown_whoever_gave_it(backend: Backend)
     assert "title" in await places_of(backend, "portugal")
 
 
-async def test_what_is_erased_leaves_no_word_in_the_index(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(word_index, "PORTIONS", 2)
-    for number in range(5):
-        await talked(backend, f"chat{number}", f"secret{number} shared")
-    await indexed(backend)
-    await backend.sessions.erase(key_of("chat1"))
-    assert not await words_known(backend, "secret1")
-    assert len(await found(backend, "shared")) == 4
-    receipt = await backend.sessions.erase_with_receipt(*IDS)
-    assert receipt.complete
-    assert not [name async for name in operations.names(backend.driver, SCOPE)]
-
-
-async def test_a_conversation_that_is_erased_while_it_is_indexed_leaves_no_word(backend: Backend) -> None:
-    key = await talked(backend, "chat", "secret")
-    sleeping, goes_on = asyncio.Event(), asyncio.Event()
+@asynccontextmanager
+async def held_up() -> AsyncGenerator[asyncio.Event]:
+    """Within, a process that indexes waits before its write; the event says that it does."""
+    waits, goes_on = asyncio.Event(), asyncio.Event()
     add = WordIndex.add
 
     async def late(self: WordIndex, logged: Any) -> None:
-        sleeping.set()
+        waits.set()
         await goes_on.wait()
         await add(self, logged)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(WordIndex, "add", late)
-        await found(backend, "nothing")
-        await sleeping.wait()
-        await backend.sessions.erase(key)
+        yield waits
         goes_on.set()
-        await indexed(backend)
+
+
+async def test_a_conversation_that_is_erased_while_it_is_indexed_leaves_no_word(backend: Backend) -> None:
+    key = await talked(backend, "chat", "secret")
+    async with held_up() as waits:
+        await found(backend, "nothing")
+        await waits.wait()
+        await backend.sessions.erase(key)
+    await indexed(backend)
     assert not await words_known(backend, "secret")
 
 
@@ -233,23 +236,146 @@ async def test_a_title_that_is_set_while_its_conversation_is_erased_leaves_no_wo
 
 async def test_searches_at_once_index_a_conversation_once(backend: Backend) -> None:
     key = await talked(backend, "chat", "secret")
-    sleeping, goes_on = asyncio.Event(), asyncio.Event()
-    add = WordIndex.add
-
-    async def late(self: WordIndex, logged: Any) -> None:
-        sleeping.set()
-        await goes_on.wait()
-        await add(self, logged)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(WordIndex, "add", late)
+    async with held_up() as waits:
         await found(backend, "nothing")
-        await sleeping.wait()
+        await waits.wait()
         await found(backend, "nothing")
-        goes_on.set()
-        await indexed(backend)
+    await indexed(backend)
     known = await index_of(backend).find(frozenset())
     assert len(known[keys.card_key(key).name]) == 1
+
+
+# The promises that a mutant breaks
+
+
+async def what_is_erased_leaves_no_word_in_the_index(backend: Backend, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(word_index, "PORTIONS", 2)
+    for number in range(5):
+        await talked(backend, f"chat{number}", f"secret{number} shared")
+    await indexed(backend)
+    await backend.sessions.erase(key_of("chat1"))
+    assert not await words_known(backend, "secret1")
+    assert len(await found(backend, "shared")) == 4
+    receipt = await backend.sessions.erase_with_receipt(*IDS)
+    assert receipt.complete
+    assert not [name async for name in operations.names(backend.driver, SCOPE)]
+
+
+async def a_page_is_indexed_once_as_a_fold_fills_it(backend: Backend, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(pages, "TURNS", 4)
+    patch.setattr(searching, "TURNS", 4)
+    for start in range(0, 20, 5):
+        await talked(backend, "long", *(f"turn{number} said" for number in range(start, start + 5)))
+        await index_written(backend)
+    assert await words_known(backend, "turn15") == {"long"}
+    assert not await words_known(backend, "turn19")
+    for numbers in (range(16), range(20)):
+        assert await numbers_known(backend, "said", "long") == [*numbers]
+        await indexed(backend)
+
+
+async def a_portion_that_an_erasure_has_left_hides_nothing(
+    backend: Backend, patch: pytest.MonkeyPatch
+) -> None:
+    del patch
+    await talked(backend, "chat", *(f"turn{number} said" for number in range(9)))
+    stale = Portion("chat", "an earlier life", 0, 0, 9)
+    await index_of(backend).add(Logged(stale, masks_of(["secret"] * 9)))
+    assert not await found(backend, "secret")
+    assert 0 in (await found(backend, "turn0"))["chat"]
+    await indexed(backend)
+    assert not await words_known(backend, "secret")
+
+
+async def a_conversation_that_begins_again_meanwhile_has_its_own_words(
+    backend: Backend, patch: pytest.MonkeyPatch
+) -> None:
+    del patch
+    key = await talked(backend, "chat", "secret word")
+    async with held_up() as waits:
+        await found(backend, "nothing")
+        await waits.wait()
+        await backend.sessions.erase(key)
+        await talked(backend, "chat", "another word")
+    await index_written(backend)
+    assert not await words_known(backend, "secret")
+    assert 0 in (await found(backend, "another"))["chat"]
+
+
+CHECKS = {
+    check.__name__: check
+    for check in (
+        what_is_erased_leaves_no_word_in_the_index,
+        a_page_is_indexed_once_as_a_fold_fills_it,
+        a_portion_that_an_erasure_has_left_hides_nothing,
+        a_conversation_that_begins_again_meanwhile_has_its_own_words,
+    )
+}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+async def test_the_index_keeps_what_it_promises(
+    check: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await CHECKS[check](backend, monkeypatch)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+async def test_a_mutant_of_the_index_is_rejected(
+    mistake: Callable[[pytest.MonkeyPatch], None], backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistake(monkeypatch)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        await CHECKS[MISTAKES[mistake]](backend, monkeypatch)
+
+
+# Pages that folds fill
+
+
+async def test_neither_turns_nor_folds_wait_for_the_index(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "TURNS", 4)
+    monkeypatch.setattr(searching, "TURNS", 4)
+    async with held_up() as waits:
+        await talked(backend, "long", *(f"turn{number}" for number in range(20)))
+        await waits.wait()
+        assert 3 in (await found(backend, "turn3"))["long"]
+        assert not await words_known(backend, "turn3")
+
+
+async def test_closing_indexes_the_pages_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "TURNS", 4)
+    monkeypatch.setattr(searching, "TURNS", 4)
+    store = MemoryStore()
+    async with Backend(MemoryDriver(store)) as backend:
+        memory = backend.memory(key_of("long"), KEPT, summarizer=LedgerSummarizer())
+        for number in range(20):
+            await memory.add_turn(ConversationTurn(f"turn{number}", "noted"))
+        await memory.flush()
+    async with Backend(MemoryDriver(store)) as backend:
+        assert await words_known(backend, "turn3") == {"long"}
+
+
+async def test_pages_that_a_limit_will_drop_are_not_indexed_by_folds(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "TURNS", 4)
+    monkeypatch.setattr(searching, "TURNS", 4)
+    async with Backend(driver, limits=Limits(transcript_turns=1_000), close_timeout_s=0.2) as backend:
+        await talked(backend, "long", *(f"turn{number}" for number in range(20)))
+        await index_written(backend)
+        assert not await words_known(backend, "turn3")
+
+
+async def test_pages_that_expire_are_not_indexed(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "TURNS", 4)
+    monkeypatch.setattr(searching, "TURNS", 4)
+    await talked(
+        backend, "long", *(f"turn{n}" for n in range(20)), settings=replace(KEPT, session_ttl_s=600.0)
+    )
+    await index_written(backend)
+    assert not await words_known(backend, "turn3")
 
 
 async def test_an_import_over_a_conversation_is_found_and_what_was_before_is_not(backend: Backend) -> None:
@@ -311,7 +437,9 @@ async def test_words_of_a_shortened_transcript_go_with_its_pages(
     await touched(backend, key)
     await indexed(backend)
     await backend.sessions.purge(*IDS, transcripts_older_than=86_400.0)
-    assert not await words_known(backend, "turn7")
+    # The summary still has the word.
+    assert await numbers_known(backend, "turn7", "long") == []
+    assert await numbers_known(backend, "turn8", "long") == [8]
     assert 9 in (await found(backend, "turn9"))["long"]
 
 

@@ -48,7 +48,7 @@ from stm_backends.types import (
     ShortTermMemoryConfig,
     StoredTurn,
 )
-from tests.support.catalogue import touched
+from tests.support.catalogue import indexed, touched
 
 T = TypeVar("T")
 
@@ -200,6 +200,7 @@ async def test_what_cannot_be_asked_for_is_refused(backend: Backend) -> None:
 async def test_a_page_of_many_turns_takes_three_requests(backend: Backend) -> None:
     memory = memory_of(backend, replace(KEPT, fold_batch_turns=50))
     await talked(memory, range(400))
+    await indexed(backend)
     spy: Any = backend.driver.inner
     spy.calls.clear()
     page = await memory.transcript(before=300, limit=50)

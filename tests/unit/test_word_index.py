@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import suppress
 from typing import Any
 
@@ -95,7 +95,7 @@ async def words_in(driver: Driver) -> set[str]:
         if bucketed:
             stored |= codec.open("postings", record.body or b"")["terms"].keys()
         for one in record.tail:
-            stored |= codec.open("portion", one).get("add", {}).keys()
+            stored |= {word.partition(":")[0] for word in codec.open("portion", one).get("add", "").split()}
     return stored
 
 
@@ -292,13 +292,24 @@ WHOLE = {"card": "c", "epoch": "", "rev": 0, "first": 0, "count": 1, "settled": 
 
 @pytest.mark.parametrize(
     ("changed", "add"),
-    [({"count": 10**9}, {}), ({"first": -1}, {}), ({"card": 1}, {}), ({"rev": None}, {}), ({}, {"w": "x"})],
+    [
+        ({"count": 10**9}, " "),
+        ({"first": -1}, " "),
+        ({"card": 1}, " "),
+        ({"rev": None}, " "),
+        ({}, " w:x "),
+        ({}, " w:"),
+        ({}, {"w": "4"}),
+    ],
 )
-def test_an_entry_of_another_form_is_damaged(changed: dict[str, Any], add: dict[str, Any]) -> None:
+@pytest.mark.parametrize("only", [None, ["w"]])
+def test_an_entry_of_another_form_is_damaged(
+    changed: dict[str, Any], add: Any, only: Collection[str] | None
+) -> None:
     sealed = Codec().seal("portion", {"portion": {**WHOLE, **changed}, "add": add})
     with pytest.raises(Corrupt):
-        portions.open_logged(sealed, Codec())
-    contents: list[dict[str, Any]] = [{"add": {}}, {"portion": []}, {"portion": {}, "add": {}}]
+        portions.open_logged(sealed, Codec(), only=only)
+    contents: list[dict[str, Any]] = [{"add": {}}, {"portion": []}, {"portion": {}, "add": " "}]
     for content in contents:
         with pytest.raises(Corrupt):
             portions.open_logged(Codec().seal("portion", content), Codec())

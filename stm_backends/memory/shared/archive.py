@@ -48,10 +48,10 @@ def _digest(one: Leaving) -> bytes:
 class Archive:
     """The pages of one conversation as this process writes them. `ttl` is the time to live of pages.
 
-    `clock` is in epoch seconds.
+    `clock` is in epoch seconds. `filled` is called with the numbers of pages that have all their turns now.
     """
 
-    __slots__ = ("_clock", "_codec", "_driver", "_key", "_open", "pages", "ttl")
+    __slots__ = ("_clock", "_codec", "_driver", "_key", "_open", "filled", "pages", "ttl")
 
     def __init__(
         self, driver: Driver, key: Key, codec: Codec, pages: Pages, clock: Callable[[], float]
@@ -63,6 +63,7 @@ class Archive:
         self._open: _Put | None = None
         self.pages = pages
         self.ttl: float | None = None
+        self.filled: Callable[[range], None] | None = None
 
     def leaving(self, snapshot: Snapshot, body: Body) -> Sequence[Leaving]:
         """Return the turns that leave a record as a body is stored there, if it keeps a transcript."""
@@ -126,7 +127,9 @@ class Archive:
         before = snapshot.body.transcript
         self.settled()
         if before is not None:
-            await self.pages.complete(self._key, before, leaving)
+            full = await self.pages.complete(self._key, before, leaving)
+            if full and self.filled is not None:
+                self.filled(full)
 
     def settled(self) -> None:
         """Note that the record says now where the turns are."""

@@ -29,7 +29,8 @@ class Backgrounds:
     """What the memory objects of one process share: the background of each conversation, limits and timers.
 
     A background is kept as long as a memory object refers to it or it has work to do or to wait for. What was
-    seen of a conversation is kept beyond that, see `Recent`.
+    seen of a conversation is kept beyond that, see `Recent`. `filled` is called with a conversation and the
+    numbers of its pages that have all their turns now.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Backgrounds:
         clock: Callable[[], float] = time.time,
         touches: Touches | None = None,
         transcript_turns: int | None = None,
+        filled: Callable[[MemoryKey, range], None] | None = None,
     ) -> None:
         self._driver = driver
         self._codec = codec
@@ -49,6 +51,7 @@ class Backgrounds:
         self._observer = observer
         self._clock = clock
         self._touches = touches
+        self._filled = filled
         self._schedule = Schedule(max_summaries)
         self._recent = Recent()
         self._each: WeakValueDictionary[Key, Maintenance] = WeakValueDictionary()
@@ -69,6 +72,8 @@ class Backgrounds:
         self._each[record] = maintenance
         if self._touches is not None and keys.is_dialogue(key):
             maintenance.noting = partial(self._touches.note, key, "memory")
+        if self._filled is not None and keys.is_dialogue(key):
+            shared.archive.filled = partial(self._filled, key)
         return maintenance
 
     def start_over(self) -> None:
