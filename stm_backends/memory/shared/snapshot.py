@@ -269,7 +269,9 @@ class Snapshot:
             return 0
         if not self.turns:
             return len(self.tail)
-        place = {name: index for index, name in enumerate(dict.fromkeys(one.entry for one in self.turns))}
+        # Not by the entries that brought the turns: an edit may have put them into others.
+        names = (id_of(self.opened[start]) for start in self.starts)
+        place = {name: index for index, name in enumerate(dict.fromkeys(names))}
         # Which entries occur at or after the position, and which of them first do so before their successor.
         # One that is met is the first of all, so it is before its successor, and after its predecessor.
         met = [False] * len(place)

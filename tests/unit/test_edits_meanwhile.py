@@ -1,0 +1,68 @@
+"""Edits of a conversation that meet what others do at the same time: copies, erasures, readers, faults."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stm_backends.backend import Backend
+from stm_backends.drivers.contract import Driver, Key
+from stm_backends.drivers.wrapper import WrapperDriver
+from stm_backends.errors import (
+    ConfigurationError,
+    EditConflict,
+    InvalidKey,
+    MessageNotFound,
+    OutcomeUnknown,
+    Unavailable,
+)
+from stm_backends.memory.shared import reading
+from stm_backends.memory.shared.conversation import Conversation
+from stm_backends.messages import Message
+from stm_backends.records import keys, pages
+from stm_backends.testing.workbench.spy import SpyDriver
+from stm_backends.testing.workbench.summarizers import LedgerSummarizer
+from tests.support.catalogue import touched
+from tests.unit.test_conversation import IDS, KEPT, KEY, all_of, answers, asks, chat_of, talked
+from tests.unit.test_editing import Kept, opened, spy_of
+
+COPY = replace(KEY, session_id="copy")
+
+
+@pytest.fixture
+async def backend(driver: Driver) -> AsyncIterator[Backend]:
+    async with Backend(SpyDriver(driver), close_timeout_s=0.2) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "TURNS", 4)
+
+
+async def pages_of(driver: Driver) -> list[str]:
+    return [*(await driver.scan("acme:u1:page", limit=1_000)).names]
+
+
+def copied(driver: Driver) -> Conversation:
+    """Return the copy as another process opens it."""
+    return Backend(driver).conversation("acme", "u1", "copy", KEPT, summarizer=LedgerSummarizer())
+
+
+# Entries that come again
+
+
+async def test_a_late_copy_of_what_was_taken_apart_does_not_let_the_rest_go(backend: Backend) -> None:
+    chat = chat_of(backend, replace(KEPT, fold_batch_turns=99))
+    await chat.add(asks(0), *answers(0), id="t0")
+    for number in range(1, 21):
+        await chat.add(*answers(number), id=f"a{number}")
+    await chat.rewind(0)
+    other = chat_of(Backend(backend.driver))
+    await other.add(asks(0), *answers(0), id="t0")
+    await other.messages()
+    await other.flush()
+    assert await all_of(other) == [asks(0)]
