@@ -66,3 +66,32 @@ async def test_a_late_copy_of_what_was_taken_apart_does_not_let_the_rest_go(back
     await other.messages()
     await other.flush()
     assert await all_of(other) == [asks(0)]
+
+
+async def test_a_late_copy_of_the_first_entry_of_a_copy_has_no_effect(backend: Backend) -> None:
+    chat = chat_of(backend)
+    said = await talked(chat, range(2))
+    copy = await chat.fork("copy")
+    where = keys.memory_key(COPY)
+    first = await backend.driver.load(where)
+    said += await talked(copy, range(20, 29))
+    assert first is not None
+    # Its first attempt was answered too late.
+    await backend.driver.append(where, first.tail[0], initial_version="late", ttl=None)
+    assert await all_of(copied(backend.driver)) == said
+
+
+async def test_an_edited_conversation_is_imported_once_after_it_has_gone_on(backend: Backend) -> None:
+    chat = chat_of(backend)
+    said = (await talked(chat, range(4)))[:18]
+    await chat.rewind(17)
+    lines = [line async for line in backend.sessions.export_lines(KEY)]
+    driver = await opened()
+    for more in (range(20, 29), range(30, 31)):
+        other = Backend(driver)
+        importing = other.sessions.importing(on_conflict="merge")
+        for line in lines:
+            await importing.add(line)
+        again = chat_of(other)
+        said += await talked(again, more)
+        assert await all_of(again) == said
