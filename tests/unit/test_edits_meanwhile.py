@@ -95,3 +95,34 @@ async def test_an_edited_conversation_is_imported_once_after_it_has_gone_on(back
         again = chat_of(other)
         said += await talked(again, more)
         assert await all_of(again) == said
+
+
+# Erasures
+
+
+class _Then(WrapperDriver):
+    """Calls something after the first request."""
+
+    def __init__(self, inner: Driver, then: Any) -> None:
+        super().__init__(inner)
+        self._then = then
+
+    async def call(self, operation: Any, key: Key | str, send: Any) -> Any:
+        answer = await send()
+        then, self._then = self._then, None
+        if then is not None:
+            await then()
+        return answer
+
+
+@pytest.mark.parametrize("to", [2, 22])
+async def test_an_edit_leaves_no_pages_of_what_was_erased_meanwhile(to: int) -> None:
+    driver = await opened()
+    await talked(chat_of(Backend(driver)), range(6))
+
+    async def erases() -> None:
+        assert await Backend(driver).sessions.erase(KEY)
+
+    with pytest.raises((EditConflict, MessageNotFound)):
+        await chat_of(Backend(_Then(driver, erases))).rewind(to)
+    assert await pages_of(driver) == []

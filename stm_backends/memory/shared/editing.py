@@ -166,6 +166,8 @@ class Editing:
         async def edited() -> bool | Lost:
             nonlocal seen
             found = await self._shared.load(operation)
+            # Erased since an attempt has put into pages what was to leave the view.
+            await self._shared.archive.tidy(found, lambda: self._shared.load(operation))
             snapshot = found.transcribed().unleased()
             transcript = snapshot.body.transcript or Transcript("")
             place = at - transcript.base
