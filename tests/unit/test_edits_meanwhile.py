@@ -126,3 +126,18 @@ async def test_an_edit_leaves_no_pages_of_what_was_erased_meanwhile(to: int) -> 
     with pytest.raises((EditConflict, MessageNotFound)):
         await chat_of(Backend(_Then(driver, erases))).rewind(to)
     assert await pages_of(driver) == []
+
+
+async def test_what_began_after_an_erasure_is_another_conversation(backend: Backend) -> None:
+    chat = chat_of(backend)
+    await chat.add(asks(0))
+
+    async def begins_anew(_: Key | str) -> None:
+        other = Backend(backend.driver)
+        await other.sessions.erase(KEY)
+        await other.conversation(*IDS).add(asks(1))
+
+    spy_of(backend).before["replace"] = [begins_anew]
+    with pytest.raises(EditConflict):
+        await chat.rewind(-1)
+    assert await all_of(chat) == [asks(1)]

@@ -170,7 +170,8 @@ class Editing:
             await self._shared.archive.tidy(found, lambda: self._shared.load(operation))
             snapshot = found.transcribed().unleased()
             transcript = snapshot.body.transcript or Transcript("")
-            place = at - transcript.base
+            # Before the first message, there is that to compare.
+            place = max(at, transcript.first) - transcript.base
             unit = snapshot.turns[place].id if 0 <= place < len(snapshot.turns) else ""
             began = found.body.transcript and found.body.transcript.epoch
             before, seen = seen, (began, transcript.rev, unit)
