@@ -141,3 +141,29 @@ async def test_what_began_after_an_erasure_is_another_conversation(backend: Back
     with pytest.raises(EditConflict):
         await chat.rewind(-1)
     assert await all_of(chat) == [asks(1)]
+
+
+# Faults
+
+
+class _Full(WrapperDriver):
+    """Refuses pages of another epoch than that of the original, once it is told."""
+
+    epoch = ""
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        if self.epoch and key.scope.endswith(":page") and self.epoch != keys.page_epoch(key.name):
+            raise Unavailable("the datastore does not answer")
+        return await self.inner.append(key, entry, initial_version=initial_version, ttl=ttl)
+
+
+async def test_a_copy_that_fails_leaves_nothing_behind() -> None:
+    driver = _Full(await opened())
+    chat = chat_of(Backend(driver))
+    await talked(chat, range(20))
+    before = await pages_of(driver)
+    driver.epoch = keys.page_epoch(before[0])
+    with pytest.raises(Unavailable):
+        await chat.fork("copy")
+    assert await pages_of(driver) == before
+    assert await driver.load(keys.memory_key(COPY)) is None

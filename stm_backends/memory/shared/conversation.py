@@ -273,7 +273,7 @@ class Conversation(SharedBase):
 
         Both go on by themselves: each has the messages with their numbers and ids, the summary and the
         settings, and the copy has no branches. It is there as a whole, or not at all; a process that ends
-        before leaves an empty conversation and pages, which `purge` removes after a day. Raises
+        before may leave an empty conversation, and pages, which `purge` removes after a day. Raises
         `SessionExists`, and changes nothing, if there is a conversation under this id, and what `rewind`
         raises.
         """

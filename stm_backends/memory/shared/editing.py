@@ -13,13 +13,13 @@ that comes meanwhile stays, as what is said next.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from stm_backends import races
 from stm_backends.drivers.contract import Key
-from stm_backends.errors import EditConflict, MessageNotFound, SessionExists, Unavailable
+from stm_backends.errors import EditConflict, MessageNotFound, SessionExists, StorageError, Unavailable
 from stm_backends.memory import policy, speech
 from stm_backends.memory.shared.maintenance import Maintenance
 from stm_backends.memory.shared.reading import bounds_of
@@ -274,12 +274,18 @@ class Editing:
             raise SessionExists("there is already a conversation under this id")
         # The sums of the original have what was paid for its answers, and those of the copy begin anew.
         data = seal_units(copy.codec, entry_id, map(counted, restored.units), forks=True)
-        await ledger.append(copy.driver, copy.key, data, ttl=ttl, listing=listing)
-        there = await copy.load("fork")
-        if there.version is None or not _is_empty(there):
-            raise SessionExists("there is already a conversation under this id")
         epoch = f"{pages.IMPORTED}{new_id(copy.clock())}"
-        ids = await self._copy_pages(transcript, restored.first, copy.key, epoch, ttl)
+        try:
+            ids = await self._copy_pages(transcript, restored.first, copy.key, epoch, ttl)
+            await ledger.append(copy.driver, copy.key, data, ttl=ttl, listing=listing)
+            there = await copy.load("fork")
+            if there.version is None or not _is_empty(there):
+                raise SessionExists("there is already a conversation under this id")
+        except Exception:
+            # The original may be erased, and its owner relies on that.
+            with suppress(StorageError):
+                await pages.erase(copy.driver, copy.key, epoch)
+            raise
         ids += [unit.entry for unit in restored.units]
         body = Body(
             summary=restored.summary,
