@@ -167,3 +167,21 @@ async def test_a_copy_that_fails_leaves_nothing_behind() -> None:
         await chat.fork("copy")
     assert await pages_of(driver) == before
     assert await driver.load(keys.memory_key(COPY)) is None
+
+
+async def test_a_list_shows_what_is_in_view_after_an_edit_whose_answer_was_lost(driver: Driver) -> None:
+    async def lost(_: Key | str) -> None:
+        raise OutcomeUnknown("no answer")
+
+    spy = SpyDriver(Kept(driver))
+    async with Backend(spy) as backend:
+        chat = backend.conversation(*IDS)
+        for text in ("Ask", "Go on"):
+            await chat.add({"role": "user", "content": text}, {"role": "assistant", "content": f"{text}!"})
+        await touched(backend, KEY)
+        spy.after["replace"] = [lost] * 3
+        with pytest.raises(OutcomeUnknown):
+            await chat.rewind(1)
+    async with Backend(spy) as again:
+        (card,) = (await again.conversations.list("acme", "u1")).cards
+        assert (card.preview, card.turns) == ("Ask!", 2)

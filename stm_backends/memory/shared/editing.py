@@ -19,7 +19,14 @@ from typing import Any, Final, NamedTuple
 
 from stm_backends import races
 from stm_backends.drivers.contract import Key
-from stm_backends.errors import EditConflict, MessageNotFound, SessionExists, StorageError, Unavailable
+from stm_backends.errors import (
+    EditConflict,
+    MessageNotFound,
+    OutcomeUnknown,
+    SessionExists,
+    StorageError,
+    Unavailable,
+)
 from stm_backends.memory import policy, speech
 from stm_backends.memory.shared.maintenance import Maintenance
 from stm_backends.memory.shared.reading import bounds_of
@@ -184,7 +191,11 @@ class Editing:
                 raise EditConflict("another edit of the conversation came first; read it again")
             return await attempt(snapshot, transcript)
 
-        done = await races.contend(edited)
+        try:
+            done = await races.contend(edited)
+        except OutcomeUnknown:
+            self._maintenance.touch(reset=True)
+            raise
         if done is None:
             raise Unavailable(
                 "the conversation changed each time that it was read",
