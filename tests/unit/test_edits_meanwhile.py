@@ -185,3 +185,25 @@ async def test_a_list_shows_what_is_in_view_after_an_edit_whose_answer_was_lost(
     async with Backend(spy) as again:
         (card,) = (await again.conversations.list("acme", "u1")).cards
         assert (card.preview, card.turns) == ("Ask!", 2)
+
+
+# Readers
+
+
+@pytest.mark.parametrize("is_erased", [False, True])
+async def test_who_reads_all_while_it_is_edited_reads_what_was_said_before(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, is_erased: bool
+) -> None:
+    monkeypatch.setattr(reading, "_AT_ONCE", 4)
+    chat, found = chat_of(backend), list[Message]()
+    await chat.add(asks(90))
+    await chat.rewind(-1)
+    said = await talked(chat, range(6))
+    async for one in chat_of(Backend(backend.driver)).each_message():
+        found.append(one.message)
+        if len(found) == 4 and is_erased:
+            await Backend(backend.driver).sessions.erase(KEY)
+        elif len(found) == 4:
+            await chat.rewind(1)
+            await talked(chat, range(20, 26))
+    assert found == (said[:4] if is_erased else said)

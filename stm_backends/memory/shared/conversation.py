@@ -244,7 +244,8 @@ class Conversation(SharedBase):
     ) -> AsyncGenerator[HistoryMessage]:
         """Yield all messages of the conversation after a number, oldest first, in memory of a few pages.
 
-        Each comes once. Messages that are added meanwhile come, too. `revision` is that of `history`.
+        Each comes once. Messages that are added meanwhile come, too, unless an edit comes first: what it
+        takes out of the view is still among them. `revision` is that of `history`.
         """
         async for one in read_all_units(self._shared, after=after, revision=revision):
             for message in self._shown(one):

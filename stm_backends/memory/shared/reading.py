@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 from stm_backends.errors import MessageNotFound
@@ -123,12 +124,21 @@ async def read_all(shared: SharedConversation, *, after: int | None) -> AsyncGen
 def read_all_units(
     shared: SharedConversation, *, after: int | None, revision: int | None = None
 ) -> AsyncGenerator[Numbered]:
-    """Yield the same of turns and messages."""
+    """Yield the same of turns and messages, all as of the revision that the first ones have."""
+    seen = revision
 
     async def read(after: int) -> tuple[UnitsPage, Sequence[Numbered]]:
-        page = await read_units_page(
-            shared, before=None, after=after, at=None, limit=_AT_ONCE, revision=revision
-        )
+        nonlocal seen
+        read_some = partial(read_units_page, shared, before=None, after=after, at=None, limit=_AT_ONCE)
+        try:
+            page = await read_some(revision=seen)
+        except MessageNotFound:
+            if revision is not None:
+                raise
+            # Another conversation has taken its place, or an edit that takes nothing out of the view.
+            page, seen = await read_some(), None
+        transcript = page.snapshot.body.transcript
+        seen = transcript.rev if seen is None and transcript is not None else seen
         return page, page.units
 
     return each_after(after, read)
