@@ -207,3 +207,32 @@ async def test_who_reads_all_while_it_is_edited_reads_what_was_said_before(
             await chat.rewind(1)
             await talked(chat, range(20, 26))
     assert found == (said[:4] if is_erased else said)
+
+
+# What was given wrongly
+
+
+@pytest.mark.parametrize("wrong", [True, "3", 1.5, -1])
+async def test_a_number_or_a_revision_of_another_type_is_refused(backend: Backend, wrong: Any) -> None:
+    chat = chat_of(backend)
+    said = await talked(chat, range(3))
+    await chat.rewind(13)
+    with pytest.raises(ConfigurationError, match="to must be"):
+        await chat.fork("copy", to=wrong)
+    with pytest.raises(ConfigurationError, match="to must be"):
+        await chat.rewind(-2 if wrong == -1 else wrong)
+    with pytest.raises(ConfigurationError, match="revision must be"):
+        await chat.rewind(2, revision=wrong)
+    with pytest.raises(ConfigurationError, match="revision must be"):
+        await chat.history(revision=wrong)
+    with pytest.raises(ConfigurationError, match="revision must be"):
+        await anext(chat.each_message(revision=wrong))
+    assert await all_of(chat) == said[:14]
+
+
+@pytest.mark.parametrize("wrong", ["", None, 3, "copy#short-term"])
+async def test_a_copy_has_the_id_of_a_conversation(backend: Backend, wrong: Any) -> None:
+    chat = chat_of(backend)
+    await talked(chat, range(1))
+    with pytest.raises(InvalidKey):
+        await chat.fork(wrong)

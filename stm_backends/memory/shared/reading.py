@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
+from stm_backends.drivers.checks import require_integer
 from stm_backends.errors import MessageNotFound
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.snapshot import Snapshot
@@ -84,6 +85,12 @@ def _turn(one: Numbered) -> TranscriptTurn:
     return TranscriptTurn(one.number, one.stored.id, one.stored.turn, one.summarized, one.retained)
 
 
+def require_revision(revision: int | None) -> None:
+    """Raise `ConfigurationError` for what is no revision."""
+    if revision is not None:
+        require_integer("revision", revision, least=0)
+
+
 async def read_units_page(
     shared: SharedConversation,
     *,
@@ -95,6 +102,7 @@ async def read_units_page(
 ) -> UnitsPage:
     """Return the same of turns and messages, if need be as they were when an edit ended a `revision`."""
     require_one_place(before, after, at, limit)
+    require_revision(revision)
     snapshot, stored = await _load(shared), 0
     while True:
         oldest, end = bounds_of(snapshot, revision)
