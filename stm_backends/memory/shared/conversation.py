@@ -14,13 +14,14 @@ from stm_backends.memory.defaults import CONVERSATION_TOKENS, speaking
 from stm_backends.memory.shared.base import SharedBase
 from stm_backends.memory.shared.editing import Editing
 from stm_backends.memory.shared.folds import GIVEN, WRITER
-from stm_backends.memory.shared.reading import Numbered, read_all_units, read_units_page
+from stm_backends.memory.shared.reading import Numbered, read_all_units, read_units_page, require_revision
 from stm_backends.memory.speech import said_by, waits_for_answer
 from stm_backends.memory.units import messages_of, seal_messages, usage_of
 from stm_backends.messages import SHAPES, Message, Shape, as_shape, begins_turn, checked, shape_of, window
 from stm_backends.plain_json import decode_json, encode_json
 from stm_backends.protocols import Summarizer
 from stm_backends.records.body import Transcript, digest
+from stm_backends.records.keys import require_dialogue
 from stm_backends.records.limits import characters_in
 from stm_backends.records.usage import Usage, total
 from stm_backends.telemetry.observer import observed
@@ -245,7 +246,8 @@ class Conversation(SharedBase):
     ) -> AsyncGenerator[HistoryMessage]:
         """Yield all messages of the conversation after a number, oldest first, in memory of a few pages.
 
-        Each comes once. Messages that are added meanwhile come, too. `revision` is that of `history`.
+        Each comes once. Messages that are added meanwhile come, too, unless an edit comes first: what it
+        takes out of the view is still among them. `revision` is that of `history`.
         """
         async for one in read_all_units(self._shared, after=after, revision=revision):
             for message in self._shown(one):
@@ -266,6 +268,7 @@ class Conversation(SharedBase):
         `Unavailable`, and `OutcomeUnknown` if it was perhaps done.
         """
         require_integer("to", to, least=-1)
+        require_revision(revision)
         await self._editing.rewind(to, revision=revision)
 
     @observed
@@ -274,11 +277,14 @@ class Conversation(SharedBase):
 
         Both go on by themselves: each has the messages with their numbers and ids, the summary and the
         settings, and the copy has no branches. It is there as a whole, or not at all; a process that ends
-        before leaves an empty conversation and pages, which `purge` removes after a day. Raises
+        before may leave an empty conversation, and pages, which `purge` removes after a day. Raises
         `SessionExists`, and changes nothing, if there is a conversation under this id, and what `rewind`
         raises.
         """
+        if to is not None:
+            require_integer("to", to, least=0)
         owner = (self._key.tenant_id, self._key.user_id)
+        require_dialogue(MemoryKey(*owner, id))
         made = self._like_this(MemoryKey(*owner, id))
         listing = self._directory.listed(owner, self._config.record_ttl_s)
         await self._editing.fork(made._maintenance, to, of=self._key.session_id, listing=listing)  # noqa: SLF001 -- the same class

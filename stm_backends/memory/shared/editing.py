@@ -13,13 +13,20 @@ that comes meanwhile stays, as what is said next.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from stm_backends import races
 from stm_backends.drivers.contract import Key
-from stm_backends.errors import EditConflict, MessageNotFound, SessionExists, Unavailable
+from stm_backends.errors import (
+    EditConflict,
+    MessageNotFound,
+    OutcomeUnknown,
+    SessionExists,
+    StorageError,
+    Unavailable,
+)
 from stm_backends.memory import policy, speech
 from stm_backends.memory.shared.maintenance import Maintenance
 from stm_backends.memory.shared.reading import bounds_of
@@ -166,9 +173,12 @@ class Editing:
         async def edited() -> bool | Lost:
             nonlocal seen
             found = await self._shared.load(operation)
+            # Erased since an attempt has put into pages what was to leave the view.
+            await self._shared.archive.tidy(found, lambda: self._shared.load(operation))
             snapshot = found.transcribed().unleased()
             transcript = snapshot.body.transcript or Transcript("")
-            place = at - transcript.base
+            # Before the first message, there is that to compare.
+            place = max(at, transcript.first) - transcript.base
             unit = snapshot.turns[place].id if 0 <= place < len(snapshot.turns) else ""
             began = found.body.transcript and found.body.transcript.epoch
             before, seen = seen, (began, transcript.rev, unit)
@@ -181,7 +191,11 @@ class Editing:
                 raise EditConflict("another edit of the conversation came first; read it again")
             return await attempt(snapshot, transcript)
 
-        done = await races.contend(edited)
+        try:
+            done = await races.contend(edited)
+        except OutcomeUnknown:
+            self._maintenance.touch(reset=True)
+            raise
         if done is None:
             raise Unavailable(
                 "the conversation changed each time that it was read",
@@ -271,12 +285,18 @@ class Editing:
             raise SessionExists("there is already a conversation under this id")
         # The sums of the original have what was paid for its answers, and those of the copy begin anew.
         data = seal_units(copy.codec, entry_id, map(counted, restored.units), forks=True)
-        await ledger.append(copy.driver, copy.key, data, ttl=ttl, listing=listing)
-        there = await copy.load("fork")
-        if there.version is None or not _is_empty(there):
-            raise SessionExists("there is already a conversation under this id")
         epoch = f"{pages.IMPORTED}{new_id(copy.clock())}"
-        ids = await self._copy_pages(transcript, restored.first, copy.key, epoch, ttl)
+        try:
+            ids = await self._copy_pages(transcript, restored.first, copy.key, epoch, ttl)
+            await ledger.append(copy.driver, copy.key, data, ttl=ttl, listing=listing)
+            there = await copy.load("fork")
+            if there.version is None or not _is_empty(there):
+                raise SessionExists("there is already a conversation under this id")
+        except Exception:
+            # The original may be erased, and its owner relies on that.
+            with suppress(StorageError):
+                await pages.erase(copy.driver, copy.key, epoch)
+            raise
         ids += [unit.entry for unit in restored.units]
         body = Body(
             summary=restored.summary,

@@ -140,7 +140,7 @@ class Writes(PlannedWork):
             now=self.shared.clock(),
             keep_for=self.keep_ids_for,
             copies=confirmed.copies(drop),
-            replaced=confirmed.replaced(drop),
+            replaced=confirmed.replaced(drop, len(gone)),
         )
         body = confirmed.told(self.shared.archive.within_limit(body), len(gone))
         if not await self.shared.replace(confirmed, body, drop=drop):
@@ -438,6 +438,7 @@ class Writes(PlannedWork):
 
     def _body_after(self, snapshot: Snapshot, fold: Fold, told: _Told, drop: int) -> tuple[Body, bytes]:
         """Return the body with this summary, cut if necessary to what the datastore takes, and its bytes."""
+        gone = len(fold.turns) - fold.archived
         body = policy.after_fold(
             self.config,
             snapshot.body,
@@ -446,9 +447,9 @@ class Writes(PlannedWork):
             now=self.shared.clock(),
             keep_for=self.keep_ids_for,
             copies=snapshot.copies(drop),
-            replaced=snapshot.replaced(drop),
+            replaced=snapshot.replaced(drop, gone),
         )
-        body = snapshot.told(self.shared.archive.within_limit(body), len(fold.turns) - fold.archived)
+        body = snapshot.told(self.shared.archive.within_limit(body), gone)
         body = replace(body, title=told.title)
         most, seal = self.shared.driver.traits.max_entry, self.shared.codec.seal_body
         data = seal(body)

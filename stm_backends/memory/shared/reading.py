@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
+from stm_backends.drivers.checks import require_integer
 from stm_backends.errors import MessageNotFound
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.snapshot import Snapshot
@@ -83,6 +85,12 @@ def _turn(one: Numbered) -> TranscriptTurn:
     return TranscriptTurn(one.number, one.stored.id, one.stored.turn, one.summarized, one.retained)
 
 
+def require_revision(revision: int | None) -> None:
+    """Raise `ConfigurationError` for what is no revision."""
+    if revision is not None:
+        require_integer("revision", revision, least=0)
+
+
 async def read_units_page(
     shared: SharedConversation,
     *,
@@ -94,6 +102,7 @@ async def read_units_page(
 ) -> UnitsPage:
     """Return the same of turns and messages, if need be as they were when an edit ended a `revision`."""
     require_one_place(before, after, at, limit)
+    require_revision(revision)
     snapshot, stored = await _load(shared), 0
     while True:
         oldest, end = bounds_of(snapshot, revision)
@@ -123,12 +132,21 @@ async def read_all(shared: SharedConversation, *, after: int | None) -> AsyncGen
 def read_all_units(
     shared: SharedConversation, *, after: int | None, revision: int | None = None
 ) -> AsyncGenerator[Numbered]:
-    """Yield the same of turns and messages."""
+    """Yield the same of turns and messages, all as of the revision that the first ones have."""
+    seen = revision
 
     async def read(after: int) -> tuple[UnitsPage, Sequence[Numbered]]:
-        page = await read_units_page(
-            shared, before=None, after=after, at=None, limit=_AT_ONCE, revision=revision
-        )
+        nonlocal seen
+        read_some = partial(read_units_page, shared, before=None, after=after, at=None, limit=_AT_ONCE)
+        try:
+            page = await read_some(revision=seen)
+        except MessageNotFound:
+            if revision is not None:
+                raise
+            # Another conversation has taken its place, or an edit that takes nothing out of the view.
+            page, seen = await read_some(), None
+        transcript = page.snapshot.body.transcript
+        seen = transcript.rev if seen is None and transcript is not None else seen
         return page, page.units
 
     return each_after(after, read)

@@ -247,8 +247,8 @@ class SharedConversation:
                 self.driver, self.key, change, expect=snapshot.version or ABSENT, repeatable=False
             )
         finally:
-            self._positions = object()
-        self.current = False
+            # Also if no answer has come: it may be done.
+            self._positions, self.current = object(), False
         if stored:
             tail = (*rewrite, *snapshot.tail[len(rewrite) :])
             opened = (open_entry(self.codec, entry) for entry in tail)

@@ -249,16 +249,22 @@ class Snapshot:
         going = {*map(id_of, self.opened[:drop])} | {one for one in self.opened if isinstance(one, str)}
         return frozenset(identity for identity in map(id_of, self.opened[drop:]) if identity in going)
 
-    def replaced(self, drop: int) -> list[str]:
+    def replaced(self, drop: int, count: int = 0) -> list[str]:
         """Return the ids of checkpoints, among the oldest `drop` entries, in whose place is another entry.
 
-        They are remembered like those of turns: a late copy may come when all of the answer has left.
+        Then those of entries that the oldest `count` turns were copied to. They are remembered like those of
+        turns: a late copy may come when all of the answer has left.
         """
-        if not self.repeats or not self.body.messages:
+        if not self.body.messages:
             return []
+        moved = {id_of(self.opened[start]): None for start in self.starts[:count]}
+        for unit in self.turns[:count]:
+            moved.pop(unit.entry, None)
+        if not self.repeats:
+            return [*moved]
         there = {id_of(self.opened[start]) for start in self.starts}
         parts = [one.id for one in self.opened[:drop] if isinstance(one, Messages) and one.cut]
-        return [part for part in dict.fromkeys(parts) if part not in there]
+        return [*(part for part in dict.fromkeys(parts) if part not in there), *moved]
 
     def leading_repeats(self) -> int:
         """Return how many of the oldest entries can be dropped without changing the turns or their order.
@@ -269,7 +275,9 @@ class Snapshot:
             return 0
         if not self.turns:
             return len(self.tail)
-        place = {name: index for index, name in enumerate(dict.fromkeys(one.entry for one in self.turns))}
+        # Not by the entries that brought the turns: an edit may have put them into others.
+        names = (id_of(self.opened[start]) for start in self.starts)
+        place = {name: index for index, name in enumerate(dict.fromkeys(names))}
         # Which entries occur at or after the position, and which of them first do so before their successor.
         # One that is met is the first of all, so it is before its successor, and after its predecessor.
         met = [False] * len(place)
