@@ -1,5 +1,5 @@
 # pip install ".[redis]" "fastapi>=0.135" uvicorn && uvicorn --app-dir examples/chat server:app --workers 2
-"""A chat product: streamed answers, history, a sidebar, stop, and "delete my data".
+"""A chat product: streamed answers, history, a sidebar with search, stop, and "delete my data".
 
 docs/how-to/fastapi-service.md explains it. Everything that a worker knows is in the datastore, so any worker
 answers any request, and one that is killed loses nothing that was stored.
@@ -153,11 +153,14 @@ async def answer(
 
 
 @app.get("/api/chats/{chat}")
-async def history(chat: Chat, before: int | None = None) -> dict[str, Any]:
-    """Return a page of a conversation: the newest messages, or those before a number."""
-    page = await chat.history(before=before, limit=PAGE)
+async def history(
+    chat: Chat, before: int | None = None, after: int | None = None, at: int | None = None
+) -> dict[str, Any]:
+    """Return a page of a conversation: the newest messages, or those before, after or around a number."""
+    page = await chat.history(before=before, after=after, at=at, limit=PAGE)
     shape = SHAPES["openai"]
-    first = min([*(one.number for one in page.messages), *page.missing], default=0)
+    numbers = [*(one.number for one in page.messages), *page.missing]
+    first, last = min(numbers, default=0), max(numbers, default=page.newest)
     return {
         "messages": [
             {
@@ -169,6 +172,7 @@ async def history(chat: Chat, before: int | None = None) -> dict[str, Any]:
             for one in page.messages
         ],
         "before": first if first > page.oldest else None,
+        "after": last if last < page.newest else None,
         "open": page.open,
         "quiet_s": time.time() - page.messages[-1].at if page.messages else 0.0,
     }
@@ -180,6 +184,24 @@ async def sidebar(owner: Owner, after: str | None = None) -> dict[str, Any]:
     page = await app.state.backend.conversations.list(*owner, after=after, limit=PAGE)
     chats = [{"id": card.key.session_id, "title": card.title} for card in page.cards]
     return {"chats": chats, "after": page.after}
+
+
+@app.get("/api/search")
+async def search(owner: Owner, words: str, after: str | None = None) -> dict[str, Any]:
+    """Return conversations of the user that have all words, with some messages that do.
+
+    `after` is for the next call, which may find more even if this one has found nothing.
+    """
+    results = await app.state.backend.conversations.search(*owner, words, after=after, limit=PAGE)
+    chats = [
+        {
+            "id": one.card.key.session_id,
+            "title": one.card.title,
+            "matches": [match for match in one.matches if match.where == "message"],
+        }
+        for one in results.found
+    ]
+    return {"chats": chats, "after": results.after}
 
 
 class Title(BaseModel):

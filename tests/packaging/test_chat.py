@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,24 @@ def test_nobody_reaches_another_users_conversations(client: Any) -> None:
         assert client.delete("/api/me").status_code == status
     client.cookies.set("account", "ann")
     assert texts(client) == ["A table"]
+
+
+def test_search_finds_what_was_said_and_the_page_around_it(server: Any, client: Any) -> None:
+    server.PAGE = 10
+    for number in range(12):
+        ask(client, f"wish {number}", f"q{number}", "long")
+    while not client.get("/api/chats").json()["chats"]:
+        time.sleep(0.01)  # a conversation is listed in the background
+    (found,) = client.get("/api/search?words=WISH+2").json()["chats"]
+    assert (found["id"], found["title"]) == ("long", "wish 0")
+    assert found["matches"] == [{"where": "message", "snippet": "wish 2", "number": 2}]
+    around = client.get("/api/chats/long?at=2").json()
+    assert {"number": 2, "role": "user", "text": "wish 2", "cut": False} in around["messages"]
+    rest = client.get(f"/api/chats/long?after={around['after']}").json()
+    assert [one["number"] for one in around["messages"] + rest["messages"]] == [*range(12)]
+    assert (around["before"], rest["after"]) == (None, None)
+    client.cookies.set("account", "bob")
+    assert client.get("/api/search?words=wish").json() == {"chats": [], "after": None}
 
 
 def test_errors_of_the_library_have_a_status(client: Any) -> None:

@@ -192,6 +192,33 @@ def test_history_comes_in_pages_and_conversations_have_titles(
     expect(said(page)).to_have_count(50)
 
 
+def test_a_message_that_is_searched_for_is_shown_where_it_was_said(
+    long_conversation: None, window: Callable[..., Page]
+) -> None:
+    page = window()
+    page.locator("#words").fill("nowhere")
+    expect(page.locator("#chats")).to_have_text("Nothing was found.")
+    page.locator("#words").fill("wish 30")
+    expect(page.locator("#chats button")).to_have_text(["wish 0", "wish 30"])
+    page.locator(".match").click()
+    expect(page.locator(".found")).to_have_text("wish 30")
+    expect(page.locator(".found")).to_be_in_viewport()
+    expect(said(page)).to_have_count(50)
+    expect(page.locator("#older")).to_have_count(1)
+    for count in (100, 105):
+        page.locator("#newer").click()
+        expect(said(page)).to_have_count(count)
+    expect(page.locator("#newer")).to_have_count(0)
+    expect(said(page).last).to_have_text("Noted 69.")
+    # A question that is asked at an older place is shown, and its answer.
+    page.locator(".match").click()
+    expect(page.locator(".found")).to_be_in_viewport()
+    send(page, "And now?")
+    expect(said(page).last).to_contain_text("You said “And now?”.")
+    page.locator("#words").fill("")
+    expect(page.locator("#chats button")).to_have_text(["wish 0"])
+
+
 def test_my_data_is_deleted_with_a_receipt_and_nobody_elses(
     long_conversation: None, window: Callable[..., Page]
 ) -> None:
