@@ -8,12 +8,14 @@ from stm_backends.errors import (
     ConfigurationError,
     Corrupt,
     Denied,
+    EditConflict,
     InvalidKey,
     InvalidState,
     KeyErased,
     KeyMismatch,
     LimitReached,
     MemoryBudgetExceeded,
+    MessageNotFound,
     MissingExtra,
     OutcomeUnknown,
     SealMismatch,
@@ -27,7 +29,7 @@ from stm_backends.errors import (
 )
 from stm_backends.history.log import ItemLog
 from stm_backends.memory.local.memory import DefaultShortTermMemory
-from stm_backends.memory.shared.conversation import Conversation, History, HistoryMessage
+from stm_backends.memory.shared.conversation import Branch, Conversation, History, HistoryMessage
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.reading import TranscriptPage, TranscriptTurn
 from stm_backends.memory.shared.router import MemoryRouter
@@ -63,6 +65,7 @@ from stm_backends.types import (
 __all__ = [
     "AmbiguousBackend",
     "Backend",
+    "Branch",
     "ConfigurationError",
     "Conversation",
     "ConversationTurn",
@@ -70,6 +73,7 @@ __all__ = [
     "DefaultShortTermMemory",
     "Denied",
     "DistributedShortTermMemory",
+    "EditConflict",
     "EnvelopeKeys",
     "ExtractiveSummarizer",
     "History",
@@ -87,6 +91,7 @@ __all__ = [
     "MemoryIsolation",
     "MemoryKey",
     "MemoryRouter",
+    "MessageNotFound",
     "MissingExtra",
     "OnConflict",
     "OutcomeUnknown",

@@ -20,6 +20,8 @@ StmError
 │   └── Denied              the datastore denies access to this user, role or process
 ├── SessionNotFound         there is no conversation to export or copy
 ├── SessionExists           an import found a conversation, with on_conflict="refuse"
+├── MessageNotFound         an edit named a message that the conversation does not have
+├── EditConflict            another edit came first; nothing was changed
 └── MemoryBudgetExceeded    `overflow_policy="error"` rejected a turn
 ```
 
@@ -178,6 +180,14 @@ class SessionNotFound(StmError, LookupError):
 
 class SessionExists(StmError, ValueError):
     """There is already a conversation under this key; it was not changed."""
+
+
+class MessageNotFound(StmError, LookupError):
+    """The conversation has no message of this number, or not any more."""
+
+
+class EditConflict(StmError, RuntimeError):
+    """Another edit of the conversation came first; this one changed nothing. Read the conversation again."""
 
 
 class MemoryBudgetExceeded(StmError, RuntimeError):

@@ -20,9 +20,6 @@ from stm_backends.records.body import Transcript
 from stm_backends.records.codec import Codec
 from stm_backends.records.large.pointers import time_of
 
-IMPORTED: Final = "import-"
-"""The prefix of the epoch of an imported transcript; an id with the time follows."""
-
 IMPORTING_S: Final = 86_400.0
 """The seconds for which an import keeps its pages before it has stored its record."""
 
@@ -36,7 +33,7 @@ def imported_after(until: float) -> Callable[[str], bool]:
     def is_imported(name: str) -> bool:
         epoch = keys.page_epoch(name)
         try:
-            return epoch.startswith(IMPORTED) and time_of(epoch.removeprefix(IMPORTED)) >= until
+            return epoch.startswith(pages.IMPORTED) and time_of(epoch.removeprefix(pages.IMPORTED)) >= until
         except ValueError:
             return False
 

@@ -13,14 +13,16 @@
  "turns": [{"turn_id", "user_message", "assistant_response", "trajectory_digest",
             "artifacts_shown", "artifacts_hidden_refs", "ts"}, ...],     oldest first
  "card":  {"title", "metadata", "pinned", "archived"},     as far as they were set for the catalogue
- "transcript": {"first", "base", "missing", "gap"}}        if pages come before it
+ "transcript": {"first", "base", "missing", "gap", "revision"},   if pages come before it
+ "branches": [{"revision", "first", "turns"}]}             what edits have taken out of the view
 ```
 
 `missing` is how many of the numbers from `first` to `base - 1` are on no page: their turns are stored no
 more, or could not be read. `gap` is left out if there is none. A conversation whose turns are all in its
 record has one line, which every version can import. A version without transcripts refuses a page, and so the
 file, before it imports anything. In a single document, `pages` has the pages without `format`, `version` and
-`key`. A message is one of the `turns`: {"turn_id": "ENTRY.PLACE", "item": message, "at": ...}.
+`key`. A message is one of the `turns`: {"turn_id": "ENTRY.PLACE", "item": message, "at": ...}. Once there
+were edits, pages have the `revision`, too.
 
 `version` is 2 of what an older version would import in part: a document with pages, and messages.
 """
@@ -39,7 +41,7 @@ from stm_backends.errors import Corrupt, SessionNotFound, Unavailable, located
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.units import page_content, stored_unit
 from stm_backends.records import keys, pages
-from stm_backends.records.body import Transcript
+from stm_backends.records.body import Branch, Transcript
 from stm_backends.records.codec import Codec, dump_body, dump_turn
 from stm_backends.records.directory import Directory
 from stm_backends.records.pages import Copy, Pages
@@ -103,7 +105,7 @@ class Export:
         `unreadable` is called for the turns of a page that cannot be read.
         """
         document, transcript = await self._loaded()
-        if transcript is not None and transcript.first < transcript.base:
+        if transcript is not None and (transcript.first < transcript.base or transcript.branches):
             count = 0
             for page in range(transcript.first // pages.TURNS, (transcript.base - 1) // pages.TURNS + 1):
                 for line in await self._page(transcript, page, unreadable):
@@ -117,7 +119,11 @@ class Export:
                 "base": transcript.base,
                 "missing": missing,
                 **({} if transcript.gap is None else {"gap": transcript.gap}),
+                **({"revision": transcript.rev} if transcript.rev else {}),
             }
+            if transcript.branches:
+                branches = [await self._branch(transcript, one) for one in transcript.branches]
+                document["branches"] = [one for one in branches if one["turns"]]
         yield document
 
     async def _loaded(self) -> tuple[dict[str, Any], Transcript | None]:
@@ -147,9 +153,10 @@ class Export:
     async def _require_unchanged(self, transcript: Transcript) -> None:
         """Raise an error if turns are missing because they were removed after the conversation was loaded."""
         _, again = await self._loaded()
-        if again is None or (again.epoch, again.first) != (transcript.epoch, transcript.first):
+        before = (transcript.epoch, transcript.first, transcript.rev)
+        if again is None or (again.epoch, again.first, again.rev) != before:
             raise Unavailable(
-                "turns were removed while the conversation was exported; export it again",
+                "the conversation was edited, or turns were removed, while it was exported; export it again",
                 backend=self._driver.name,
                 operation="export",
             )
@@ -174,14 +181,26 @@ class Export:
                 missing.append(number)
                 continue
             if number != end:
-                lines.append(self._line(number, copy))
+                lines.append(self._line(number, copy, transcript.rev))
             lines[-1]["turns"].append(turn)
             end = number + 1
         if errors and missing:
             unreadable(errors[0], missing)
         return lines
 
-    def _line(self, number: int, copy: Copy) -> dict[str, Any]:
+    async def _branch(self, transcript: Transcript, branch: Branch) -> dict[str, Any]:
+        """Return what an edit has taken out of the view, as far as it is stored."""
+        first = max(branch.first, transcript.first)
+        found = await self._pages.between(self._where, transcript.as_of(branch), first, branch.end)
+        first = max([first - 1, *(number for number in range(first, branch.end) if number not in found)]) + 1
+        with located(self._driver.name, "export"):
+            turns = [
+                _turn(stored_unit(found[number].turn), found[number].turn)
+                for number in range(first, branch.end)
+            ]
+        return {"revision": branch.rev, "first": first, "turns": turns}
+
+    def _line(self, number: int, copy: Copy, rev: int) -> dict[str, Any]:
         notes = {name: copy.notes[name] for name in ("summary", "upto") if name in copy.notes}
         return {
             "format": PAGE_FORMAT,
@@ -190,6 +209,7 @@ class Export:
             "first": number,
             "turns": [],
             **notes,
+            **({"revision": rev} if rev else {}),
         }
 
 

@@ -10,12 +10,12 @@ import itertools
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from stm_backends.admin import dead_pages, log_lines
-from stm_backends.admin.dead_pages import IMPORTED, DeadPages
+from stm_backends.admin.dead_pages import DeadPages
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.admin.exporting import FORMAT, FORMAT_VERSION, PAGE_FORMAT, lines_in
 from stm_backends.admin.numbers import Numbers
@@ -31,10 +31,10 @@ from stm_backends.errors import (
     located,
 )
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.memory.units import entries_of, seal_messages, stored_unit
+from stm_backends.memory.units import entries_of, seal_messages, seal_units, stored_unit
 from stm_backends.plain_json import encode_json, require_json
 from stm_backends.records import confirming, keys, ledger, pages
-from stm_backends.records.body import REMEMBERED_IDS, Body, Transcript, digest
+from stm_backends.records.body import REMEMBERED_IDS, Body, Branch, Forgotten, Transcript, digest
 from stm_backends.records.codec import Codec, load_body, load_turn
 from stm_backends.records.directory import Directory
 from stm_backends.records.large.pointers import new_id
@@ -55,7 +55,7 @@ class Session:
     """A valid exported conversation. `card` is what was set for its card.
 
     `transcript` has no epoch; it is `None` if the conversation has none. `missing` are the numbers of its
-    turns that no page before the conversation has.
+    turns that no page before the conversation has. `branches` has what edits have taken out of the view.
     """
 
     key: MemoryKey
@@ -64,6 +64,7 @@ class Session:
     card: Content
     transcript: Transcript | None
     missing: Sequence[range] = ()
+    branches: Mapping[Branch, Turns] = field(default_factory=dict[Branch, Turns])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class Page:
     prev: str
     summary: str | None
     upto: int
+    rev: int = 0
 
 
 def is_page(document: Mapping[str, Any]) -> bool:
@@ -122,7 +124,7 @@ class Lines:
             return session
         if given is not None and session.body.messages:
             # The remembered ids are those of entries.
-            given = replace(given, last=self._last)
+            given = replace(given, last=self._last if key else "")
         if given is not None and key in (None, session.key):
             missing = numbers.missing(given.first, given.base, given.extra["missing"])
         if given is None or missing is None:
@@ -143,7 +145,8 @@ class Lines:
             raise InvalidState("summary is not a string")
         upto = first if summary is None else min(first, _count_in(document, "upto"))
         self._last = digest([*turns][-1])
-        return Page(key, first, turns, prev, summary, upto)
+        rev = _count_in({"revision": 0, **document}, "revision")
+        return Page(key, first, turns, prev, summary, upto, rev)
 
 
 class Import:
@@ -260,7 +263,7 @@ class Import:
             self._epoch = await self._begin(where, page.key)
         if not self._epoch:
             return
-        transcript = Transcript(self._epoch, base=page.first, last=page.prev)
+        transcript = Transcript(self._epoch, base=page.first, last=page.prev, rev=page.rev)
         if page.upto < page.first:
             transcript = replace(transcript, gap=page.upto)
         leaving = [Leaving(turn_id, encode_json(turn)) for turn_id, turn in page.turns.items()]
@@ -288,8 +291,11 @@ class Import:
         if session.transcript is not None:
             kept = replace(session.transcript, epoch=epoch or "")
             session = replace(session, body=replace(session.body, transcript=kept))
+        if epoch:
+            for branch, turns in session.branches.items():
+                await self._store_branch(keys.memory_key(session.key), epoch, branch, turns)
         entries, times = dict[str, bytes](), dict[str, float]()
-        for entry_id, data, ts in self._entries(session.turns):
+        for entry_id, data, ts in self._entries(session.turns, session.body.forgotten):
             entries[entry_id], times[entry_id] = data, ts
         where, owner = keys.memory_key(session.key), (session.key.tenant_id, session.key.user_id)
         self._require_within_limits(session, entries.values())
@@ -309,16 +315,34 @@ class Import:
         found = target.body.transcript
         return found is not None and found.epoch == epoch
 
-    def _entries(self, turns: Turns) -> Iterator[tuple[str, bytes, float]]:
-        """Yield the entries that brought these turns and messages: the id, the bytes and the time of each."""
+    async def _store_branch(self, where: Key, epoch: str, branch: Branch, turns: Turns) -> None:
+        """Store what an edit has taken out of the view."""
+        for turn in turns.values():
+            self._guard.require("turn_characters", partial(_characters, turn))
+        before = Transcript(epoch, base=branch.first, rev=branch.rev)
+        leaving = [Leaving(turn_id, encode_json(turn)) for turn_id, turn in turns.items()]
+        await self._pages.put(where, before, leaving, summary=None, ttl=self._ttl)
+        self._stored |= {*range(branch.first // pages.TURNS, (branch.end - 1) // pages.TURNS + 1)}
+
+    def _entries(self, turns: Turns, forgotten: Forgotten) -> Iterator[tuple[str, bytes, float]]:
+        """Yield the entries that brought these turns and messages: the id, the bytes and the time of each.
+
+        An edit may have taken them out of entries that are remembered as gone.
+        """
         for is_said, some in itertools.groupby(turns.values(), lambda turn: "item" in turn):
             units = [(stored_unit(turn), turn) for turn in some]
             if is_said:
                 for entry in entries_of(unit for unit, _ in units):
-                    yield entry.id, seal_messages(self._codec, entry), entry.units[0].turn.ts
+                    entry_id, data = _free(entry.id, forgotten), seal_messages(self._codec, entry)
+                    if entry_id != entry.id or "counted" in entry.units[-1].extra:
+                        data = seal_units(self._codec, entry_id, entry.units)
+                    yield entry_id, data, entry.units[0].turn.ts
             else:
                 for unit, turn in units:
-                    yield unit.id, self._codec.seal("turn", turn), unit.turn.ts
+                    entry_id, data = _free(unit.id, forgotten), self._codec.seal("turn", turn)
+                    if entry_id != unit.id:
+                        data = seal_units(self._codec, entry_id, [unit])
+                    yield entry_id, data, unit.turn.ts
 
     async def _note(self, session: Session, *, ttl: float | None | KeepType) -> None:
         """Write the card of an imported conversation. A merge changes nothing that was set there."""
@@ -383,7 +407,14 @@ class Import:
 
 
 def _new_epoch() -> str:
-    return f"{IMPORTED}{new_id(time.time())}"
+    return f"{pages.IMPORTED}{new_id(time.time())}"
+
+
+def _free(entry_id: str, forgotten: Forgotten) -> str:
+    """Return an id that is not remembered as gone; the same for each import."""
+    while entry_id in forgotten:
+        entry_id += "~"
+    return entry_id
 
 
 def _exists() -> SessionExists:
@@ -446,7 +477,25 @@ def _parse(document: Mapping[str, Any]) -> Session:
     body = replace(loaded.unleased(), transcript=None)
     given: Mapping[str, Any] = _object(document, "card") if "card" in document else {}
     card = checked_changes(**{name: given[name] for name in SET_BY_USER if name in given})
-    return Session(key, body, turns, card, _transcript_of(document, body))
+    transcript, branches = _transcript_of(document, body), _branches_of(document)
+    revs = [one.rev for one in branches]
+    if revs and (transcript is None or revs != sorted({*revs}) or revs[-1] >= transcript.rev):
+        raise InvalidState("branches are not those of revisions before that of the transcript, in order")
+    transcript = transcript and replace(transcript, branches=tuple(branches))
+    return Session(key, body, turns, card, transcript, branches=branches)
+
+
+def _branches_of(document: Mapping[str, Any]) -> dict[Branch, Turns]:
+    """Return what edits have taken out of the view. Raises `InvalidState`."""
+    given: object = document.get("branches", [])
+    found: dict[Branch, Turns] = {}
+    for one in cast("Sequence[object]", given if isinstance(given, (list, tuple)) else [given]):
+        content = cast("Mapping[str, Any]", one if isinstance(one, dict) else {})
+        rev, first, turns = _count_in(content, "revision"), _count_in(content, "first"), _turns_of(content)
+        if not turns:
+            raise InvalidState("a branch has no turns")
+        found[Branch(rev, first, first + len(turns), digest([*turns][-1]))] = turns
+    return found
 
 
 def _transcript_of(document: Mapping[str, Any], body: Body) -> Transcript | None:
@@ -458,8 +507,9 @@ def _transcript_of(document: Mapping[str, Any], body: Body) -> Transcript | None
     gap = None if given.get("gap") is None else _count_in(given, "gap")
     if not first <= (base if gap is None else gap) <= base:
         raise InvalidState("transcript has numbers that do not fit together")
+    rev = _count_in({"revision": 0, **given}, "revision")
     last, extra = body.forgotten.newest, {"missing": missing}
-    return Transcript("", base=base, last=last, gap=gap, first=first, extra=extra)
+    return Transcript("", base=base, last=last, gap=gap, rev=rev, first=first, extra=extra)
 
 
 def _require_version(document: Mapping[str, Any]) -> None:

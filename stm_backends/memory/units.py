@@ -10,7 +10,8 @@ page   {"turn_id": "ENTRY.PLACE", "item": message, "at": 1760000000.0}          
 A *unit* is what has a number: a turn that was stored as one, or one message. An entry of messages may also
 have `begins`, the places of those that a turn begins with where the caller says so; `cut`, the id of the
 answer that ends with them too early; and `usage`. Its units have these in pages, too: `begins` as true or
-false, the others at the last one.
+false, the others at the last one. Instead of `usage` it is `counted` of a unit that an edit has put back into
+a record whose sums have it.
 
 An answer that is stored while it is written has an entry for each checkpoint, with `cut`, and the last one
 has its id. Right before another entry of the same answer, a checkpoint adds nothing.
@@ -27,7 +28,7 @@ from stm_backends.errors import Corrupt
 from stm_backends.memory.speech import shown
 from stm_backends.plain_json import encode_json
 from stm_backends.records.body import Transcript
-from stm_backends.records.codec import Codec, stored_turn
+from stm_backends.records.codec import Codec, dump_turn, stored_turn
 from stm_backends.records.pages import Damaged, Pages, refused
 from stm_backends.tokens import weigh
 from stm_backends.types import Said, StoredTurn, seconds_of
@@ -38,12 +39,14 @@ _ITEMS: Final = b"stm/1 items"
 class Messages(NamedTuple):
     """What an entry of messages holds. Its id makes adding them twice harmless.
 
-    `cut` is the id of the answer that ends with them too early, and otherwise "".
+    `cut` is the id of the answer that ends with them too early, and otherwise "". One that `forks` holds
+    nothing unless the body names it.
     """
 
     id: str
     units: tuple[StoredTurn, ...]
     cut: str = ""
+    forks: bool = False
 
     @property
     def answer(self) -> str:
@@ -101,12 +104,32 @@ def seal_messages(codec: Codec, entry: Messages) -> bytes:
     return codec.seal("items", content)
 
 
+def seal_units(codec: Codec, entry_id: str, units: Iterable[StoredTurn], *, forks: bool = False) -> bytes:
+    """Return the bytes of an entry that holds units of other entries, as pages have them.
+
+    One that `forks` holds nothing until the body names it.
+    """
+    contents = [dump_turn(unit) if unit.said is None else _content(unit, unit.said) for unit in units]
+    return codec.seal("items", {"id": entry_id, "units": contents, **({"forks": True} if forks else {})})
+
+
+def seal_nothing(codec: Codec, entry_id: str) -> bytes:
+    """Return the bytes of an entry that takes the place of one that holds nothing any more.
+
+    Its id is to be remembered as that of an entry that has left the record.
+    """
+    return codec.seal("items", {"id": entry_id, "add": [{}]})
+
+
 def open_entry(codec: Codec, entry: bytes) -> Entry:
     """Return what an entry holds. Raises `Corrupt` if it cannot be read."""
-    if not entry.startswith(_ITEMS):
+    if not _is_items(entry):
         return codec.open_turn(entry)
     content = codec.open("items", entry)
-    entry_id, added = content.get("id"), content.get("add")
+    entry_id, added, moved = content.get("id"), content.get("add"), content.get("units")
+    if isinstance(entry_id, str) and isinstance(moved, list):
+        units = tuple(map(stored_unit, cast("list[Mapping[str, Any]]", moved)))
+        return Messages(entry_id, units, forks=content.get("forks") is True)
     if not isinstance(entry_id, str) or not isinstance(added, list) or not added:
         raise Corrupt("an entry of messages is of a kind that this version of the library does not know")
     for message in cast("list[object]", added):
@@ -135,6 +158,20 @@ def stored_unit(content: Mapping[str, Any]) -> StoredTurn:
     return _message(unit_id, entry_id, cast("Mapping[str, Any]", message), _time_in(content), extra)
 
 
+def counted(unit: StoredTurn) -> StoredTurn:
+    """Return the same unit, where what it says of usage is in sums already."""
+    extra = dict(unit.extra)
+    if unit.said is None or "usage" not in extra:
+        return unit
+    extra["counted"] = extra.pop("usage")
+    return unit._replace(extra=extra)
+
+
+def usage_of(unit: StoredTurn) -> Mapping[str, Any] | None:
+    """Return what the caller said of the answer that ends with a message."""
+    return None if unit.said is None else unit.extra.get("usage", unit.extra.get("counted"))
+
+
 async def read_units(
     pages: Pages,
     key: Key,
@@ -157,13 +194,19 @@ async def read_units(
 def page_json(codec: Codec, unit: StoredTurn, entry: bytes) -> bytes:
     """Return a unit of an entry as the JSON that a page has of it."""
     if unit.said is None:
-        return codec.open_encoded("turn", entry)
+        return encode_json(dump_turn(unit)) if _is_items(entry) else codec.open_encoded("turn", entry)
     return encode_json(_content(unit, unit.said))
 
 
 def page_content(codec: Codec, unit: StoredTurn, entry: bytes) -> dict[str, Any]:
     """Return what `page_json` encodes."""
-    return codec.open("turn", entry) if unit.said is None else _content(unit, unit.said)
+    if unit.said is None:
+        return dump_turn(unit) if _is_items(entry) else codec.open("turn", entry)
+    return _content(unit, unit.said)
+
+
+def _is_items(entry: bytes) -> bool:
+    return entry.startswith(_ITEMS)
 
 
 def _content(unit: StoredTurn, said: Said) -> dict[str, Any]:
@@ -183,14 +226,17 @@ def entries_of(units: Iterable[StoredTurn]) -> Iterator[Messages]:
 
 def _entry_of(entry_id: str, units: Sequence[StoredTurn]) -> Messages:
     told = any("begins" in unit.extra for unit in units)
-    return messages_of(
+    entry = messages_of(
         entry_id,
         [unit.said.message for unit in units if unit.said is not None],
         at=units[0].turn.ts,
         begins=[place for place, unit in enumerate(units) if unit.begins] if told else None,
         cut=str(units[-1].extra.get("cut", "")),
-        usage=units[-1].extra.get("usage"),
+        usage=usage_of(units[-1]),
     )
+    if "counted" not in units[-1].extra:
+        return entry
+    return entry._replace(units=(*entry.units[:-1], counted(entry.units[-1])))
 
 
 _OWN: Final = frozenset(("turn_id", "item", "at"))

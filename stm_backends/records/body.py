@@ -127,6 +127,18 @@ class Overdue(NamedTuple):
     since: float
 
 
+class Branch(NamedTuple):
+    """What left the view when a conversation was continued from an earlier place: `first` to `end - 1`.
+
+    `rev` is the revision that ended then, and `last` the short hash of the id of the newest one.
+    """
+
+    rev: int
+    first: int
+    end: int
+    last: str
+
+
 @dataclass(frozen=True, slots=True)
 class Transcript:
     """What the body of a record says of its pages (see `pages`): which turns are there.
@@ -135,8 +147,8 @@ class Transcript:
     share pages. `base` is the number of the oldest turn of the tail: all lower numbers have left it. `last`
     is the short hash of the id of the turn before it. `gap` is the first number that left without a summary:
     `gap` to `base - 1` are still to be summarized; `None` if there are none. `rev` counts the changes of what
-    had left already, and `first` is the oldest number that is retained. `extra` holds fields of a newer
-    version of this library.
+    had left already, and `first` is the oldest number that is retained. `branches` says what edits have taken
+    out of the view, the oldest edit first. `extra` holds fields of a newer version of this library.
     """
 
     epoch: str
@@ -145,6 +157,7 @@ class Transcript:
     gap: int | None = None
     rev: int = 0
     first: int = 0
+    branches: tuple[Branch, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @staticmethod
@@ -180,6 +193,14 @@ class Transcript:
         """Return the transcript once a summary covers all numbers below `until`."""
         return replace(self, gap=until if until < self.base else None)
 
+    def branch(self, rev: int) -> Branch | None:
+        """Return what left the view when a revision ended; `None` if nothing did."""
+        return next((one for one in self.branches if one.rev == rev), None)
+
+    def as_of(self, branch: Branch) -> Transcript:
+        """Return the transcript under which the pages have a branch."""
+        return replace(self, base=branch.end, last=branch.last, gap=None, rev=branch.rev)
+
     def keeping(self, most: int | None) -> Transcript:
         """Return the transcript without all but the newest `most` turns of its pages; `None` keeps all.
 
@@ -213,6 +234,17 @@ def as_title(given: object) -> str:
     return line if len(line) <= TITLE_CHARACTERS else f"{line[: TITLE_CHARACTERS - 1].rstrip()}…"
 
 
+class Fork(NamedTuple):
+    """Where a conversation was copied from: up to the number `to` of the session `of`.
+
+    The first of its entries is `entry`, which holds nothing for any other body.
+    """
+
+    of: str
+    to: int
+    entry: str
+
+
 @dataclass(frozen=True, slots=True)
 class Body:
     """What a conversation's record holds beside its turns.
@@ -224,8 +256,8 @@ class Body:
     that messages have been in the record, and not only turns. Of what has left, a model is still shown
     `lead`, the agent's instructions at the beginning, and `asked`, the question of a turn that goes on.
     `usage` has what their answers took, see `usage.Sums`. `title` is what a summarizer has called the
-    conversation, if it has.
-    `extra` holds fields of a newer version of this library, which survive a rewrite.
+    conversation, if it has. `fork` is set in a copy of another conversation. `extra` holds fields of a newer
+    version of this library, which survive a rewrite.
     """
 
     summary: str = ""
@@ -243,6 +275,7 @@ class Body:
     asked: Mapping[str, Any] | None = None
     usage: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
     title: str = ""
+    fork: Fork | None = None
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property

@@ -32,7 +32,7 @@ from stm_backends.plain_json import (
     require_json,
 )
 from stm_backends.records import usage
-from stm_backends.records.body import Body, Forgotten, Lease, Overdue, Transcript, as_title
+from stm_backends.records.body import Body, Branch, Forgotten, Fork, Lease, Overdue, Transcript, as_title
 from stm_backends.records.steps import STEP, Steps
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest, seconds_of
 
@@ -294,6 +294,7 @@ _BODY_FIELDS = (
     "asked",
     "usage",
     "title",
+    "fork",
 )
 
 
@@ -316,6 +317,7 @@ def dump_body(body: Body) -> dict[str, Any]:
         **({"asked": body.asked} if body.asked is not None else {}),
         **({"usage": usage.dump(body.usage)} if body.usage else {}),
         **({"title": body.title} if body.title else {}),
+        **({"fork": list(body.fork)} if body.fork is not None else {}),
     }
 
 
@@ -340,10 +342,17 @@ def load_body(content: Mapping[str, Any]) -> Body:
             asked=None if content.get("asked") is None else _object(content["asked"]),
             usage=usage.load(content["usage"]) if "usage" in content else {},
             title=as_title(content.get("title")),
+            fork=None if content.get("fork") is None else _fork(*content["fork"]),
             extra={name: value for name, value in content.items() if name not in _BODY_FIELDS},
         )
     except (TypeError, OverflowError):
         raise ValueError("a field of the body has another type") from None
+
+
+def _fork(of: object, to: object, entry: object) -> Fork:
+    if not (isinstance(of, str) and isinstance(to, int) and isinstance(entry, str)):
+        raise TypeError("a fork is a session, a number and an entry")
+    return Fork(of, to, entry)
 
 
 def _object(content: object) -> Mapping[str, Any]:
@@ -352,7 +361,7 @@ def _object(content: object) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", content)
 
 
-_TRANSCRIPT_FIELDS = ("epoch", "base", "last", "gap", "rev", "first")
+_TRANSCRIPT_FIELDS = ("epoch", "base", "last", "gap", "rev", "first", "branches")
 
 
 def dump_transcript(transcript: Transcript) -> dict[str, Any]:
@@ -364,6 +373,7 @@ def dump_transcript(transcript: Transcript) -> dict[str, Any]:
         "base": transcript.base,
         "last": transcript.last,
         **{name: value for name, value in optional.items() if value is not None},
+        **({"branches": [one._asdict() for one in transcript.branches]} if transcript.branches else {}),
     }
 
 
@@ -384,6 +394,10 @@ def load_transcript(content: Any, forgotten: Forgotten | None = None) -> Transcr
             gap=None if gap is None else int(gap),
             rev=int(fields.get("rev", 0)),
             first=int(fields.get("first", 0)),
+            branches=tuple(
+                Branch(int(one["rev"]), int(one["first"]), int(one["end"]), str(one["last"]))
+                for one in fields.get("branches", ())
+            ),
             extra={name: value for name, value in fields.items() if name not in _TRANSCRIPT_FIELDS},
         )
         return transcript if forgotten is None else transcript.recounted(forgotten)

@@ -43,7 +43,7 @@ from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
 from stm_backends.errors import ConfigurationError, Corrupt, StorageError, TooLarge, Unavailable, located
 from stm_backends.plain_json import encode_json
 from stm_backends.records import confirming, keys, ledger, operations
-from stm_backends.records.body import Transcript, digest
+from stm_backends.records.body import Branch, Transcript, digest
 from stm_backends.records.codec import Codec
 from stm_backends.records.compression import Preset
 
@@ -54,6 +54,9 @@ TURNS: Final = 64
 
 MOST: Final = 1_000
 """The number of turns that one call returns at most."""
+
+IMPORTED: Final = "import-"
+"""The prefix of the epoch of pages that come before their record; an id with the time follows."""
 
 SPILLS: Final = 1_000
 """How many records a page takes at most: what does not fit into one goes to the next."""
@@ -235,10 +238,11 @@ class Pages:
         known = {before.base - 1: before.last}
         known |= {number: digest(one.id) for number, one in enumerate(leaving, before.base)}
         rev = max([before.rev, *(one.rev for one in leaving)])
+        branches = before.branches
 
         async def rewrite(page: int) -> None:
             try:
-                await self.compact(key, before.epoch, page, known, rev=rev)
+                await self.compact(key, before.epoch, page, known, rev=rev, branches=branches)
             except StorageError as error:
                 logger.warning(
                     "could not rewrite a full page of a transcript, which takes more room as it is: %s "
@@ -250,18 +254,26 @@ class Pages:
         await operations.together(full, rewrite)
 
     async def compact(
-        self, key: Key, epoch: str, page: int, known: Mapping[int, str], *, rev: int = 0
+        self,
+        key: Key,
+        epoch: str,
+        page: int,
+        known: Mapping[int, str],
+        *,
+        rev: int = 0,
+        branches: Sequence[Branch] = (),
     ) -> bool:
         """Write a page as one body and drop the entries that were read; returns whether that was done.
 
         `known` has short hashes of ids by number. A page that is not full, or has spilled, stays as it is. So
-        does one with copies above `rev`: the record may never come to that.
+        does one with copies above `rev`: the record may never come to that. What `branches` have of it stays.
         """
         where, spill = (keys.page_key(key, epoch, page, spill) for spill in (0, 1))
         record = await self._driver.load(where)
         if record is None or not record.tail or len(record.tail) > self._driver.traits.max_drop:
             return False
-        copies = candidates(self.opened(record))
+        opened = self.opened(record)
+        copies = candidates(opened)
         if any(one.rev > rev for of_turn in copies.values() for one in of_turn):
             # Another process has seen more changes than the writer of this record.
             return False
@@ -277,6 +289,7 @@ class Pages:
             "prev": counted[0].prev,
             **({"revs": revs} if any(revs) else {}),
             "turns": [copy.turn for copy in counted],
+            **({"others": others} if (others := _others(opened, branches, found)) else {}),
         }
         change = ledger.Change(self._codec.seal("page", content), drop=len(record.tail))
         empty = ledger.unchanged_by(lambda _: self.nothing())
@@ -380,7 +393,10 @@ class Pages:
         return transcript.base
 
     def opened(self, record: Record, *, damaged: Damaged = refused) -> list[Mapping[str, Any]]:
-        """Return what the entries of a page hold, its body first; `damaged` is that of `between`."""
+        """Return what the entries of a page hold, its body first; `damaged` is that of `between`.
+
+        The last ones are what the body has for branches.
+        """
         found: list[Mapping[str, Any]] = []
         with located(self._driver.name, "transcript"):
             for value in [*([record.body] if record.body else []), *record.tail]:
@@ -388,7 +404,8 @@ class Pages:
                     found.append(_checked(self._codec.open("page", value)))
                 except Corrupt as error:
                     damaged(error)
-        return found
+        others: Sequence[Mapping[str, Any]] = found[0].get("others", ()) if found else ()
+        return [*found, *others]
 
 
 async def listed(driver: Driver, key: Key, epoch: str = "") -> list[Key]:
@@ -599,6 +616,20 @@ def resolved(
     return found
 
 
+def _others(
+    contents: Sequence[Mapping[str, Any]], branches: Sequence[Branch], counted: Mapping[int, Copy]
+) -> list[dict[str, Any]]:
+    """Return what branches have in a page beside the copies that count, as entries."""
+    found: dict[tuple[int, int, str], dict[str, Any]] = {}
+    for branch in branches:
+        for number, copies in candidates(contents, branch.rev).items():
+            for rev, turn, prev, _ in reversed(copies if branch.first <= number < branch.end else ()):
+                if (rev, turn) != counted[number][:2]:
+                    one = {"first": number, "prev": prev, "rev": rev, "turns": [turn]}
+                    found[number, rev, turn["turn_id"]] = one
+    return [*found.values()]
+
+
 def _differ(candidates: Mapping[int, Sequence[Copy]], number: int) -> bool:
     """Say whether the copies of a turn that may count are of several turns."""
     return len({copy.turn["turn_id"] for copy in candidates.get(number, ())}) > 1
@@ -633,7 +664,7 @@ def _copies(content: Mapping[str, Any]) -> list[tuple[int, Copy]]:
     return found
 
 
-_OWN: Final = frozenset(("first", "prev", "rev", "revs", "turns"))
+_OWN: Final = frozenset(("first", "prev", "rev", "revs", "turns", "others"))
 
 
 def _checked(content: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -48,14 +48,30 @@ class Conversation(Shared):
         after: int | None = None,
         at: int | None = None,
         limit: int = 50,
+        revision: int | None = None,
     ) -> History:
         """Return up to `limit` messages of the whole conversation by their numbers, oldest first."""
-        return self._run(self._behind.history(before=before, after=after, at=at, limit=limit))
+        found = self._behind.history(before=before, after=after, at=at, limit=limit, revision=revision)
+        return self._run(found)
 
     def usage(self) -> Usage:
         """Return what all answers took, by day and in total, in one round trip."""
         return self._run(self._behind.usage())
 
-    def each_message(self, *, after: int | None = None) -> Iterator[HistoryMessage]:
+    def each_message(
+        self, *, after: int | None = None, revision: int | None = None
+    ) -> Iterator[HistoryMessage]:
         """Yield all messages of the conversation after a number, oldest first, in memory of a few pages."""
-        return each(self._behind.each_message(after=after), self._run)
+        return each(self._behind.each_message(after=after, revision=revision), self._run)
+
+    def rewind(self, to: int, *, revision: int | None = None) -> None:
+        """Continue after the message with this number: all that follow leave the view, for every process."""
+        self._run(self._behind.rewind(to, revision=revision))
+
+    def summarize_again(self, *, since: int = 0) -> None:
+        """Have the summary written anew, from the last one before the number `since`."""
+        self._run(self._behind.summarize_again(since=since))
+
+    def fork(self, id: str, *, to: int | None = None) -> Conversation:  # noqa: A002 -- as above
+        """Copy the messages up to a number, by default all, into a new conversation, and return that."""
+        return Conversation(self._run(self._behind.fork(id, to=to)), self._run)

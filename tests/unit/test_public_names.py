@@ -11,11 +11,13 @@ PUBLIC = {
     name: names.split()
     for name, names in {
         "stm_backends": """
-        AmbiguousBackend Backend ConfigurationError Conversation ConversationTurn Corrupt
+        AmbiguousBackend Backend Branch ConfigurationError Conversation ConversationTurn Corrupt
         DefaultShortTermMemory Denied History HistoryMessage
-        DistributedShortTermMemory EnvelopeKeys ExtractiveSummarizer InvalidKey InvalidState ItemLog
+        DistributedShortTermMemory EditConflict EnvelopeKeys ExtractiveSummarizer
+        InvalidKey InvalidState ItemLog
         KeyErased KeyMismatch LimitReached Limits MemoryBudget
-        MemoryBudgetExceeded MemoryHealth MemoryIsolation MemoryKey MemoryRouter MissingExtra OnConflict
+        MemoryBudgetExceeded MemoryHealth MemoryIsolation MemoryKey MemoryRouter MessageNotFound
+        MissingExtra OnConflict
         OutcomeUnknown OverflowPolicy SealMismatch Sealing SessionExists SessionNotFound Sessions
         ShortTermMemory
         ShortTermMemoryArtifacts ShortTermMemoryConfig ShortTermMemoryPersistence ShortTermMemorySerializable

@@ -14,12 +14,12 @@ from stm_backends.types import StoredTurn
 def activity_of(
     snapshot: Snapshot, first: StoredTurn | None = None, *, usage: Sums | None = None
 ) -> Activity | None:
-    """Return the last activity that a snapshot shows; `None` if nothing is in it.
+    """Return the last activity that a snapshot shows; `None` if nothing is in it, and never was.
 
     `first` is the first turn, if it is known and has left the record, and `usage` that of `Activity`.
     """
-    turns, count = snapshot.turns, count_of(snapshot)
-    if not count:
+    turns, count, transcript = snapshot.turns, count_of(snapshot), snapshot.body.transcript
+    if not count and not (transcript and transcript.branches):
         return None
     # The times of what has left the record are rounded up.
     ages = snapshot.body.forgotten.ages

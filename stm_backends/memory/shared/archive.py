@@ -68,11 +68,22 @@ class Archive:
         """Return the turns that leave a record as a body is stored there, if it keeps a transcript."""
         before, after = snapshot.body.transcript, body.transcript
         count = 0 if before is None or after is None else after.base - before.base
-        entries = (snapshot.tail[start] for start in snapshot.starts[:count])
+        return self._of(snapshot, slice(count))
+
+    def _of(self, snapshot: Snapshot, some: slice) -> Sequence[Leaving]:
+        entries = (snapshot.tail[start] for start in snapshot.starts[some])
         return [
             Leaving(stored.id, page_json(self._codec, stored, entry))
-            for stored, entry in zip(snapshot.turns[:count], entries, strict=True)
+            for stored, entry in zip(snapshot.turns[some], entries, strict=True)
         ]
+
+    async def put_after(self, snapshot: Snapshot, count: int) -> None:
+        """Store all but the oldest `count` turns of a record, which an edit is about to take out of view."""
+        before, leaving = snapshot.body.transcript, self._of(snapshot, slice(count, None))
+        if before is not None and leaving:
+            self._open = _Put(before, (), self._clock())
+            rest = before.moved([one.id for one in snapshot.turns[:count]], summarized=False)
+            await self.pages.put(self._key, rest, leaving, summary=None, ttl=self.ttl)
 
     async def put(self, snapshot: Snapshot, leaving: Sequence[Leaving]) -> None:
         """Store turns that are about to leave the record that was read."""
@@ -113,9 +124,13 @@ class Archive:
     async def left(self, snapshot: Snapshot, leaving: Sequence[Leaving]) -> None:
         """Note that the turns have left the record, and rewrite the pages that are full now."""
         before = snapshot.body.transcript
-        self._open = None
+        self.settled()
         if before is not None:
             await self.pages.complete(self._key, before, leaving)
+
+    def settled(self) -> None:
+        """Note that the record says now where the turns are."""
+        self._open = None
 
     async def shortened(self, snapshot: Snapshot, body: Body) -> None:
         """Remove the pages of which a body that replaced another says that they are gone as a whole.

@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, cast
 
-from stm_backends.drivers.checks import require_count
+from stm_backends.drivers.checks import require_count, require_integer
 from stm_backends.drivers.contract import Driver
 from stm_backends.errors import ConfigurationError
 from stm_backends.memory.defaults import CONVERSATION_TOKENS, speaking
 from stm_backends.memory.shared.base import SharedBase
+from stm_backends.memory.shared.editing import Editing
 from stm_backends.memory.shared.reading import Numbered, read_all_units, read_units_page
 from stm_backends.memory.speech import said_by, waits_for_answer
-from stm_backends.memory.units import messages_of, seal_messages
+from stm_backends.memory.units import messages_of, seal_messages, usage_of
 from stm_backends.messages import SHAPES, Message, Shape, as_shape, begins_turn, checked, shape_of, window
 from stm_backends.plain_json import decode_json, encode_json
 from stm_backends.protocols import Summarizer
-from stm_backends.records.body import digest
+from stm_backends.records.body import Transcript, digest
 from stm_backends.records.limits import characters_in
 from stm_backends.records.usage import Usage, total
 from stm_backends.telemetry.observer import observed
@@ -50,13 +51,26 @@ class HistoryMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """What an edit has taken out of the view: the messages from `first` to `newest`, by their numbers.
+
+    It ended this `revision`, under which `Conversation.history` still has them.
+    """
+
+    revision: int
+    first: int
+    newest: int
+
+
+@dataclass(frozen=True, slots=True)
 class History:
     """Messages of one conversation as of one moment, oldest first.
 
     `oldest` and `newest` are the numbers of the oldest and the newest message of the conversation; without
     messages, `newest` is less than `oldest`. `missing` has those of the numbers asked for that have no
     message, because it has expired. `open` says that the conversation waits for an answer: the last message
-    is the user's, or a result, or calls a tool.
+    is the user's, or a result, or calls a tool. `revision` counts the edits before, and `branches` has what
+    they have taken out of the view, the oldest edit first.
     """
 
     messages: tuple[HistoryMessage, ...]
@@ -64,6 +78,8 @@ class History:
     newest: int
     missing: tuple[int, ...] = ()
     open: bool = False
+    revision: int = 0
+    branches: tuple[Branch, ...] = ()
 
 
 class Conversation(SharedBase):
@@ -89,6 +105,8 @@ class Conversation(SharedBase):
         max_tokens: int | None = None,
         **shared: Any,
     ) -> None:
+        settings: dict[str, Any] = {"config": config, "summarizer": summarizer, "max_tokens": max_tokens}
+        self._like_this = partial(Conversation, driver, shape=shape, **settings, **shared)
         given = 1 if config is max_tokens is None else 2
         if max_tokens is None:
             max_tokens = CONVERSATION_TOKENS
@@ -102,6 +120,8 @@ class Conversation(SharedBase):
         self._shape = None if shape is None else as_shape(shape, ())
         if self._shape is not None:
             self._maintenance.shape = self._shape
+        self._editing = Editing(self._maintenance)
+        self._key = key
 
     @observed
     async def add(
@@ -184,20 +204,28 @@ class Conversation(SharedBase):
         after: int | None = None,
         at: int | None = None,
         limit: int = 50,
+        revision: int | None = None,
     ) -> History:
         """Return up to `limit` messages of the whole conversation by their numbers, oldest first.
 
         Those before a number, after one, or around one; by default the newest. However long the conversation
         is, the record and one or two pages are read. A page is as of one moment, so that reading the next one
-        by the number of a message misses none and repeats none.
+        by the number of a message misses none and repeats none. With the `revision` of a `Branch`, they are
+        as they were before that edit; `MessageNotFound` if there is no such branch.
         """
-        page = await read_units_page(self._shared, before=before, after=after, at=at, limit=limit)
+        page = await read_units_page(
+            self._shared, before=before, after=after, at=at, limit=limit, revision=revision
+        )
+        transcript = page.snapshot.body.transcript or Transcript("")
+        is_past = revision not in (None, transcript.rev)
         return History(
             tuple(message for one in page.units for message in self._shown(one)),
             page.oldest,
             page.newest,
             page.missing,
-            waits_for_answer(page.snapshot.turns, self._shape),
+            not is_past and waits_for_answer(page.snapshot.turns, self._shape),
+            transcript.rev,
+            tuple(Branch(one.rev, one.first, one.end - 1) for one in transcript.branches),
         )
 
     @observed
@@ -211,14 +239,60 @@ class Conversation(SharedBase):
         self._maintenance.notice(snapshot)
         return total([snapshot.usage])
 
-    async def each_message(self, *, after: int | None = None) -> AsyncGenerator[HistoryMessage]:
+    async def each_message(
+        self, *, after: int | None = None, revision: int | None = None
+    ) -> AsyncGenerator[HistoryMessage]:
         """Yield all messages of the conversation after a number, oldest first, in memory of a few pages.
 
-        Each comes once. Messages that are added meanwhile come, too.
+        Each comes once. Messages that are added meanwhile come, too. `revision` is that of `history`.
         """
-        async for one in read_all_units(self._shared, after=after):
+        async for one in read_all_units(self._shared, after=after, revision=revision):
             for message in self._shown(one):
                 yield message
+
+    @observed
+    async def rewind(self, to: int, *, revision: int | None = None) -> None:
+        """Continue after the message with this number: all that follow leave the view, for every process.
+
+        To have an answer written anew, go to the question before it. To edit a question, go to the message
+        before that, and add the new one; -1 is before the first message. What follows is next. The messages
+        that have left stay readable as a `Branch` until the conversation is erased. Their ids are not free
+        again: adding one has no effect.
+
+        Nothing changes unless all does. If others edit at the same time, one of them wins, and the others get
+        `EditConflict`; so they do with the `revision` of an earlier `history`. What others add at the same
+        time may stay, as what is said next. Raises `MessageNotFound` if there is no such message,
+        `Unavailable`, and `OutcomeUnknown` if it was perhaps done.
+        """
+        require_integer("to", to, least=-1)
+        await self._editing.rewind(to, revision=revision)
+
+    @observed
+    async def fork(self, id: str, *, to: int | None = None) -> Conversation:  # noqa: A002 -- as `backend.conversation`
+        """Copy the messages up to a number, by default all, into a new conversation of the user; return it.
+
+        Both go on by themselves: each has the messages with their numbers and ids, the summary and the
+        settings, and the copy has no branches. It is there as a whole, or not at all; a process that ends
+        before leaves an empty conversation and pages, which `purge` removes after a day. Raises
+        `SessionExists`, and changes nothing, if there is a conversation under this id, and what `rewind`
+        raises.
+        """
+        owner = (self._key.tenant_id, self._key.user_id)
+        made = self._like_this(MemoryKey(*owner, id))
+        listing = self._directory.listed(owner, self._config.record_ttl_s)
+        await self._editing.fork(made._maintenance, to, of=self._key.session_id, listing=listing)  # noqa: SLF001 -- the same class
+        return made
+
+    @observed
+    async def summarize_again(self, *, since: int = 0) -> None:
+        """Have the summary written anew, from the last one before the number `since`; by default all of it.
+
+        The present one is discarded at once, and the background writes the next one in portions; until then a
+        model is shown what is summarized so far and the recent messages. `flush` waits for it. A no-op if no
+        summary covers the message. Raises what `rewind` raises.
+        """
+        require_integer("since", since, least=0)
+        await self._editing.summarize_again(since)
 
     def _shown(self, one: Numbered) -> list[HistoryMessage]:
         """Return the messages of a unit, in new objects."""
@@ -231,7 +305,7 @@ class Conversation(SharedBase):
                 stored.turn.ts,
                 stored.begins and place == 0,
                 "cut" in stored.extra,
-                stored.extra.get("usage") if stored.said is not None else None,
+                usage_of(stored),
                 summarized,
                 retained,
             )

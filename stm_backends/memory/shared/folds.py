@@ -83,7 +83,7 @@ class Writes(PlannedWork):
         self.hopeless = False
         self._observer = observer
         self._summarizer: Callable[..., object] = policy.summarizer_for(self.config, None)
-        self._keep_ids_for = 10 * shared.driver.traits.deadline
+        self.keep_ids_for = 10 * shared.driver.traits.deadline
         self._unstored: _Failure | None = None
         self._unnoted: Lease | None = None
         self._unmarked: str | None = None
@@ -109,11 +109,11 @@ class Writes(PlannedWork):
             self.hopeless = self.hopeless and summarizer is self._summarizer
             self.config, self._summarizer = config, summarizer
 
-    def touch(self, at: float | None = None, *, begins: bool = False) -> None:
+    def touch(self, at: float | None = None, *, begins: bool = False, reset: bool = False) -> None:
         """Note an activity in the catalogue, by default now; see `Touches.note`."""
         if self.noting is not None:
             look = partial(look_at, self.shared)
-            self.noting(look, ttl=self.config.record_ttl_s, at=at, begins=begins)
+            self.noting(look, ttl=self.config.record_ttl_s, at=at, begins=begins, reset=reset)
 
     @property
     def lease_s(self) -> float:
@@ -133,7 +133,7 @@ class Writes(PlannedWork):
             trim,
             gone,
             now=self.shared.clock(),
-            keep_for=self._keep_ids_for,
+            keep_for=self.keep_ids_for,
             copies=confirmed.copies(drop),
             replaced=confirmed.replaced(drop),
         )
@@ -163,7 +163,7 @@ class Writes(PlannedWork):
         forgotten = confirmed.body.forgotten.adding(
             confirmed.replaced(drop),
             now=self.shared.clock(),
-            keep_for=self._keep_ids_for,
+            keep_for=self.keep_ids_for,
             copies=confirmed.copies(drop),
         )
         body = replace(confirmed.body, forgotten=forgotten)
@@ -439,7 +439,7 @@ class Writes(PlannedWork):
             fold,
             told.summary,
             now=self.shared.clock(),
-            keep_for=self._keep_ids_for,
+            keep_for=self.keep_ids_for,
             copies=snapshot.copies(drop),
             replaced=snapshot.replaced(drop),
         )

@@ -6,13 +6,15 @@ leave it meanwhile change nothing: one load decides what is read from where.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from stm_backends.errors import MessageNotFound
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.units import read_units
+from stm_backends.records.body import Transcript
 from stm_backends.records.pages import TURNS, each_after, numbers_asked_for, require_one_place
 from stm_backends.types import ConversationTurn, StoredTurn
 
@@ -82,21 +84,27 @@ def _turn(one: Numbered) -> TranscriptTurn:
 
 
 async def read_units_page(
-    shared: SharedConversation, *, before: int | None, after: int | None, at: int | None, limit: int
+    shared: SharedConversation,
+    *,
+    before: int | None,
+    after: int | None,
+    at: int | None,
+    limit: int,
+    revision: int | None = None,
 ) -> UnitsPage:
-    """Return the same of turns and messages."""
+    """Return the same of turns and messages, if need be as they were when an edit ended a `revision`."""
     require_one_place(before, after, at, limit)
     snapshot, stored = await _load(shared), 0
     while True:
-        oldest, end = bounds_of(snapshot)
+        oldest, end = bounds_of(snapshot, revision)
         oldest = max(oldest, stored)
         start, stop = numbers_asked_for(oldest, end, before=before, after=after, at=at, limit=limit)
-        found = await _read(shared, snapshot, oldest, start, stop)
+        found = await _read(shared, snapshot, oldest, start, stop, end, revision)
         if not found.missing:
             return found
         again = await _load(shared)
         if _place_of(again) != _place_of(snapshot):
-            # Erased, or shortened, while it was read.
+            # Erased, shortened or edited while it was read.
             snapshot, stored = again, 0
             continue
         if found.missing[0] > start:
@@ -112,11 +120,15 @@ async def read_all(shared: SharedConversation, *, after: int | None) -> AsyncGen
         yield _turn(one)
 
 
-def read_all_units(shared: SharedConversation, *, after: int | None) -> AsyncGenerator[Numbered]:
+def read_all_units(
+    shared: SharedConversation, *, after: int | None, revision: int | None = None
+) -> AsyncGenerator[Numbered]:
     """Yield the same of turns and messages."""
 
     async def read(after: int) -> tuple[UnitsPage, Sequence[Numbered]]:
-        page = await read_units_page(shared, before=None, after=after, at=None, limit=_AT_ONCE)
+        page = await read_units_page(
+            shared, before=None, after=after, at=None, limit=_AT_ONCE, revision=revision
+        )
         return page, page.units
 
     return each_after(after, read)
@@ -127,17 +139,37 @@ async def _load(shared: SharedConversation) -> Snapshot:
     return (await shared.load_copy("transcript")).transcribed()
 
 
-def bounds_of(snapshot: Snapshot) -> tuple[int, int]:
-    """Return the number of the oldest turn of a conversation, and that after the newest."""
-    transcript = snapshot.body.transcript
-    if transcript is None:
-        return 0, len(snapshot.turns)
+def bounds_of(snapshot: Snapshot, revision: int | None = None) -> tuple[int, int]:
+    """Return the number of the oldest turn of a conversation, and that after the newest.
+
+    Raises `MessageNotFound` if the revision is neither the present one nor one that an edit ended.
+    """
+    transcript = snapshot.body.transcript or Transcript("")
+    if revision is not None and revision != transcript.rev:
+        branch = transcript.branch(revision)
+        if branch is None:
+            raise MessageNotFound("no edit has taken anything out of the view at this revision")
+        return transcript.first, branch.end
     return transcript.first, transcript.base + len(snapshot.turns)
 
 
-def _place_of(snapshot: Snapshot) -> tuple[str, int] | None:
+def _parts(
+    transcript: Transcript, revision: int | None, start: int, stop: int
+) -> Iterator[tuple[Transcript, int, int]]:
+    """Yield the transcripts under which pages have the numbers from `start` to `stop - 1`, newest first.
+
+    What was said before a branch is on later branches, or is still in view.
+    """
+    for branch in transcript.branches:
+        if revision is not None and branch.rev >= revision and branch.first < stop:
+            yield transcript.as_of(branch), max(start, branch.first), stop
+            stop = branch.first
+    yield transcript, start, stop
+
+
+def _place_of(snapshot: Snapshot) -> tuple[str, int, int] | None:
     transcript = snapshot.body.transcript
-    return None if transcript is None else (transcript.epoch, transcript.first)
+    return None if transcript is None else (transcript.epoch, transcript.first, transcript.rev)
 
 
 async def _oldest_stored(shared: SharedConversation, snapshot: Snapshot) -> int:
@@ -147,19 +179,28 @@ async def _oldest_stored(shared: SharedConversation, snapshot: Snapshot) -> int:
 
 
 async def _read(
-    shared: SharedConversation, snapshot: Snapshot, oldest: int, start: int, stop: int
+    shared: SharedConversation,
+    snapshot: Snapshot,
+    oldest: int,
+    start: int,
+    stop: int,
+    end: int,
+    revision: int | None,
 ) -> UnitsPage:
     """Return what has the numbers from `start` to `stop - 1`, of which some may be missing."""
-    transcript, found = snapshot.body.transcript, dict[int, StoredTurn]()
-    base = 0 if transcript is None else transcript.base
-    if transcript is not None:
-        found = await read_units(shared.archive.pages, shared.key, transcript, start, min(stop, base))
-    found |= {number: stored for number, stored in enumerate(snapshot.turns, base) if start <= number < stop}
-    summarized = 0 if transcript is None or not snapshot.body.summary else transcript.summarized
-    _, end = bounds_of(snapshot)
+    transcript = snapshot.body.transcript or Transcript("")
+    base, store = transcript.base, shared.archive.pages
+    *branches, (_, low, high) = _parts(transcript, revision, start, stop)
+    found: dict[int, StoredTurn] = {}
+    for part, first, after in [*branches, (transcript, low, min(high, base))]:
+        found = await read_units(store, shared.key, part, first, after) | found
+    found |= {number: stored for number, stored in enumerate(snapshot.turns, base) if low <= number < high}
+    # What is in no branch is in view.
+    summarized = min(high, transcript.summarized) if snapshot.body.summary else 0
     return UnitsPage(
         tuple(
-            Numbered(number, stored, number < summarized, number >= base) for number, stored in found.items()
+            Numbered(number, found[number], number < summarized, base <= number < high)
+            for number in sorted(found)
         ),
         oldest,
         end - 1,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from stm_backends import races
@@ -11,7 +11,7 @@ from stm_backends.drivers.contract import ABSENT, Driver, Key, new_version
 from stm_backends.errors import Corrupt, StorageError, located
 from stm_backends.memory.shared.archive import Archive
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.memory.units import Entry, units_of
+from stm_backends.memory.units import Entry, open_entry, units_of
 from stm_backends.memory.view import View
 from stm_backends.races import Lost, contend
 from stm_backends.records import keys, ledger
@@ -233,6 +233,29 @@ class SharedConversation:
             await self.archive.left(snapshot, leaving)
         await self.archive.shortened(snapshot, body)
         return True
+
+    async def edit(self, snapshot: Snapshot, body: Body, rewrite: Sequence[bytes]) -> bool:
+        """Store a body, and entries in the place of the oldest ones; `False` after a lost race.
+
+        The entries that go are to be confirmed before, and what they hold is to be in pages. Raises
+        `OutcomeUnknown` if that may have been done.
+        """
+        change = ledger.Change(self.codec.seal_body(body), rewrite=rewrite)
+        self._positions = None
+        try:
+            stored = await ledger.replace(
+                self.driver, self.key, change, expect=snapshot.version or ABSENT, repeatable=False
+            )
+        finally:
+            self._positions = object()
+        self.current = False
+        if stored:
+            tail = (*rewrite, *snapshot.tail[len(rewrite) :])
+            opened = (open_entry(self.codec, entry) for entry in tail)
+            self.seen = Snapshot(change.version, body).plus_entries(tail, opened)
+            self.added = {i: one for i, one in self.added.items() if not self.seen.holds(i)}
+            self.archive.settled()
+        return stored
 
     def holds(self, lease: Lease | None) -> bool:
         """Say whether a lease is that of this process."""

@@ -58,7 +58,8 @@ class Snapshot:
             last = Snapshot()
         version, tail, count = record.version, record.tail, len(last.tail)
         body = last.body if last.version == version else codec.open_body(record.body)
-        if body.forgotten == last.body.forgotten and tail[:count] == last.tail:
+        is_same = body.forgotten == last.body.forgotten and body.fork == last.body.fork
+        if is_same and tail[:count] == last.tail:
             if last.version != version:
                 body = body if body.messages else _with_messages(body, last.opened)
                 last = replace(last, version=version, body=body)
@@ -86,6 +87,8 @@ class Snapshot:
             if entry.id in ids:
                 continue
             if isinstance(entry, Messages):
+                if entry.forks and (self.body.fork is None or self.body.fork.entry != entry.id):
+                    continue
                 if entry.cut and (entry.cut in ids or entry.cut in forgotten):
                     continue  # a checkpoint that arrives after the whole answer
                 if isinstance(last, Messages) and last.cut == entry.answer:
@@ -231,8 +234,8 @@ class Snapshot:
         gone, goes_on = self.turns[:count], count < len(self.turns) and not self.turns[count].begins
         asked = next((one.said and one.said.message for one in reversed(gone) if one.begins), body.asked)
         lead = speech.instructions(gone) if first else body.lead
-        used = usage.stated(body.usage, _usages(gone))
-        return replace(body, lead=lead, asked=asked if goes_on else None, usage=used)
+        body = replace(body, lead=lead, asked=asked if goes_on else None)
+        return with_usage_of(gone, body)
 
     @property
     def usage(self) -> Sums:
@@ -243,8 +246,8 @@ class Snapshot:
         """Return the ids of entries that become late copies when the oldest `drop` entries go."""
         if not self.repeats:
             return frozenset()
-        going = {*map(_id, self.opened[:drop])} | {one for one in self.opened if isinstance(one, str)}
-        return frozenset(identity for identity in map(_id, self.opened[drop:]) if identity in going)
+        going = {*map(id_of, self.opened[:drop])} | {one for one in self.opened if isinstance(one, str)}
+        return frozenset(identity for identity in map(id_of, self.opened[drop:]) if identity in going)
 
     def replaced(self, drop: int) -> list[str]:
         """Return the ids of checkpoints, among the oldest `drop` entries, in whose place is another entry.
@@ -253,7 +256,7 @@ class Snapshot:
         """
         if not self.repeats or not self.body.messages:
             return []
-        there = {_id(self.opened[start]) for start in self.starts}
+        there = {id_of(self.opened[start]) for start in self.starts}
         parts = [one.id for one in self.opened[:drop] if isinstance(one, Messages) and one.cut]
         return [part for part in dict.fromkeys(parts) if part not in there]
 
@@ -273,7 +276,7 @@ class Snapshot:
         ordered = [False] * len(place)
         count = 0
         for position in range(len(self.tail) - 1, -1, -1):
-            index = place.get(_id(self.opened[position]))
+            index = place.get(id_of(self.opened[position]))
             if index is None:
                 continue
             met[index] = True
@@ -302,10 +305,16 @@ def _with_messages(body: Body, opened: Iterable[Opened]) -> Body:
     return replace(body, messages=True) if any(isinstance(one, Messages) for one in opened) else body
 
 
+def with_usage_of(gone: Iterable[StoredTurn], body: Body) -> Body:
+    """Return a body that has in its sums what callers said of these, which the record holds no longer."""
+    return replace(body, usage=usage.stated(body.usage, _usages(gone)))
+
+
 def _usages(units: Iterable[StoredTurn]) -> Iterator[Stated]:
     """Yield what callers said of answers that end with these."""
     return ((one.turn.ts, one.extra["usage"]) for one in units if one.said and "usage" in one.extra)
 
 
-def _id(opened: Opened) -> str:
+def id_of(opened: Opened) -> str:
+    """Return the id of an entry."""
     return opened if isinstance(opened, str) else opened.id
