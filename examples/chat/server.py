@@ -96,12 +96,10 @@ async def ask(chat: Chat, question: Question) -> None:
 async def write(chat: stm.Conversation, name: str, send: Any) -> None:
     """Answer the newest question, and store what is said: every second, and at the end."""
     page = await chat.history(limit=PAGE)
-    asked = next((one for one in reversed(page.messages) if one.begins), None)
-    if asked is None or not (page.open or page.messages[-1].cut):
-        return
+    if not page.open:
+        return  # it is answered
+    asked = page.messages[-1]
     messages = await chat.messages(max_tokens=8_000)
-    while messages[-1]["role"] == "assistant":
-        messages.pop()  # what an earlier attempt at this answer has said
     said, stored = "", time.monotonic()
     # What is stored under one id takes the place of its checkpoints. After an edit it is another answer, and
     # so it is in a copy, which has the ids of what it was copied from.
@@ -146,7 +144,7 @@ async def answering(chat: Chat, request: Request) -> AsyncIterator[asyncio.Queue
 async def answer(
     events: Annotated[asyncio.Queue[ServerSentEvent | None], Depends(answering)],
 ) -> AsyncIterator[ServerSentEvent]:
-    """Stream the answer to the newest question, or to the one whose answer was cut off."""
+    """Stream the answer to the newest question, if it has none."""
     while (event := await events.get()) is not None:
         yield event
 
@@ -163,7 +161,7 @@ class Place(BaseModel):
 async def rewind(chat: Chat, place: Place) -> None:
     """Continue after a message: what follows it becomes an earlier version. 409 if another edit came first.
 
-    Then the browser asks for another answer, or sends another question.
+    Then the browser asks for an answer, or sends another question.
     """
     await chat.rewind(place.to, revision=place.revision)
 

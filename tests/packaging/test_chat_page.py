@@ -89,6 +89,10 @@ def said(page: Page) -> Locator:
     return page.locator("#said p")
 
 
+def press(page: Page, name: str, place: int = 0) -> None:
+    page.get_by_role("button", name=name, exact=True).nth(place).click()
+
+
 def worker_of(page: Page) -> int:
     """Return the process that answers in a window."""
     status = page.locator("#status")
@@ -145,13 +149,14 @@ def test_a_worker_that_is_killed_in_the_middle_of_an_answer_leaves_what_it_had_s
         expect(page.locator(".mark")).to_have_text("cut off")
         expect(said(page).first).to_have_text("count")
         expect(said(page).last).to_contain_text("1 2 3")
-    # Another worker goes on, under the same question.
-    other.locator(".again").click()
+    # Another worker answers the same question.
+    press(other, "Answer again")
     expect(said(other).last).to_contain_text("1 2 3")
     other.locator("#stop").click()
     for page in (one, other):
         expect(said(page)).to_have_count(2)
         expect(page.locator(".mark")).to_have_text("cut off")
+        expect(page.get_by_role("button", name="Version")).to_have_count(1)
 
 
 def test_a_question_whose_worker_is_killed_before_it_answers_is_there_and_open(
@@ -167,10 +172,6 @@ def test_a_question_whose_worker_is_killed_before_it_answers_is_there_and_open(
     for page in (one, other):
         expect(said(page)).to_have_text(["think", "Never mind", ANSWER.format("Never mind", 2)])
         expect(page.locator(".mark")).to_have_count(0)
-
-
-def press(page: Page, name: str, place: int = 0) -> None:
-    page.get_by_role("button", name=name, exact=True).nth(place).click()
 
 
 def asked(page: Page, *questions: str) -> list[str]:
