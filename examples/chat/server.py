@@ -1,5 +1,5 @@
 # pip install ".[redis]" "fastapi>=0.135" uvicorn && uvicorn --app-dir examples/chat server:app --workers 2
-"""A chat product: streamed answers, history, a sidebar, stop, and "delete my data".
+"""A chat product: streamed answers, edits, history, a sidebar with search, stop, and "delete my data".
 
 docs/how-to/fastapi-service.md explains it. Everything that a worker knows is in the datastore, so any worker
 answers any request, and one that is killed loses nothing that was stored.
@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import Cookie, Depends, FastAPI, HTTPException
+from fastapi import Cookie, Depends, FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel
@@ -93,23 +93,23 @@ async def ask(chat: Chat, question: Question) -> None:
     await chat.add({"role": "user", "content": question.text}, id=question.id)
 
 
-async def write(chat: stm.Conversation, send: Any) -> None:
+async def write(chat: stm.Conversation, name: str, send: Any) -> None:
     """Answer the newest question, and store what is said: every second, and at the end."""
     page = await chat.history(limit=PAGE)
-    asked = next((one for one in reversed(page.messages) if one.begins), None)
-    if asked is None or not (page.open or page.messages[-1].cut):
-        return
+    if not page.open:
+        return  # it is answered
+    asked = page.messages[-1]
     messages = await chat.messages(max_tokens=8_000)
-    while messages[-1]["role"] == "assistant":
-        messages.pop()  # what an earlier attempt at this answer has said
     said, stored = "", time.monotonic()
+    # What is stored under one id takes the place of its checkpoints. After an edit it is another answer, and
+    # so it is in a copy, which has the ids of what it was copied from.
+    answer_id = f"{asked.id}-{name}-{page.revision}"
 
     async def store(**cut: bool) -> None:
-        # What is stored under one id takes the place of its checkpoints. Without its question, which has
-        # been erased, it would begin a new conversation.
-        if any(one.id == asked.id for one in (await chat.history(at=asked.number, limit=1)).messages):
-            answer = {"role": "assistant", "content": said.strip()}
-            await chat.add(answer, id=f"{asked.id}-answer", **cut)
+        # Without its question, which has been erased, an answer would begin a new conversation.
+        now = await chat.history(at=asked.number, limit=1)
+        if now.revision == page.revision and any(one.id == asked.id for one in now.messages):
+            await chat.add({"role": "assistant", "content": said.strip()}, id=answer_id, **cut)
 
     try:
         async for word in model(messages):
@@ -125,11 +125,11 @@ async def write(chat: stm.Conversation, send: Any) -> None:
         raise
 
 
-async def answering(chat: Chat) -> AsyncIterator[asyncio.Queue[ServerSentEvent | None]]:
+async def answering(chat: Chat, request: Request) -> AsyncIterator[asyncio.Queue[ServerSentEvent | None]]:
     """Let the model answer while the request lasts: the browser stops it by closing the connection."""
     events = asyncio.Queue[ServerSentEvent | None]()
     events.put_nowait(ServerSentEvent(event="begin", data={"worker": os.getpid()}))
-    answer = asyncio.create_task(write(chat, events.put_nowait))
+    answer = asyncio.create_task(write(chat, request.path_params["chat"], events.put_nowait))
     app.state.answers.add(answer)
     answer.add_done_callback(app.state.answers.discard)
     answer.add_done_callback(lambda _: events.put_nowait(None))
@@ -144,20 +144,58 @@ async def answering(chat: Chat) -> AsyncIterator[asyncio.Queue[ServerSentEvent |
 async def answer(
     events: Annotated[asyncio.Queue[ServerSentEvent | None], Depends(answering)],
 ) -> AsyncIterator[ServerSentEvent]:
-    """Stream the answer to the newest question, or to the one whose answer was cut off."""
+    """Stream the answer to the newest question, if it has none."""
     while (event := await events.get()) is not None:
         yield event
+
+
+# Edits
+
+
+class Place(BaseModel):
+    to: int
+    revision: int  # of the page that the person has seen
+
+
+@app.post("/api/chats/{chat}/rewind", status_code=204)
+async def rewind(chat: Chat, place: Place) -> None:
+    """Continue after a message: what follows it becomes an earlier version. 409 if another edit came first.
+
+    Then the browser asks for an answer, or sends another question.
+    """
+    await chat.rewind(place.to, revision=place.revision)
+
+
+class Copy(BaseModel):
+    id: str
+    to: int
+
+
+@app.post("/api/chats/{chat}/copies", status_code=204)
+async def fork(chat: Chat, copy: Copy) -> None:
+    """Copy what was said up to a message into a new conversation."""
+    await chat.fork(copy.id, to=copy.to)
 
 
 # What was said, and what there is
 
 
 @app.get("/api/chats/{chat}")
-async def history(chat: Chat, before: int | None = None) -> dict[str, Any]:
-    """Return a page of a conversation: the newest messages, or those before a number."""
-    page = await chat.history(before=before, limit=PAGE)
+async def history(
+    chat: Chat,
+    before: int | None = None,
+    after: int | None = None,
+    at: int | None = None,
+    revision: int | None = None,
+) -> dict[str, Any]:
+    """Return a page of a conversation: the newest messages, or those before, after or around a number.
+
+    With a revision, as they were before the edit that ended it.
+    """
+    page = await chat.history(before=before, after=after, at=at, limit=PAGE, revision=revision)
     shape = SHAPES["openai"]
-    first = min([*(one.number for one in page.messages), *page.missing], default=0)
+    numbers = [*(one.number for one in page.messages), *page.missing]
+    first, last = min(numbers, default=0), max(numbers, default=page.newest)
     return {
         "messages": [
             {
@@ -169,7 +207,10 @@ async def history(chat: Chat, before: int | None = None) -> dict[str, Any]:
             for one in page.messages
         ],
         "before": first if first > page.oldest else None,
+        "after": last if last < page.newest else None,
         "open": page.open,
+        "revision": page.revision,
+        "branches": page.branches,
         "quiet_s": time.time() - page.messages[-1].at if page.messages else 0.0,
     }
 
@@ -180,6 +221,24 @@ async def sidebar(owner: Owner, after: str | None = None) -> dict[str, Any]:
     page = await app.state.backend.conversations.list(*owner, after=after, limit=PAGE)
     chats = [{"id": card.key.session_id, "title": card.title} for card in page.cards]
     return {"chats": chats, "after": page.after}
+
+
+@app.get("/api/search")
+async def search(owner: Owner, words: str, after: str | None = None) -> dict[str, Any]:
+    """Return conversations of the user that have all words, with some messages that do.
+
+    `after` is for the next call, which may find more even if this one has found nothing.
+    """
+    results = await app.state.backend.conversations.search(*owner, words, after=after, limit=PAGE)
+    chats = [
+        {
+            "id": one.card.key.session_id,
+            "title": one.card.title,
+            "matches": [match for match in one.matches if match.where == "message"],
+        }
+        for one in results.found
+    ]
+    return {"chats": chats, "after": results.after}
 
 
 class Title(BaseModel):
@@ -210,7 +269,9 @@ STATUS = {
     stm.InvalidKey: 400,
     stm.InvalidState: 400,
     stm.SessionNotFound: 404,
+    stm.MessageNotFound: 404,
     stm.SessionExists: 409,
+    stm.EditConflict: 409,
     stm.TooLarge: 413,
     stm.MemoryBudgetExceeded: 422,
     stm.LimitReached: 429,
