@@ -115,10 +115,10 @@ class Conversation:
         """Store a question, read, wait for the model, store the answer. Return what the model is shown."""
         question, *answer = exchange
         await self.add(question)
-        shown = await self.read()
+        shown: Any = await self.read()
         await asyncio.sleep(thinking_s)
         await self.add(*answer)
-        return shown  # type: ignore[return-value]
+        return shown
 
     async def seed_messages(self, exchanges: Sequence[Sequence[Message]]) -> None:
         """Add older messages. What is stored is read as if they had been spoken."""

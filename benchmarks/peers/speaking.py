@@ -79,7 +79,7 @@ class Speaking:
             times = min(SEEDED_AT_ONCE, (messages - self.messages) // EXCHANGE)
             await self.conversation.seed_messages([next(self._next) for _ in range(times)])
             self.messages += times * EXCHANGE
-            if time.monotonic() > until:
+            if self.messages < messages and time.monotonic() > until:
                 raise TimeoutError(f"only {self.messages:,} messages were added in {seconds:.0f} s")
         await self.conversation.settle()
 
