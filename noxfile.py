@@ -244,7 +244,8 @@ def bench(session: nox.Session) -> None:
 def peers(session: nox.Session) -> None:
     """What other libraries cost for one turn, and what they lose; `-- --write` writes the page.
 
-    `-- --shown` measures what a product shows instead: pages of history, newest items, sidebars.
+    `-- --messages` measures messages with tool calls instead, and `-- --shown` what a product shows: pages of
+    history, newest items, sidebars.
     """
     # In one call, so that all requirements are resolved together.
     services = nox.project.dependency_groups(PYPROJECT, "services")

@@ -1,12 +1,13 @@
 """What other libraries cost for one turn of a conversation, and what they lose, beside stm-backends.
 
-    python -m benchmarks.peers [--shown] [--peers NAME,...] [--quick] [--dialogues FILE] [--write]
+    python -m benchmarks.peers [--messages | --shown] [--peers NAME,...] [--quick] [--write]
 
-A full run takes at most a quarter of an hour. `--shown` measures what products show instead, as long.
+A full run takes at most a quarter of an hour. `--messages` compares messages with tool calls instead of
+turns, and `--shown` what products show, each as long.
 
 Each library is measured in a process of its own with a time limit, so that one that fails or hangs loses
 only its own figures. `--write` writes benchmarks/PEERS.md with its chart, and the table in README.md; with
-`--shown`, only the section of PEERS.md about it.
+`--messages` or `--shown`, only their section of PEERS.md, and for messages their table in README.md.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.datastores import folder_for_all
-from benchmarks.peers import report
-from benchmarks.peers.catalogue import PEERS, SHOWING, Peer
+from benchmarks.peers import report, speaking_report
+from benchmarks.peers.catalogue import MESSAGES, PEERS, SHOWING, Peer
 from benchmarks.peers.figures import Measured, explained
 from benchmarks.peers.places import Place
 from benchmarks.peers.servers import CREDENTIALS, serve
@@ -38,22 +39,29 @@ _MEMORY = Path("/dev/shm")  # noqa: S108 -- a new directory in it is used
 
 @dataclass(frozen=True)
 class Order:
-    """What is measured: the cost of turns, or what is `shown`. All are arguments of a worker, as JSON.
+    """What is measured, and how. All are arguments of a worker, as JSON.
 
-    `each_s` are the seconds that one library may take, and `until` the time at which the last one may begin.
+    `what` is one of `COMPARED`. `each_s` are the seconds that one library may take, and `until` the time at
+    which the last one may begin. Messages that are not `timed` are counted only.
     """
 
     each_s: float
     until: float
     quick: bool
     dialogues: str
-    shown: bool = False
+    what: str = "turns"
+    timed: bool = True
+
+
+COMPARED: Mapping[str, Mapping[str, Peer]] = {"turns": PEERS, "shown": SHOWING, "messages": MESSAGES}
+"""What is compared, and of which libraries."""
 
 
 def run(names: Sequence[str], order: Order) -> Iterator[Measured]:
     """Measure libraries, datastore by datastore."""
-    for datastore in dict.fromkeys(PEERS[name].datastore for name in names):
-        waiting = [Measured(name) for name in names if PEERS[name].datastore == datastore]
+    peers = COMPARED[order.what]
+    for datastore in dict.fromkeys(peers[name].datastore for name in names):
+        waiting = [Measured(name) for name in names if peers[name].datastore == datastore]
         with folder_for_all(_MEMORY if os.access(_MEMORY, os.W_OK) else None) as folder:
             try:
                 with serve(datastore, folder) as server:
@@ -64,7 +72,6 @@ def run(names: Sequence[str], order: Order) -> Iterator[Measured]:
                             measured.problems.append("the time for the whole run was over")
                         else:
                             with server.place(measured.name.replace("-", "_")) as place:
-                                peers = SHOWING if order.shown else PEERS
                                 run_one(peers[measured.name], measured, place, order)
                         yield waiting.pop(0)
             except Exception as error:  # noqa: BLE001 -- it loses no other datastore
@@ -129,7 +136,16 @@ def main() -> None:
     """Measure, and print the page or write it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--peers", type=_names, help="only these; an empty list measures none")
-    parser.add_argument("--shown", action="store_true", help="pages, newest items and sidebars, not turns")
+    what = parser.add_mutually_exclusive_group()
+    for name, about in (
+        ("messages", "messages with tool calls, not turns"),
+        ("shown", "pages, newest items and sidebars, not turns"),
+    ):
+        what.add_argument(f"--{name}", dest="what", action="store_const", const=name, help=about)
+    parser.set_defaults(what="turns")
+    parser.add_argument(
+        "--counts", action="store_true", help="of messages only what a busy machine does not change: no times"
+    )
     parser.add_argument("--quick", action="store_true", help="a few turns each, to see that it works")
     parser.add_argument("--dialogues", default=_DIALOGUES, help="a file of conversations")
     parser.add_argument("--each", type=float, default=75, help="seconds that one library may take")
@@ -137,7 +153,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write benchmarks/PEERS.md and README.md")
     parser.add_argument("--figures", type=Path, help="keep figures in this file, also those of earlier runs")
     arguments = parser.parse_args()
-    peers = SHOWING if arguments.shown else PEERS
+    if arguments.counts and arguments.what != "messages":
+        parser.error("--counts is for --messages")
+    peers = COMPARED[arguments.what]
     names = list(peers) if arguments.peers is None else arguments.peers
     if unknown := set(names) - set(peers):
         parser.error(f"no library {', '.join(sorted(unknown))}; there are {', '.join(peers)}")
@@ -148,17 +166,31 @@ def main() -> None:
     # So that servers are stopped, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     until = time.monotonic() + 60 * arguments.minutes
-    order = Order(arguments.each, until, arguments.quick, arguments.dialogues, arguments.shown)
+    order = Order(
+        *(arguments.each, until, arguments.quick, arguments.dialogues, arguments.what),
+        timed=not arguments.counts,
+    )
     for measured in run(names, order):
         results[measured.name] = measured
         if arguments.figures:
             figures = json.dumps([each.as_json() for each in results.values()], indent=1)
             arguments.figures.write_text(figures, encoding="utf-8")
-    every = [results[name] for name in PEERS if name in results]
+    every = [results[name] for name in peers if name in results]
+    write, shown = _PAGES[arguments.what]
     if arguments.write:
-        (report.write_shown if arguments.shown else report.write)(every, _ROOT)
+        write(every, _ROOT)
     else:
-        print(report.shown(every) if arguments.shown else report.page(every, {}))
+        print(shown(every))
+
+
+_PAGES: Mapping[
+    str, tuple[Callable[[Sequence[Measured], Path], None], Callable[[Sequence[Measured]], str]]
+] = {
+    "turns": (report.write, lambda results: report.page(results, {})),
+    "shown": (report.write_shown, report.shown),
+    "messages": (speaking_report.write, speaking_report.section),
+}
+"""What writes figures into the pages, and what returns them as text."""
 
 
 if __name__ == "__main__":

@@ -59,6 +59,7 @@ _LINKS = {
     "langgraph": "https://docs.langchain.com/oss/python/langgraph/persistence",
     "key_value": "https://github.com/strawgate/py-key-value",
     "penguiflow": "https://pypi.org/project/penguiflow/",
+    "adk": "https://google.github.io/adk-docs/sessions/session/",
 }
 
 
@@ -235,3 +236,50 @@ SHOWING: Mapping[str, Peer] = {
     if not name.startswith(("ours-all", "ours-session")) and not name.endswith(("-limit", "-delta"))
 }
 """The libraries that are asked for what a product shows, once each: some have several rows above."""
+
+
+def _our_messages(datastore: str, *, every: bool = False) -> Peer:
+    return Peer(
+        label=f"{OURS} with every message" if every else OURS,
+        datastore=datastore,
+        open=f"{_HERE}.ours:{'every_message' if every else 'messages'}",
+        packages=("stm-backends",),
+        shows=_HISTORY if every else "a summary and the newest messages, from a user's message on",
+        settings=(
+            "`conversation(..., max_tokens=10_000_000)`"
+            if every
+            else "`conversation(...)` without a configuration, `messages(max_tokens=8_000)`"
+        ),
+        link="https://pypi.org/project/stm-backends/",
+    )
+
+
+def _adk(datastore: str, service: str, settings: str, opened: str = "", *, limited: bool = False) -> Peer:
+    return Peer(
+        label=f"Google ADK `{service}`{', `num_recent_events=20`' if limited else ''}",
+        datastore=datastore,
+        open=f"{_HERE}.adk_sessions:{opened or datastore}{'_limited' if limited else ''}",
+        packages=("google-adk",),
+        shows="the last 20 events and what the run adds" if limited else "every event",
+        settings=settings,
+        link=_LINKS["adk"],
+    )
+
+
+_POOLED = "asyncpg, `pool_size=32`"
+
+MESSAGES: Mapping[str, Peer] = {
+    **{f"ours-{datastore}": _our_messages(datastore) for datastore in _DATASTORES},
+    **{f"ours-all-{datastore}": _our_messages(datastore, every=True) for datastore in _DATASTORES},
+    **{name: peer for name, peer in PEERS.items() if name.startswith(("openai-", "langgraph-"))},
+    "adk-redis": _adk("redis", "RedisSessionService", "one shared client"),
+    "adk-postgres": _adk("postgres", "DatabaseSessionService", _POOLED),
+    "adk-postgres-limit": _adk("postgres", "DatabaseSessionService", _POOLED, limited=True),
+    "adk-mongo": _adk("mongo", "MongoDbSessionService", "one shared client; the service is experimental"),
+    "adk-sqlite": _adk("sqlite", "SqliteSessionService", "a file"),
+    "adk-sqlite-database": _adk("sqlite", "DatabaseSessionService", "aiosqlite", "sqlite_database"),
+}
+"""The libraries whose messages are compared."""
+
+NOT_OFFERED: Mapping[str, tuple[str, ...]] = {"dynamo": ("OpenAI Agents", "Google ADK")}
+"""What of these has no storage of its own on a datastore."""

@@ -8,11 +8,11 @@ from typing import Any
 
 @dataclass
 class AtLength:
-    """A conversation of so many turns.
+    """A conversation of so many turns, or messages.
 
     Times are medians in ms of one turn: storing it, then reading what the model is shown. `ours_ms` was
     measured alternating with `ms`. The bytes and the round trips are those of one turn; `stored` is what it
-    adds.
+    adds. Of messages, `shown` is how many the model is shown.
     """
 
     length: int
@@ -23,6 +23,7 @@ class AtLength:
     received: float | None = None
     round_trips: float | None = None
     stored: float | None = None
+    shown: int | None = None
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """LangGraph's checkpointers: a graph of one node that reads all messages and adds an answer.
 
-The graph runs with `durability="exit"`, which stores one checkpoint for a turn and is documented as the
-fastest; the default, `"async"`, stores one for each step.
+Where messages are compared, the node adds the call of a tool and its result, too. The graph runs with
+`durability="exit"`, which stores one checkpoint for a turn and is documented as the fastest; the default,
+`"async"`, stores one for each step.
 """
 
 # ruff: noqa: PLC0415 -- each client library is imported where it is used, so that others need not be there
@@ -13,12 +14,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, TypedDict
 
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
 from langgraph.channels.delta import DeltaChannel
 from langgraph.graph import END, START, MessagesState, StateGraph
 
-from benchmarks.peers.conversation import SHOWN, Conversation
+from benchmarks.peers.conversation import SHOWN, Conversation, Message
 from benchmarks.peers.places import REGION, TOGETHER, Place
 
 
@@ -34,19 +35,14 @@ class Thread(Conversation):
 
     async def seed(self, turns: Sequence[tuple[str, str]]) -> None:
         both = ((HumanMessage(user), AIMessage(assistant)) for user, assistant in turns)
-        messages = [message for turn in both for message in turn]
-        thread = {"configurable": {"thread_id": self._name}}
-        await self._graph.aupdate_state(thread, {"messages": messages}, as_node="model")
+        await self._update([message for turn in both for message in turn])
 
     async def read(self) -> object:
         """Do nothing: `store` has read."""
         return None
 
     async def exchange(self, user: str, assistant: str, thinking_s: float) -> None:
-        thread = {"thread_id": self._name, "answer": assistant, "thinking_s": thinking_s}
-        await self._graph.ainvoke(
-            {"messages": [HumanMessage(user)]}, {"configurable": thread}, durability="exit"
-        )
+        await self._run(HumanMessage(user), [AIMessage(assistant)], thinking_s)
 
     async def sidebar(self) -> Sequence[object]:
         """Return the threads of the latest checkpoints, of which each has one here."""
@@ -54,15 +50,46 @@ class Thread(Conversation):
         return list({one.config["configurable"]["thread_id"] async for one in latest})
 
     async def questions(self) -> list[str]:
+        return [str(one.content) for one in await self.whole() if one.type == "human"]
+
+    async def add(self, *messages: Message) -> None:
+        await self._update(convert_to_messages(messages))
+
+    async def seed_messages(self, exchanges: Sequence[Sequence[Message]]) -> None:
+        # A checkpoint has the whole state, which need not be stored once for each of them.
+        await self.add(*(message for exchange in exchanges for message in exchange))
+
+    async def speak(self, exchange: Sequence[Message], thinking_s: float = 0) -> Sequence[AnyMessage]:
+        question, *answer = convert_to_messages(exchange)
+        state = await self._run(question, answer, thinking_s)
+        return state["messages"][: -len(answer)]
+
+    async def said(self) -> list[str]:
+        def text(one: Any) -> str:
+            return one.tool_call_id if one.type == "tool" else str(one.content) or one.tool_calls[0]["id"]
+
+        return [text(one) for one in await self.whole()]
+
+    async def whole(self) -> Sequence[Any]:
         state = await self._graph.aget_state({"configurable": {"thread_id": self._name}})
-        return [str(one.content) for one in state.values.get("messages", []) if one.type == "human"]
+        return state.values.get("messages", [])
+
+    async def _run(self, question: AnyMessage, answer: Sequence[AnyMessage], thinking_s: float) -> Any:
+        thread = {"thread_id": self._name, "answer": answer, "thinking_s": thinking_s}
+        return await self._graph.ainvoke(
+            {"messages": [question]}, {"configurable": thread}, durability="exit"
+        )
+
+    async def _update(self, messages: Sequence[AnyMessage]) -> None:
+        thread = {"configurable": {"thread_id": self._name}}
+        await self._graph.aupdate_state(thread, {"messages": messages}, as_node="model")
 
 
-async def _model(state: Any, config: RunnableConfig) -> dict[str, list[AIMessage]]:
+async def _model(state: Any, config: RunnableConfig) -> dict[str, list[AnyMessage]]:
     told = config["configurable"]
     if told["thinking_s"]:
         await asyncio.sleep(told["thinking_s"])
-    return {"messages": [AIMessage(told["answer"])]}
+    return {"messages": told["answer"]}
 
 
 def _joined(state: list[AnyMessage], writes: Sequence[Any]) -> list[AnyMessage]:

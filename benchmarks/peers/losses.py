@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import multiprocessing
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.peers.catalogue import Peer
-from benchmarks.peers.conversation import Conversation, Opened
+from benchmarks.peers.conversation import Conversation, Opened, call_id, exchange_of
 from benchmarks.peers.figures import Counted
 from benchmarks.peers.places import Place
 
@@ -21,14 +22,22 @@ THINKING_S = 0.002
 _READY_S = 60.0
 
 
-async def add(conversation: Conversation, who: str, turns: int) -> tuple[list[str], dict[str, int]]:
-    """Add turns; return the questions that were acknowledged, and the classes of the errors."""
+async def add(
+    conversation: Conversation, who: str, turns: int, *, speaking: bool = False
+) -> tuple[list[str], dict[str, int]]:
+    """Add turns; return the questions that were acknowledged, and the classes of the errors.
+
+    `speaking` adds messages with the call of a tool. A question is acknowledged when its answer is.
+    """
     acknowledged: list[str] = []
     errors = Counter[str]()
     for number in range(turns):
         question = f"{who}, {number}: please move the table for two to noon."
         try:
-            await conversation.exchange(question, "Done: Sino, 12:00.", THINKING_S)
+            if speaking:
+                await conversation.speak(exchange_of(question, _answer(question)), THINKING_S)
+            else:
+                await conversation.exchange(question, "Done: Sino, 12:00.", THINKING_S)
             acknowledged.append(question)
         except Exception as error:  # noqa: BLE001 -- what it raises is what is counted
             errors[type(error).__name__] += 1
@@ -50,41 +59,59 @@ def count(acknowledged: Iterable[str], found: Iterable[str], errors: Iterable[di
     )
 
 
+def _answer(question: str) -> str:
+    return f"Done: {question}"
+
+
+def spoken(said: Iterable[str]) -> list[str]:
+    """Return the questions that are stored with all of their answers, as often as any message of these is."""
+    often = Counter(said)
+    found: list[str] = []
+    for text in often:
+        # The call of a tool and its result have its id.
+        times = (often[text], often[_answer(text)], often[call_id(text)] / 2)
+        found += [text] * math.ceil(max(times)) if min(times) >= 1 else []
+    return found
+
+
 async def with_tasks(opened: Opened, place: Place, turns: int) -> Counted:
     """Add turns to one conversation in several tasks, each with a handle of its own."""
     async with opened(place) as conversations:
         await conversations("of tasks").exchange("first", "ok", 0)
         each = [conversations("of tasks") for _ in range(TASKS)]
         said = await asyncio.gather(*(add(one, f"task {number}", turns) for number, one in enumerate(each)))
-        return await _counted(conversations("of tasks"), said)
+        return _counted(await conversations("of tasks").questions(), said)
 
 
-async def with_processes(peer: Peer, place: Place, turns: int) -> Counted:
-    """Add turns to one conversation in several processes."""
+async def with_processes(peer: Peer, place: Place, turns: int, *, speaking: bool = False) -> Counted:
+    """Add turns, or messages, to one conversation in several processes."""
     opened = peer.opened(keeping_all=True)
     async with opened(place) as conversations:
         # Nobody has to create a table while others write.
-        await conversations("of processes").exchange("first", "ok", 0)
-    said = await asyncio.to_thread(_in_processes, peer, place, turns)
+        first = conversations("of processes")
+        await (first.speak(exchange_of("first", "ok")) if speaking else first.exchange("first", "ok", 0))
+    said = await asyncio.to_thread(_in_processes, peer, place, turns, speaking)
     async with opened(place) as conversations:
-        return await _counted(conversations("of processes"), said)
+        conversation = conversations("of processes")
+        found = spoken(await conversation.said()) if speaking else await conversation.questions()
+        return _counted(found, said)
 
 
-async def _counted(conversation: Conversation, said: Iterable[tuple[list[str], dict[str, int]]]) -> Counted:
+def _counted(stored: Iterable[str], said: Iterable[tuple[list[str], dict[str, int]]]) -> Counted:
     every = list(said)
-    found = [question for question in await conversation.questions() if question != "first"]
+    found = [question for question in stored if question != "first"]
     acknowledged = (question for questions, _ in every for question in questions)
     return count(acknowledged, found, (errors for _, errors in every))
 
 
-def _in_processes(peer: Peer, place: Place, turns: int) -> list[Any]:
+def _in_processes(peer: Peer, place: Place, turns: int, speaking: bool) -> list[Any]:
     # They are forked from a process that has imported the library and has no threads.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.peers.losses", peer.module])
     barrier = context.Barrier(PROCESSES)
     results = context.SimpleQueue()
     processes = [
-        context.Process(target=_writer, args=(peer, place, f"process {n}", turns, barrier, results))
+        context.Process(target=_writer, args=(peer, place, f"process {n}", turns, speaking, barrier, results))
         for n in range(PROCESSES)
     ]
     for process in processes:
@@ -97,13 +124,15 @@ def _in_processes(peer: Peer, place: Place, turns: int) -> list[Any]:
     return said
 
 
-def _writer(peer: Peer, place: Place, who: str, turns: int, barrier: Any, results: Any) -> None:
+def _writer(
+    peer: Peer, place: Place, who: str, turns: int, speaking: bool, barrier: Any, results: Any
+) -> None:
     async def work() -> object:
         async with peer.opened(keeping_all=True)(place) as conversations:
             conversation = conversations("of processes")
             await conversation.read()
             await asyncio.to_thread(barrier.wait, _READY_S)
-            return await add(conversation, who, turns)
+            return await add(conversation, who, turns, speaking=speaking)
 
     try:
         results.put(asyncio.run(work()))

@@ -107,7 +107,7 @@ def dialogues(path: str) -> list[tuple[str, str]]:
 
 async def measure(peer: Peer, place: Place, plan: Plan, texts: Sequence[tuple[str, str]]) -> None:
     """Measure and report everything but what takes several processes."""
-    say("versions", {package: _version(package) for package in peer.packages})
+    say("versions", {package: version_of(package) for package in peer.packages})
     async with ours.folding(place.beside) as our_conversations, peer.opened()(place) as conversations:
         with reporting("turns"):
             await _lengths(peer, place, plan, texts, conversations, our_conversations)
@@ -117,7 +117,8 @@ async def measure(peer: Peer, place: Place, plan: Plan, texts: Sequence[tuple[st
             say("together", asdict(await together(plan, theirs, beside)))
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """Return the version of a package that is installed, or that it is not."""
     try:
         return version(package)
     except PackageNotFoundError:

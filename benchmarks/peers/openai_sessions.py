@@ -10,7 +10,7 @@ from typing import Any
 
 from agents import SQLiteSession
 
-from benchmarks.peers.conversation import NEWEST, Conversation
+from benchmarks.peers.conversation import NEWEST, Conversation, Message
 from benchmarks.peers.places import TOGETHER, Place
 
 
@@ -34,6 +34,26 @@ class Session(Conversation):
 
     async def questions(self) -> list[str]:
         return [item["content"] for item in await self._session.get_items() if item["role"] == "user"]
+
+    async def add(self, *messages: Message) -> None:
+        await self._session.add_items([item for message in messages for item in _items(message)])
+
+    async def said(self) -> list[str]:
+        items = await self._session.get_items()
+        return [item["content"] if "content" in item else item["call_id"] for item in items]
+
+    async def whole(self) -> Sequence[object]:
+        return await self._session.get_items()
+
+
+def _items(message: Message) -> list[dict[str, Any]]:
+    """Return a message as items of the Responses API, which is what the runner stores."""
+    if message["role"] == "tool":
+        result = {"call_id": message["tool_call_id"], "output": message["content"]}
+        return [{"type": "function_call_output", **result}]
+    if calls := message.get("tool_calls"):
+        return [{"type": "function_call", "call_id": call["id"], **call["function"]} for call in calls]
+    return [message]
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""stm-backends: folding older turns into a summary, keeping every turn, and with what a product shows."""
+"""stm-backends: folding older turns into a summary, keeping all, what a product shows, and messages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
-from benchmarks.peers.conversation import NEWEST, SHOWN, Conversation, Opened, summarize
+from benchmarks.peers.conversation import (
+    NEWEST,
+    SHOWN,
+    Conversation,
+    Message,
+    Opened,
+    summarize,
+    text_of,
+)
 from benchmarks.peers.places import Place
 from stm_backends import (
     Backend,
@@ -23,6 +32,11 @@ FOLDING = ShortTermMemoryConfig(
     "rolling_summary", MemoryBudget(full_zone_turns=5, summary_max_tokens=500), fold_batch_turns=5
 )
 KEEPING_ALL = ShortTermMemoryConfig("truncation", MemoryBudget(full_zone_turns=10_000, total_max_tokens=0))
+
+SHOWN_TOKENS = 8_000
+"""What the documentation's programs show their models."""
+
+EVERY_TOKENS = 10_000_000
 
 
 class Ours(Conversation):
@@ -41,8 +55,12 @@ class Ours(Conversation):
         return [turn.user_message for turn in await self._memory.turns()]
 
     async def settle(self) -> None:
-        while self._memory.busy:  # noqa: ASYNC110 -- it has no event for that
-            await asyncio.sleep(0.0005)
+        await _until_idle(self._memory)
+
+
+async def _until_idle(memory: Any) -> None:
+    while memory.busy:  # noqa: ASYNC110 -- it has no event for that
+        await asyncio.sleep(0.0005)
 
 
 def opened(config: ShortTermMemoryConfig) -> Opened:
@@ -98,3 +116,41 @@ async def shown(place: Place) -> AsyncIterator[Callable[[str], Conversation]]:
     """Open a backend whose conversations have a transcript, items, and a place in the list."""
     async with open_backend(place.backend_url, create=True) as backend:
         yield lambda name: Shown(backend, name)
+
+
+class Talk(Conversation):
+    """A conversation of messages that all processes share."""
+
+    def __init__(self, backend: Backend, name: str, max_tokens: int | None) -> None:
+        self._chat = backend.conversation("acme", "u1", name, max_tokens=max_tokens)
+        self._shown = SHOWN_TOKENS if max_tokens is None else None
+
+    async def add(self, *messages: Message) -> None:
+        await self._chat.add(*messages)
+
+    async def read(self) -> object:
+        return await self._chat.messages(max_tokens=self._shown)
+
+    async def said(self) -> list[str]:
+        return [text_of(one.message) async for one in self._chat.each_message()]
+
+    async def history(self, middle: int) -> Sequence[object]:
+        return (await self._chat.history(at=middle, limit=SHOWN)).messages
+
+    async def settle(self) -> None:
+        await _until_idle(self._chat)
+
+
+def talking(max_tokens: int | None = None) -> Opened:
+    """Return what opens a backend with conversations of messages, of which so many tokens are shown."""
+
+    @asynccontextmanager
+    async def open_(place: Place) -> AsyncIterator[Callable[[str], Conversation]]:
+        async with open_backend(place.backend_url, create=True) as backend:
+            yield lambda name: Talk(backend, name, max_tokens)
+
+    return open_
+
+
+messages = talking()
+every_message = talking(EVERY_TOKENS)

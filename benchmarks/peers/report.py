@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.charts import Series, bars
@@ -112,20 +112,20 @@ def page(results: Sequence[Measured], charts: dict[str, str]) -> str:
         if datastore in charts:
             parts.append(f"![Milliseconds for one turn on {name}, for each library]({charts[datastore]})\n")
         parts += [_times(chosen), _bytes(chosen), _losses(chosen)]
-        problems = [f"- {_peer(one).label}: {problem}." for one in chosen for problem in one.problems]
-        if problems:
-            parts.append("Not measured:\n\n" + "\n".join(problems) + "\n")
-    parts += [_SETTINGS, _settings(results), _NOTES]
+        parts += not_measured(chosen)
+    parts += [_SETTINGS, settings_of(results), _NOTES]
     return "\n".join(parts).rstrip() + "\n"
 
 
 def chart(results: Sequence[Measured], datastore: str) -> str | None:
     """Return the times of one turn on a datastore as SVG, or `None` if there are none."""
     chosen = [one for one in _on(results, datastore) if one.lengths]
-    lengths = _lengths(chosen)
+    lengths = lengths_of(chosen)
     if not lengths:
         return None
-    series = [Series(f"{length:,} turns", [_at(one, length).ms for one in chosen]) for length in lengths]
+    series = [
+        Series(f"{length:,} turns", [at_length(one, length).ms for one in chosen]) for length in lengths
+    ]
     title = f"{DATASTORES[datastore]}: milliseconds for one turn, by the length of the conversation"
     return bars(title, [_peer(one).short for one in chosen], series)
 
@@ -133,7 +133,7 @@ def chart(results: Sequence[Measured], datastore: str) -> str | None:
 def short_table(results: Sequence[Measured]) -> str:
     """Return the table of README.md: the libraries on Redis, at the shortest and the longest length."""
     chosen = _on(results, "redis")
-    lengths = _lengths(chosen)
+    lengths = lengths_of(chosen)
     ends = (lengths[0], lengths[-1]) if lengths else (0, 0)
     after = f"after {ends[0]:,} / {ends[1]:,} turns"
     most = max((one.processes.acknowledged for one in chosen if one.processes), default=0)
@@ -141,12 +141,12 @@ def short_table(results: Sequence[Measured]) -> str:
 
     def row(one: Measured) -> list[str]:
         peer = _peer(one)
-        first, last = (_at(one, length) for length in ends)
-        wire = [_sum(at.sent, at.received) for at in (first, last)]
+        first, last = (at_length(one, length) for length in ends)
+        wire = [sum_of(at.sent, at.received) for at in (first, last)]
         return [
             peer.label if peer.is_ours else f"[{peer.label}]({peer.link})",
-            f"{_number(first.ms)} / {_number(last.ms)}",
-            f"{_kilo(wire[0])} / {_kilo(wire[1])}",
+            f"{number(first.ms)} / {number(last.ms)}",
+            f"{kilo(wire[0])} / {kilo(wire[1])}",
             str(one.processes.lost) if one.processes else "-",
             peer.shows,
         ]
@@ -155,15 +155,19 @@ def short_table(results: Sequence[Measured]) -> str:
     return table(columns, map(row, chosen)).replace("---: |\n", "--- |\n", 1)
 
 
-_MARKED = re.compile(r"(<!-- peers: .*? -->\n).*?(\n<!-- end of peers -->)", re.DOTALL)
-
-
-def in_readme(text: str, results: Sequence[Measured]) -> str:
-    """Return the text of README.md with its table replaced."""
-    written, times = _MARKED.subn(lambda found: f"{found[1]}\n{short_table(results)}{found[2]}", text)
+def in_readme(text: str, name: str, short: str) -> str:
+    """Return the text of README.md with a table replaced, by the name of its place."""
+    marked = re.compile(rf"(<!-- {name}: .*? -->\n).*?(\n<!-- end of {name} -->)", re.DOTALL)
+    written, times = marked.subn(lambda found: f"{found[1]}\n{short}{found[2]}", text)
     if times != 1:
         raise ValueError("README.md has no place for the table, or several")
     return written
+
+
+def write_readme(name: str, short: str, root: Path) -> None:
+    """Write a table of README.md."""
+    path = root / "README.md"
+    path.write_text(in_readme(path.read_text("utf-8"), name, short), encoding="utf-8")
 
 
 def shown(results: Sequence[Measured]) -> str:
@@ -175,7 +179,7 @@ def shown(results: Sequence[Measured]) -> str:
             return "-"
         if found.ms is None:
             return "no"
-        return f"{'whole: ' if found.whole else ''}{_beside(found.ms, found.ours_ms)}"
+        return f"{'whole: ' if found.whole else ''}{beside(found.ms, found.ours_ms)}"
 
     beginning = _SHOWN.format(date=time.strftime("%-d %B %Y"), machine=machine(), load=os.getloadavg()[0])
     parts = [beginning]
@@ -184,45 +188,60 @@ def shown(results: Sequence[Measured]) -> str:
             whats = (HISTORY, ITEMS, SIDEBAR)
             rows = ([_peer(one).label, *(cell(one, what) for what in whats)] for one in chosen)
             parts.append(table([name, "history", "newest", "sidebar"], rows))
-    problems = [f"- {_peer(one).label}: {problem}." for one in results for problem in one.problems]
-    if problems:
-        parts.append("Not measured:\n\n" + "\n".join(problems) + "\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, *not_measured(results)])
 
 
-def with_shown(page: str, section: str) -> str:
+SECTIONS = ("## Messages\n", "## What a product shows\n")
+"""What other runs write into the page, before its settings."""
+
+
+def with_section(page: str, section: str) -> str:
     """Return the page with this section in the place of an earlier one, or before the settings."""
-    before, settings, after = page.partition(_heading(_SETTINGS))
-    return f"{before.partition(_heading(_SHOWN))[0]}{section}\n{settings}{after}" if section else page
+    heading = _heading(section)
+    kept = {each: section if each == heading else section_of(page, each) for each in SECTIONS}
+    settings = _heading(_SETTINGS)
+    before, _, after = page.partition(settings)
+    for each in SECTIONS:
+        before = before.partition(each)[0]
+    return before + "".join(f"{one}\n" for one in kept.values() if one) + settings + after
 
 
-def shown_of(page: str) -> str:
-    """Return the section that the page has, or nothing."""
-    _, heading, rest = page.partition(_heading(_SHOWN))
-    return heading and f"{heading}{rest.partition(_heading(_SETTINGS))[0].rstrip()}\n"
+def section_of(page: str, heading: str) -> str:
+    """Return the section that the page has under a heading, or nothing."""
+    _, found, rest = page.partition(heading)
+    own, *_ = rest.split("\n## ", 1)
+    return found and f"{found}{own.rstrip()}\n"
 
 
 def _heading(text: str) -> str:
     return text.partition("\n")[0] + "\n"
 
 
+def write_section(section: str, root: Path) -> None:
+    """Write one section of the page, and nothing else."""
+    path = root / "benchmarks" / "PEERS.md"
+    path.write_text(with_section(path.read_text("utf-8"), section), encoding="utf-8")
+
+
 def write_shown(results: Sequence[Measured], root: Path) -> None:
     """Write the section about what a product shows, and nothing else."""
-    path = root / "benchmarks" / "PEERS.md"
-    path.write_text(with_shown(path.read_text("utf-8"), shown(results)), encoding="utf-8")
+    write_section(shown(results), root)
 
 
 def write(results: Sequence[Measured], root: Path) -> None:
-    """Write the page, its charts, and the table of README.md. The section of `--shown` stays."""
+    """Write the page, its charts, and the table of README.md. The sections of other runs stay."""
     folder = root / "benchmarks"
     drawn = {datastore: chart(results, datastore) for datastore in DATASTORES}
     charts = {datastore: f"peers-{datastore}.svg" for datastore, picture in drawn.items() if picture}
     for datastore, name in charts.items():
         (folder / name).write_text(drawn[datastore] or "", encoding="utf-8")
     path = folder / "PEERS.md"
-    path.write_text(with_shown(page(results, charts), shown_of(path.read_text("utf-8"))), encoding="utf-8")
-    readme = root / "README.md"
-    readme.write_text(in_readme(readme.read_text("utf-8"), results), encoding="utf-8")
+    earlier, written = path.read_text("utf-8"), page(results, charts)
+    for heading in SECTIONS:
+        if kept := section_of(earlier, heading):
+            written = with_section(written, kept)
+    path.write_text(written, encoding="utf-8")
+    write_readme("peers", short_table(results), root)
 
 
 # The parts
@@ -236,16 +255,18 @@ def _on(results: Iterable[Measured], datastore: str) -> list[Measured]:
     return [one for one in results if _peer(one).datastore == datastore]
 
 
-def _lengths(results: Iterable[Measured]) -> list[int]:
+def lengths_of(results: Iterable[Measured]) -> list[int]:
+    """Return the lengths that were measured."""
     return sorted({length for one in results for length in one.lengths})
 
 
-def _at(measured: Measured, length: int) -> AtLength:
+def at_length(measured: Measured, length: int) -> AtLength:
+    """Return what was measured at a length, or nothing."""
     return measured.lengths.get(length) or AtLength(length)
 
 
 def _times(results: Sequence[Measured]) -> str:
-    lengths = _lengths(results)
+    lengths = lengths_of(results)
     at_lengths = (f"at {length:,} turns" for length in lengths)
     columns = ["ms for one turn, and (ours)", *at_lengths, "turns a second at 32", "round trips"]
 
@@ -254,36 +275,44 @@ def _times(results: Sequence[Measured]) -> str:
         trips = [at.round_trips for at in one.lengths.values() if at.round_trips is not None]
         return [
             _peer(one).label,
-            *(_beside(at.ms, at.ours_ms) for at in (_at(one, length) for length in lengths)),
-            _beside(several and several.turns_a_second, several and several.ours, digits=0),
-            _number(trips[-1] if trips else None),
+            *(beside(at.ms, at.ours_ms) for at in (at_length(one, length) for length in lengths)),
+            beside(several and several.turns_a_second, several and several.ours, digits=0),
+            number(trips[-1] if trips else None),
         ]
 
     return table(columns, map(row, results))
 
 
 def _bytes(results: Sequence[Measured]) -> str:
-    lengths = _lengths(results)
+    lengths = lengths_of(results)
     slashed = " / ".join(f"{length:,}" for length in lengths)
     columns = [f"kB for one turn, at {slashed} turns", "sent", "received", "stored"]
 
     def row(one: Measured) -> list[str]:
-        ats = [_at(one, length) for length in lengths]
+        ats = [at_length(one, length) for length in lengths]
         kinds = ([at.sent for at in ats], [at.received for at in ats], [at.stored for at in ats])
-        return [_peer(one).label, *(" / ".join(map(_kilo, each)) for each in kinds)]
+        return [_peer(one).label, *(" / ".join(map(kilo, each)) for each in kinds)]
 
     return table(columns, map(row, results))
 
 
+def not_measured(results: Sequence[Measured], peers: Mapping[str, Peer] = PEERS) -> list[str]:
+    """Return why figures are missing, if any are."""
+    problems = [f"- {peers[one.name].label}: {problem}." for one in results for problem in one.problems]
+    return ["Not measured:\n\n" + "\n".join(problems) + "\n"] if problems else []
+
+
 def _losses(results: Sequence[Measured]) -> str:
     columns = ["lost + doubled turns", "8 tasks", "4 processes"]
-    rows = ([_peer(one).label, _counted(one.tasks), _counted(one.processes)] for one in results)
+    rows = ([_peer(one).label, counted(one.tasks), counted(one.processes)] for one in results)
     return table(columns, rows)
 
 
-def _settings(results: Sequence[Measured]) -> str:
+def settings_of(results: Sequence[Measured], peers: Mapping[str, Peer] = PEERS) -> str:
+    """Return the table of settings and versions."""
+
     def row(one: Measured) -> list[str]:
-        peer = _peer(one)
+        peer = peers[one.name]
         versions = ", ".join(f"{package} {number}" for package, number in one.versions.items())
         return [
             f"[{peer.label}]({peer.link}), {DATASTORES[peer.datastore]}",
@@ -296,30 +325,35 @@ def _settings(results: Sequence[Measured]) -> str:
     return rows.replace("---:", "---")
 
 
-def _number(value: float | None, digits: int = 1) -> str:
+def number(value: float | None, digits: int = 1) -> str:
+    """Return a figure, or a dash."""
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
-def _kilo(value: float | None) -> str:
+def kilo(value: float | None) -> str:
+    """Return bytes as kB, with three digits."""
     if value is None:
         return "-"
     digits = 2 if abs(value) < 1e3 else 1 if abs(value) < 1e5 else 0
     return f"{value / 1e3:,.{digits}f}"
 
 
-def _sum(*values: float | None) -> float | None:
+def sum_of(*values: float | None) -> float | None:
+    """Return the sum of what is known."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 
-def _beside(value: float | None, ours: float | None, digits: int = 1) -> str:
-    return "-" if value is None else f"{_number(value, digits)} ({_number(ours, digits)})"
+def beside(value: float | None, ours: float | None, digits: int = 1) -> str:
+    """Return a figure, and ours in parentheses."""
+    return "-" if value is None else f"{number(value, digits)} ({number(ours, digits)})"
 
 
-def _counted(counted: Counted | None) -> str:
-    if counted is None:
+def counted(found: Counted | None) -> str:
+    """Return what was lost and doubled, and what was raised."""
+    if found is None:
         return "-"
-    errors = ", ".join(f"{times} x `{kind}`" for kind, times in sorted(counted.errors.items()))
-    lost = f"{counted.lost} + {counted.doubled} of {counted.acknowledged}"
-    judged = f"**{lost}**" if counted.lost or counted.doubled else lost
+    errors = ", ".join(f"{times} x `{kind}`" for kind, times in sorted(found.errors.items()))
+    lost = f"{found.lost} + {found.doubled} of {found.acknowledged}"
+    judged = f"**{lost}**" if found.lost or found.doubled else lost
     return f"{judged}; {errors}" if errors else judged

@@ -62,7 +62,7 @@ async def measure(peer: Peer, place: Place, plan: Plan, texts: Texts) -> None:
                     await store(conversations, plan, texts)
             async with both[0][0](place) as theirs, ours.shown(place.beside) as beside:
                 for what in whats:
-                    say("shown", asdict(await _time(what, plan, theirs("long"), beside("long"))))
+                    say("shown", asdict(await timed(what, plan, theirs("long"), beside("long"))))
 
 
 async def _can(peer: Peer, place: Place, whats: Sequence[str]) -> bool:
@@ -85,8 +85,8 @@ async def _store_many(conversations: Callable[[str], Conversation], plan: Plan, 
         await asyncio.gather(*(conversations(f"one of {n}").store(*texts[n % len(texts)]) for n in some))
 
 
-async def _time(what: str, plan: Plan, theirs: Conversation, beside: Conversation) -> Shown:
-    """Ask both, one after the other, in random order."""
+async def timed(what: str, plan: Plan, theirs: Conversation, beside: Conversation) -> Shown:
+    """Ask both, one after the other, in random order. Without rounds, there are no times."""
     count, asked = _ASKED[what]
     result = Shown(what)
     try:
@@ -96,7 +96,7 @@ async def _time(what: str, plan: Plan, theirs: Conversation, beside: Conversatio
     except NotImplementedError:
         result.whole = True
     calls: dict[str, Callable[[], Awaitable[object]]] = {
-        "theirs": theirs.questions if result.whole else lambda: asked(theirs, plan),
+        "theirs": theirs.whole if result.whole else lambda: asked(theirs, plan),
         "ours": lambda: asked(beside, plan),
     }
     times: dict[str, list[float]] = {side: [] for side in calls}
@@ -105,5 +105,6 @@ async def _time(what: str, plan: Plan, theirs: Conversation, beside: Conversatio
             start = time.perf_counter()
             await calls[side]()
             times[side].append(1e3 * (time.perf_counter() - start))
-    result.ms, result.ours_ms = (statistics.median(times[side]) for side in calls)
+    if plan.rounds:
+        result.ms, result.ours_ms = (statistics.median(times[side]) for side in calls)
     return result

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from benchmarks.peers import losses, measure, showing
+from benchmarks.peers import losses, measure, showing, speaking
 from benchmarks.peers.catalogue import Peer
 from benchmarks.peers.places import Place
 
@@ -25,7 +25,13 @@ def work(order: dict[str, Any]) -> None:
     texts = measure.dialogues(order["dialogues"])
 
     async def everything() -> None:
-        if order["shown"]:
+        if order["what"] == "messages":
+            plan = speaking.QUICK if order["quick"] else speaking.FULL
+            if not order["timed"]:
+                plan = replace(plan, rounds=0, pages=0)
+            await speaking.measure(peer, place, plan, speaking.dialogues(order["dialogues"]), WRITES)
+            return
+        if order["what"] == "shown":
             await showing.measure(peer, place, showing.QUICK if order["quick"] else showing.FULL, texts)
             return
         await measure.measure(peer, place, QUICK if order["quick"] else FULL, texts)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from benchmarks.peers.conversation import Conversation
+from benchmarks.peers.conversation import Conversation, Message, text_of
 from benchmarks.peers.places import Place
 
 LOST, DOUBLED, REFUSED = 3, 7, 9
@@ -21,12 +21,23 @@ class _Losing(Conversation):
         self._path = path
 
     async def store(self, user: str, assistant: str) -> None:
-        number = user.partition(", ")[2].partition(":")[0]
+        self._write(user, user)
+
+    async def add(self, *messages: Message) -> None:
+        # Of an answer, the last one has the question's text.
+        self._write(messages[-1]["content"], *map(text_of, messages))
+
+    async def said(self) -> list[str]:
+        return await self.questions()
+
+    def _write(self, about: str, *lines: str) -> None:
+        number = about.partition(", ")[2].partition(":")[0]
         if number == str(REFUSED):
             raise ConnectionError
-        times = {str(LOST): 0, str(DOUBLED): 2}.get(number, 1)
+        # What is lost of an exchange is its last message.
+        kept = lines[:-1] if number == str(LOST) else lines
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(f"{user}\n" * times)
+            file.writelines(f"{line}\n" for line in kept * (2 if number == str(DOUBLED) else 1))
 
     async def read(self) -> object:
         return await self.questions()

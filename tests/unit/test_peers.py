@@ -16,9 +16,10 @@ pytest.importorskip("boto3", reason="the comparison starts every datastore")
 pytest.importorskip("redis", reason="as above")
 pytest.importorskip("pymongo", reason="as above")
 
-from benchmarks.peers import losses, report
+from benchmarks.peers import losses, report, speaking, speaking_report
 from benchmarks.peers.__main__ import Order, run_one
-from benchmarks.peers.catalogue import PEERS, SHOWING, Peer
+from benchmarks.peers.catalogue import MESSAGES, PEERS, SHOWING, Peer
+from benchmarks.peers.conversation import exchange_of, text_of
 from benchmarks.peers.figures import (
     HISTORY,
     ITEMS,
@@ -65,6 +66,20 @@ async def test_turns_that_processes_lose_and_double_are_counted(tmp_path: Path) 
     assert counted == Counted(9 * each, lost=each, doubled=each, errors={"ConnectionError": each})
 
 
+async def test_exchanges_that_processes_lose_and_double_are_counted(tmp_path: Path) -> None:
+    counted = await losses.with_processes(LOSING, a_place(tmp_path), turns=10, speaking=True)
+    each = losses.PROCESSES
+    assert counted == Counted(9 * each, lost=each, doubled=each, errors={"ConnectionError": each})
+
+
+def test_a_question_without_its_whole_answer_is_lost() -> None:
+    said = [text_of(message) for message in exchange_of("first", "Done: first")]
+    assert losses.spoken([*said, "second"]) == ["first"]
+    assert [losses.spoken(said[:place] + said[place + 1 :]) for place in range(len(said))] == [[]] * 4
+    # As often as any message of it is stored.
+    assert losses.spoken([*said, said[1]]) == ["first", "first"]
+
+
 async def test_a_library_that_loses_nothing_has_no_losses(tmp_path: Path) -> None:
     counted = await losses.with_tasks(LOSING.opened(), a_place(tmp_path), turns=LOST)
     assert counted == Counted(LOST * losses.TASKS)
@@ -72,6 +87,33 @@ async def test_a_library_that_loses_nothing_has_no_losses(tmp_path: Path) -> Non
 
 def test_an_unacknowledged_turn_that_is_stored_is_not_lost() -> None:
     assert losses.count(["a"], ["a", "b"], [{"TimeoutError": 1}]) == Counted(1, errors={"TimeoutError": 1})
+
+
+# What is said
+
+
+def test_every_exchange_has_a_tool_that_was_called_once() -> None:
+    said = speaking.dialogues(str(ROOT / "examples" / "conversations.jsonl"))
+    assert len(said) > 40
+    spoken = [exchange for exchange, _ in zip(speaking.exchanges(said), range(1_000), strict=False)]
+    assert len({exchange[0]["content"] for exchange in spoken}) == 1_000
+    assert all(exchange[1]["tool_calls"][0]["id"] == exchange[2]["tool_call_id"] for exchange in spoken)
+    assert {len(exchange) for exchange in spoken} == {speaking.EXCHANGE}
+
+
+@pytest.mark.parametrize("name", ["ours-sqlite", "ours-all-sqlite", "openai-sqlite"])
+async def test_what_was_spoken_is_shown_and_read_back(tmp_path: Path, name: str) -> None:
+    if name.startswith("openai"):
+        pytest.importorskip("agents", reason="it is a session of the OpenAI Agents SDK")
+    place = a_place(tmp_path)
+    Path(place.url).parent.mkdir()
+    exchanges = [exchange_of(f"question {number}", "answer") for number in range(3)]
+    async with MESSAGES[name].opened()(place) as conversations:
+        one = conversations("one")
+        await one.seed_messages(exchanges[:2])
+        # All that was said before, and the question.
+        assert len(await one.speak(exchanges[2])) == 9
+        assert await one.said() == [text_of(message) for exchange in exchanges for message in exchange]
 
 
 # What passes, and what is stored
@@ -163,6 +205,23 @@ def test_the_smallest_run_asks_for_what_a_product_shows(tmp_path: Path) -> None:
     assert "| OpenAI Agents `SQLiteSession` | whole: " in ended.stdout
 
 
+@pytest.mark.full
+def test_the_smallest_run_compares_messages(tmp_path: Path) -> None:
+    pytest.importorskip("agents", reason="it measures a session of the OpenAI Agents SDK")
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "benchmarks.peers", "--messages", "--quick", "--figures", str(figures)]
+    command += ["--peers", "ours-sqlite,openai-sqlite", "--each", "300"]  # a busy machine is slow
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    ours, theirs = (Measured.of(each) for each in json.loads(figures.read_text("utf-8")))
+    assert (ours.problems, theirs.problems) == ([], [])
+    assert [*ours.lengths] == [*theirs.lengths] == [12, 100]
+    # The question, and what was said before.
+    assert [at.shown for at in theirs.lengths.values()] == [13, 101]
+    assert (ours.processes, theirs.processes) == (Counted(200), Counted(200))
+    assert (ours.shown[HISTORY].whole, theirs.shown[HISTORY].whole) == (False, True)
+    assert "| OpenAI Agents `SQLiteSession` |" in ended.stdout
+
+
 # The page
 
 
@@ -238,10 +297,49 @@ def test_what_a_library_cannot_show_alone_is_said() -> None:
 
 def test_what_is_shown_stays_in_the_page_until_it_is_measured_again() -> None:
     page = report.page(some_results(), {})
-    once = report.with_shown(page, report.shown(shown_results()))
-    assert once.replace(report.shown_of(once) + "\n", "") == page
-    assert report.with_shown(once, report.shown_of(once)) == once
-    assert report.with_shown(page, report.shown_of(page)) == page
+    written = page
+    for section in (report.shown(shown_results()), speaking_report.section(spoken_results())):
+        written = report.with_section(written, section)
+    kept = [report.section_of(written, heading) for heading in report.SECTIONS]
+    for section in kept:
+        assert report.with_section(written, section) == written
+        written = written.replace(section + "\n", "")
+    assert written == page
+    assert [report.section_of(page, heading) for heading in report.SECTIONS] == ["", ""]
+
+
+def spoken_results(*, timed: bool = True) -> list[Measured]:
+    """Return figures about messages: of ours, of two others, and of one that has failed."""
+    times = (1.5, 2.0, 0.5) if timed else (None, None, None)
+    at = {
+        length: AtLength(length, *times, sent=1_000, received=length * 100, round_trips=3, shown=length + 1)
+        for length in (12, 1_000)
+    }
+    page = Shown(HISTORY, 30.0, 2.0, whole=True) if timed else Shown(HISTORY, whole=True)
+    lost = Counted(190, lost=3, doubled=1, errors={"StaleSessionError": 10})
+    return [
+        Measured("ours-redis", lengths=at, processes=Counted(200), shown={HISTORY: Shown(HISTORY, 2.0, 2.1)}),
+        Measured("openai-redis", lengths=at, processes=Counted(200), shown={HISTORY: page}),
+        Measured("adk-redis", lengths=at, processes=lost, shown={HISTORY: page}),
+        Measured("langgraph-dynamo", problems=["`ImportError`: no module"]),
+    ]
+
+
+def test_messages_have_each_figure_beside_ours() -> None:
+    section = speaking_report.section(spoken_results())
+    row = "| Google ADK `RedisSessionService` | 1.5 (0.5) / 1.5 (0.5) | 2.2 / 101 | 3.0 / 3.0 |"
+    assert f"{row} **3 + 1 of 190**; 10 x `StaleSessionError` | 1,001 | whole: 30.0 (2.0) |" in section
+    assert "| stm-backends | 1.5 (0.5) / 1.5 (0.5) | 2.2 / 101 | 3.0 / 3.0 | 0 + 0 of 200 |" in section
+    assert "- LangGraph `DynamoDBSaver`: `ImportError`: no module." in section
+    assert "| Google ADK | not offered |" in section
+    assert "[Google ADK `RedisSessionService`]" in section
+
+
+def test_messages_that_were_only_counted_have_no_times() -> None:
+    section = speaking_report.section(spoken_results(timed=False))
+    assert "--messages --counts --write" in section
+    assert "there are no times" in section
+    assert "| - / - | 2.2 / 101 | 3.0 / 3.0 | 0 + 0 of 200 | 1,001 | whole |" in section
 
 
 def test_every_library_is_asked_once_for_what_it_shows() -> None:
@@ -249,15 +347,23 @@ def test_every_library_is_asked_once_for_what_it_shows() -> None:
     assert not {"ours-all-redis", "openai-redis-limit", "langgraph-postgres-delta"} & {*SHOWING}
 
 
-def test_the_readme_has_one_place_for_the_short_table() -> None:
+def test_the_readme_has_one_place_for_each_short_table() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
-    written = report.in_readme(readme, some_results())
-    assert "| 1.5 / 1.5 | 2.2 / 101 | 3 |" in written
-    assert report.in_readme(written, some_results()) == written
-    with pytest.raises(ValueError, match="no place"):
-        report.in_readme("nothing", some_results())
+    places = {
+        "peers": report.short_table(some_results()),
+        speaking_report.README: speaking_report.short_table(spoken_results()),
+    }
+    for name, short in places.items():
+        assert "| 1.5 / 1.5 | 2.2 / 101 | 3 |" in short
+        written = report.in_readme(readme, name, short)
+        assert short in written
+        assert report.in_readme(written, name, short) == written
+        with pytest.raises(ValueError, match="no place"):
+            report.in_readme("nothing", name, short)
 
 
 def test_every_library_can_be_named_in_the_page() -> None:
     page = report.page([Measured(name, problems=["not tried"]) for name in PEERS], {})
     assert all(f"[{peer.label}]({peer.link})" in page for peer in PEERS.values())
+    section = speaking_report.section([Measured(name, problems=["not tried"]) for name in MESSAGES])
+    assert all(f"[{peer.label}]({peer.link})" in section for peer in MESSAGES.values())
