@@ -97,6 +97,9 @@ class ExtractiveSummarizer:
         notes = _parse(str(request.get("previous_summary") or ""))
         for turn in cast("Sequence[Mapping[str, Any]]", request.get("turns") or ()):
             _note_turn(notes, turn)
+        if not any(notes.sections().values()):
+            # Turns of images and empty texts: without a summary they would never leave the record.
+            notes.add_prose("The conversation begins without words.")
         return {"summary": self._fit(notes)}
 
     def _fit(self, notes: _Notes) -> str:

@@ -14,8 +14,8 @@ _TEXTS: Final = {"text": "text", "input_text": "text", "output_text": "text", "r
 THOUGHTS: Final = frozenset(("thinking", "redacted_thinking", "reasoning"))
 MEDIA: Final = {
     **dict.fromkeys(("image", "image_url", "input_image", "image-url"), "image"),
-    **dict.fromkeys(("audio", "input_audio", "audio-url"), "audio"),
-    **dict.fromkeys(("video", "video-url"), "video"),
+    **dict.fromkeys(("audio", "input_audio", "audio_url", "audio-url"), "audio"),
+    **dict.fromkeys(("video", "video_url", "video-url"), "video"),
     **dict.fromkeys(("file", "input_file", "document", "document-url", "container_upload"), "file"),
     **dict.fromkeys(("binary", "uploaded-file"), "file"),
 }

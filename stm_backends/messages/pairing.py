@@ -91,8 +91,9 @@ def _said(message: Message, role: Role, shape: Shape) -> Message:
             message, [part.path for part in parts if part.blank and isinstance(part.path[-1], int)]
         )
         parts = [part for part in parts if not part.blank]
-        if role == "system" and parts:
-            return shape.says("user", f"<system>\n{shape.text(message)}\n</system>")
+        if role == "system":
+            text = shape.text(message)
+            return shape.says("user", f"<system>\n{text}\n</system>") if text.strip() else {}
     if parts:
         return message
     return {**message, **shape.says("user", EMPTY)} if role == "user" else {}

@@ -33,6 +33,7 @@ from stm_backends.messages.typed import (
 _OF_RESPONSES: Final = frozenset(("input_text", "output_text", "input_image", "input_file"))
 _OF_ANTHROPIC: Final = THOUGHTS - {"reasoning"} | {"tool_use", "tool_result", "image", "document"}
 _OF_CHAT: Final = frozenset(("image_url", "input_audio", "file"))
+_FIELDS_OF_CHAT: Final = ("tool_calls", "function_call", "refusal", "audio")
 
 
 # OpenAI's chat completions
@@ -71,7 +72,7 @@ def _chat_answers(call: Part, text: str) -> ChatMessage:
 def _chat_owns(message: Message) -> bool:
     return (
         message.get("role") in ("tool", "function")
-        or not message.keys().isdisjoint(("tool_calls", "function_call", "refusal", "audio"))
+        or not message.keys().isdisjoint(_FIELDS_OF_CHAT)
         or not _types(message).isdisjoint(_OF_CHAT)
     )
 
@@ -85,9 +86,14 @@ def _types(message: Message) -> set[str]:
 
 def _responses_role(item: Message) -> Role:
     kind = text_in(item.get("type"))
-    if kind.endswith("_output") or kind == "mcp_approval_response":
+    if (kind.endswith("_output") and not _hosted(item)) or kind == "mcp_approval_response":
         return "tool"
     return "assistant" if kind and "role" not in item else role_called(item.get("role"), "openai-responses")
+
+
+def _hosted(item: Message) -> bool:
+    """Say whether the provider's server has run this call by itself, so that no result answers it."""
+    return item.get("execution") == "server"
 
 
 def _responses(item: Message) -> Iterator[Part]:
@@ -98,9 +104,12 @@ def _responses(item: Message) -> Iterator[Part]:
         yield Part("thought", (), item)
     elif kind == "image_generation_call":
         yield Part("media", (), text_in(item.get("id")) or "generated", name="image")
+    elif _hosted(item):
+        yield Part("other", (), item)
     elif kind.endswith("_output"):
         yield Part("result", (), id=text_in(call_id))
-        yield from parts_in(item.get("output"), ("output",), typed_block)
+        at = "tools" if kind == "tool_search_output" else "output"
+        yield from parts_in(item.get(at), (at,), typed_block)
     elif kind == "mcp_approval_response":
         yield Part("result", (), id=text_in(item.get("approval_request_id")))
         yield Part("other", (), item)
@@ -151,7 +160,10 @@ def _anthropic_answers(call: Part, text: str) -> AnthropicMessage:
 
 
 def _anthropic_owns(message: Message) -> bool:
-    return "stop_reason" in message or not _types(message).isdisjoint(_OF_ANTHROPIC)
+    # Some servers that speak OpenAI's chat have blocks of reasoning that are called the same.
+    return "stop_reason" in message or (
+        message.keys().isdisjoint(_FIELDS_OF_CHAT) and not _types(message).isdisjoint(_OF_ANTHROPIC)
+    )
 
 
 def _text_block(text: str) -> Mapping[str, str]:

@@ -6,10 +6,16 @@ A dialogue is a list of what is said: it is made once, and `in_shape` says it in
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
+from anthropic.types import MessageParam
 from hypothesis import strategies as st
+from langchain_core.messages import messages_from_dict
+from openai.types.chat import ChatCompletionMessageParam
+from openai.types.responses import ResponseInputItemParam
+from pydantic import TypeAdapter
 
 from stm_backends.messages import SHAPES, Message
 
@@ -334,7 +340,36 @@ def require_valid(name: str, messages: Sequence[Message]) -> None:
             assert not results or kinds == sorted(kinds, key=lambda kind: kind != "result"), (
                 "results are not first"
             )
-            assert role != "assistant" or kinds[-1] != "thought", "a thought that leads to nothing"
+            assert role != "assistant" or kinds[-1:] != ["thought"], "a thought that leads to nothing"
         if message.get("type") == "reasoning":
             assert shape.role(messages[index + 1]) == "assistant", "a thought that leads to nothing"
     assert not waiting, "a call without its result"
+
+
+MODELS = {
+    "openai": ChatCompletionMessageParam,
+    "openai-responses": ResponseInputItemParam,
+    "anthropic": MessageParam,
+}
+
+
+@cache
+def model_of(name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(MODELS[name])
+
+
+def read_through(value: Any) -> None:
+    """Read a validated value to its end: what is declared as iterable is validated only then."""
+    if isinstance(value, Mapping):
+        value = value.values()
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+        for item in value:
+            read_through(item)
+
+
+def require_accepted(name: str, messages: Sequence[Message]) -> None:
+    """Assert that the client's model of a request accepts messages."""
+    if name == "langchain":
+        assert len(messages_from_dict([{**message} for message in messages])) == len(messages)
+    for message in messages if name in MODELS else ():
+        read_through(model_of(name).validate_python(message))

@@ -251,6 +251,10 @@ def test_no_summary_is_blank_when_the_turns_say_something(
         assert not is_blank(summary)
 
 
+def test_turns_without_words_have_a_summary_so_that_they_can_leave_the_record():
+    assert not is_blank(summarize("", [turn("", " ")]))
+
+
 @settings(deadline=None, max_examples=50)
 @given(turns_, turns_)
 def test_what_the_previous_summary_says_is_carried_when_it_fits(

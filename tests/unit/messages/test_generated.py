@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
-from functools import cache
-from typing import Any
 
 import pytest
-from anthropic.types import MessageParam
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from langchain_core.messages import messages_from_dict
-from openai.types.chat import ChatCompletionMessageParam
-from openai.types.responses import ResponseInputItemParam
-from pydantic import TypeAdapter
 
 from stm_backends.errors import MemoryBudgetExceeded
 from stm_backends.messages import SHAPES, Message, begins_turn, tokens_of, window
 from stm_backends.tokens import default_token_estimator
-from tests.support.dialogues import Dialogue, System, dialogues, in_shape, require_valid
+from tests.support.dialogues import Dialogue, System, dialogues, in_shape, require_accepted, require_valid
 
-MODELS = {
-    "openai": ChatCompletionMessageParam,
-    "openai-responses": ResponseInputItemParam,
-    "anthropic": MessageParam,
-}
 ESTIMATORS = {
     "the default estimate": default_token_estimator,
     "bytes": lambda text: len(text.encode()),
@@ -34,28 +21,6 @@ ESTIMATORS = {
 
 few = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 every_shape = pytest.mark.parametrize("name", SHAPES)
-
-
-@cache
-def model_of(name: str) -> TypeAdapter[Any]:
-    return TypeAdapter(MODELS[name])
-
-
-def read_through(value: Any) -> None:
-    """Read a validated value to its end: what is declared as iterable is validated only then."""
-    if isinstance(value, Mapping):
-        value = value.values()
-    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
-        for item in value:
-            read_through(item)
-
-
-def require_accepted(name: str, messages: list[Message]) -> None:
-    """Assert that the client's model of a request accepts messages."""
-    if name == "langchain":
-        assert len(messages_from_dict([{**message} for message in messages])) == len(messages)
-    for message in messages if name in MODELS else ():
-        read_through(model_of(name).validate_python(message))
 
 
 def require_window(name: str, said: Dialogue, budget: int, summary: str, estimator: str) -> None:

@@ -75,6 +75,11 @@ def test_a_result_is_read_in_every_shape_and_is_not_what_is_said(name: str) -> N
         ),
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, ("image", "image/png")),
         ({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}, ("audio", "wav")),
+        ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}, ("video", "video/mp4")),
+        (
+            {"type": "audio_url", "audio_url": {"url": "https://example.org/a.wav"}},
+            ("audio", "https://example.org/a.wav"),
+        ),
         (
             {"type": "file", "file": {"file_data": "data:application/pdf;base64,AAAA", "filename": "a.pdf"}},
             ("file", "a.pdf"),
@@ -205,12 +210,29 @@ def test_older_calls_of_functions_are_calls() -> None:
             },
             {"type": "mcp_approval_response", "approval_request_id": "a", "approve": True},
         ),
+        (
+            {"type": "tool_search_call", "call_id": "a", "execution": "client", "arguments": {}},
+            {"type": "tool_search_output", "call_id": "a", "execution": "client", "tools": [{"name": "f"}]},
+        ),
     ],
 )
 def test_other_calls_of_responses_have_their_results(call: Message, result: Message) -> None:
     shape = SHAPES["openai-responses"]
     assert (shape.role(call), shape.role(result)) == ("assistant", "tool")
     assert [one.id for one in shape.calls(call)] == [one.id for one in shape.results(result)] == ["a"]
+
+
+def test_the_tools_that_a_search_found_are_its_result() -> None:
+    found = {"type": "tool_search_output", "call_id": "a", "execution": "client", "tools": [{"name": "f"}]}
+    assert SHAPES["openai-responses"].results(found) == [Result("a", '{"name":"f"}')]
+
+
+@pytest.mark.parametrize("call_id", [None, "a"])
+def test_a_search_that_the_server_ran_is_shown_with_what_it_found(call_id: str | None) -> None:
+    search = {"type": "tool_search_call", "id": "ts_1", "call_id": call_id, "execution": "server"}
+    found = {**search, "type": "tool_search_output", "id": "to_1", "tools": [{"name": "f"}]}
+    said = [{"role": "user", "content": "Go"}, search, found]
+    assert window("", said, max_tokens=1_000, estimate=len) == said
 
 
 # Which shape it is
@@ -222,6 +244,7 @@ def test_other_calls_of_responses_have_their_results(call: Message, result: Mess
         ({"role": "user", "content": "Hello"}, "openai"),
         ({"role": "developer", "content": "Be brief."}, "openai"),
         ({"role": "assistant", "content": None, "tool_calls": []}, "openai"),
+        ({"role": "assistant", "content": [{"type": "thinking"}], "tool_calls": None}, "openai"),
         ({"role": "user", "content": [{"type": "input_text", "text": "Hello"}]}, "openai-responses"),
         ({"type": "reasoning", "id": "rs_1", "summary": []}, "openai-responses"),
         ({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}, "anthropic"),

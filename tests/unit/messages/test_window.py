@@ -354,6 +354,11 @@ def test_blank_texts_are_left_out_and_an_empty_question_says_so() -> None:
     ]
 
 
+def test_a_system_message_without_text_is_left_out_where_it_would_be_the_users() -> None:
+    given: Message = {"role": "system", "content": [{"type": "tool_addition", "tool": {"name": "f"}}]}
+    assert shown(user("Go"), given, shape="anthropic") == [user("Go")]
+
+
 def test_where_the_assistant_speaks_first_the_user_begins_nevertheless() -> None:
     found = shown(answer("Hello"), user("Hi"), shape="anthropic")
     assert found == [user("[beginning of the conversation]"), answer("Hello"), user("Hi")]
