@@ -44,9 +44,9 @@ async def test_a_hard_conversation_comes_back_and_is_accepted(tmp_path: Path) ->
         ([CHAT[4], CHAT[-1]], "a result without a call"),
         ([{"role": "user"}, CHAT[-1]], "content"),
         ([CHAT[-1], CHAT[-1]], "what fits is not there as it was"),
-        ([{"role": "user", "content": "word " * 10_000}], "tokens"),
+        ([{"role": "user", "content": "word " * 100_000}], "tokens"),
     ],
 )
 def test_what_is_wrong_with_a_window_is_found(shown: list[Message], problem: str) -> None:
     said = HeldOut("one", "openai", [CHAT[0], CHAT[-1]])
-    assert problem in problem_of_window(said, shown, 1_000, whole=True)
+    assert problem in problem_of_window(said, shown, 60_000, whole=True)
