@@ -109,7 +109,7 @@ def seal_units(codec: Codec, entry_id: str, units: Iterable[StoredTurn], *, fork
 
     One that `forks` holds nothing until the body names it.
     """
-    contents = [dump_turn(unit) if unit.said is None else _content(unit, unit.said) for unit in units]
+    contents = [*map(unit_content, units)]
     return codec.seal("items", {"id": entry_id, "units": contents, **({"forks": True} if forks else {})})
 
 
@@ -154,8 +154,26 @@ def stored_unit(content: Mapping[str, Any]) -> StoredTurn:
     if not isinstance(unit_id, str) or not isinstance(message, dict):
         raise Corrupt("a page holds a message that is not a JSON object")
     extra = {name: value for name, value in content.items() if name not in _OWN}
-    entry_id = unit_id.rpartition(".")[0]
+    entry_id = str(content.get("entry", unit_id.rpartition(".")[0]))
     return _message(unit_id, entry_id, cast("Mapping[str, Any]", message), _time_in(content), extra)
+
+
+def unit_content(unit: StoredTurn) -> dict[str, Any]:
+    """Return a unit as JSON, as a page has it."""
+    return dump_turn(unit) if unit.said is None else _content(unit, unit.said)
+
+
+def removed(unit: StoredTurn) -> StoredTurn:
+    """Return what is left of a unit that was removed: its number, and what its answer took."""
+    extra = {name: unit.extra[name] for name in ("usage", "counted") if name in unit.extra}
+    return _message(unit.id, unit.entry, {}, unit.turn.ts, extra)
+
+
+def replaced(unit: StoredTurn, message: Mapping[str, Any], *, begins: bool | None) -> StoredTurn:
+    """Return a unit that says another message. `begins` is that of an entry, if it is told."""
+    extra = {name: value for name, value in unit.extra.items() if name != "begins"}
+    extra |= {} if begins is None else {"begins": begins}
+    return _message(unit.id, unit.entry, message, unit.turn.ts, extra)
 
 
 def counted(unit: StoredTurn) -> StoredTurn:
@@ -210,8 +228,14 @@ def _is_items(entry: bytes) -> bool:
 
 
 def _content(unit: StoredTurn, said: Said) -> dict[str, Any]:
-    at = unit.turn.ts
-    return {**unit.extra, "turn_id": unit.id, "item": said.message, **({"at": at} if at else {})}
+    at, entry = unit.turn.ts, said.entry
+    return {
+        **unit.extra,
+        "turn_id": unit.id,
+        "item": said.message,
+        **({"at": at} if at else {}),
+        **({} if entry == unit.id.rpartition(".")[0] else {"entry": entry}),
+    }
 
 
 def entries_of(units: Iterable[StoredTurn]) -> Iterator[Messages]:
@@ -239,7 +263,7 @@ def _entry_of(entry_id: str, units: Sequence[StoredTurn]) -> Messages:
     return entry._replace(units=(*entry.units[:-1], counted(entry.units[-1])))
 
 
-_OWN: Final = frozenset(("turn_id", "item", "at"))
+_OWN: Final = frozenset(("turn_id", "item", "at", "entry"))
 
 
 def _time_in(content: Mapping[str, Any]) -> float:
