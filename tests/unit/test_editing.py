@@ -1003,7 +1003,7 @@ async def test_a_process_that_dies_has_edited_a_message_or_not(number: int, done
             else:
                 # What is left to do is done by the next process that edits, or looks.
                 ours: Any = chat
-                await ours._maintenance.finish_edits()
+                await ours._maintenance.finish_edits()  # noqa: SLF001 -- sooner than it looks
             await chat.flush()
             assert b'"u%d"' % (number // 5) not in await stored(driver) or number % 5
             again = await talked(chat, range(100, 109))
