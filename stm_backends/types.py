@@ -101,6 +101,11 @@ class StoredTurn(NamedTuple):
         """Whether a turn begins with it."""
         return self.said is None or self.said.begins
 
+    @property
+    def removed(self) -> bool:
+        """Whether an edit has removed it. Its number stays, and it is shown nowhere."""
+        return self.said is not None and not self.said.message
+
 
 @dataclass(slots=True)
 class MemoryBudget:

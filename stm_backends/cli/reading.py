@@ -18,8 +18,7 @@ from stm_backends.cli.options import BackendName, SealingName, Url
 from stm_backends.cli.outcome import reported, run, told_as
 from stm_backends.history.log import LogPage
 from stm_backends.memory.shared.reading import Numbered, UnitsPage, read_units_page
-from stm_backends.memory.units import message_content
-from stm_backends.records.codec import dump_turn
+from stm_backends.memory.units import unit_content
 from stm_backends.records.keys import memory_key
 from stm_backends.records.pages import MOST
 
@@ -123,8 +122,7 @@ def _show_items(found: item_logs.Found, again: str, place: _Asked, *, as_json: b
 
 def _as_json(one: Numbered) -> dict[str, Any]:
     where = {"number": one.number, "summarized": one.summarized, "retained": one.retained}
-    stored = one.stored
-    return where | (dump_turn(stored) if stored.said is None else message_content(stored, stored.said))
+    return where | unit_content(one.stored)
 
 
 def _say_more(

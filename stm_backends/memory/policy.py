@@ -332,7 +332,7 @@ def after_fold(
     previous one is kept.
     """
     kept = summary_within_budget(summary, config)
-    if not kept:
+    if not kept and summary:
         raise BadSummary("nothing of the summary is left within summary_max_tokens")
     gone, transcript = fold.turns[fold.archived :], body.transcript
     if transcript is not None:

@@ -64,6 +64,7 @@ def as_turns(units: Sequence[StoredTurn], shape: Shape | None = None) -> Sequenc
     """
     if not any(unit.said for unit in units):
         return units
+    units = [unit for unit in units if not unit.removed]
     turns: list[list[StoredTurn]] = []
     for unit in units:
         if unit.begins or not turns or turns[-1][0].said is None:
@@ -128,15 +129,15 @@ def instructions(units: Sequence[StoredTurn]) -> tuple[Message, ...]:
 def said_by(unit: StoredTurn, shape: Shape | None = None) -> list[Message]:
     """Return the message of a unit, or both of a turn that was stored as one, in a shape."""
     if unit.said is not None:
-        return [unit.said.message]
+        return [] if unit.removed else [unit.said.message]
     says = (shape or SHAPES["openai"]).says
     return [says("user", unit.turn.user_message), says("assistant", unit.turn.assistant_response)]
 
 
 def waits_for_answer(units: Sequence[StoredTurn], shape: Shape | None = None) -> bool:
     """Say whether a conversation that ends with these waits for an answer of the assistant."""
-    said = units[-1].said if units else None
-    if said is None:
+    last = next((unit for unit in reversed(units) if not unit.removed), None)
+    if last is None or (said := last.said) is None:
         return False
     shape = _of(said.message, shape)
     return shape is not None and (

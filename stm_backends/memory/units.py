@@ -109,7 +109,7 @@ def seal_units(codec: Codec, entry_id: str, units: Iterable[StoredTurn], *, fork
 
     One that `forks` holds nothing until the body names it.
     """
-    contents = [dump_turn(unit) if unit.said is None else message_content(unit, unit.said) for unit in units]
+    contents = [*map(unit_content, units)]
     return codec.seal("items", {"id": entry_id, "units": contents, **({"forks": True} if forks else {})})
 
 
@@ -154,8 +154,35 @@ def stored_unit(content: Mapping[str, Any]) -> StoredTurn:
     if not isinstance(unit_id, str) or not isinstance(message, dict):
         raise Corrupt("a page holds a message that is not a JSON object")
     extra = {name: value for name, value in content.items() if name not in _OWN}
-    entry_id = unit_id.rpartition(".")[0]
+    entry_id = str(content.get("entry", unit_id.rpartition(".")[0]))
     return _message(unit_id, entry_id, cast("Mapping[str, Any]", message), _time_in(content), extra)
+
+
+def unit_content(unit: StoredTurn) -> dict[str, Any]:
+    """Return a unit as a page and an export have it."""
+    if unit.said is None:
+        return dump_turn(unit)
+    at, entry = unit.turn.ts, unit.entry
+    return {
+        **unit.extra,
+        "turn_id": unit.id,
+        "item": unit.said.message,
+        **({"at": at} if at else {}),
+        **({} if entry == unit.id.rpartition(".")[0] else {"entry": entry}),
+    }
+
+
+def removed(unit: StoredTurn) -> StoredTurn:
+    """Return what is left of a unit that was removed: its number, and what its answer took."""
+    extra = {name: unit.extra[name] for name in ("usage", "counted") if name in unit.extra}
+    return _message(unit.id, unit.entry, {}, unit.turn.ts, extra)
+
+
+def replaced(unit: StoredTurn, message: Mapping[str, Any], *, begins: bool | None) -> StoredTurn:
+    """Return a unit that says another message. `begins` is that of an entry, if it is told."""
+    extra = {name: value for name, value in unit.extra.items() if name != "begins"}
+    extra |= {} if begins is None else {"begins": begins}
+    return _message(unit.id, unit.entry, message, unit.turn.ts, extra)
 
 
 def counted(unit: StoredTurn) -> StoredTurn:
@@ -193,26 +220,20 @@ async def read_units(
 
 def page_json(codec: Codec, unit: StoredTurn, entry: bytes) -> bytes:
     """Return a unit of an entry as the JSON that a page has of it."""
-    if unit.said is None:
-        return encode_json(dump_turn(unit)) if _is_items(entry) else codec.open_encoded("turn", entry)
-    return encode_json(message_content(unit, unit.said))
+    if unit.said is None and not _is_items(entry):
+        return codec.open_encoded("turn", entry)
+    return encode_json(unit_content(unit))
 
 
 def page_content(codec: Codec, unit: StoredTurn, entry: bytes) -> dict[str, Any]:
     """Return what `page_json` encodes."""
-    if unit.said is None:
-        return dump_turn(unit) if _is_items(entry) else codec.open("turn", entry)
-    return message_content(unit, unit.said)
+    if unit.said is None and not _is_items(entry):
+        return codec.open("turn", entry)
+    return unit_content(unit)
 
 
 def _is_items(entry: bytes) -> bool:
     return entry.startswith(_ITEMS)
-
-
-def message_content(unit: StoredTurn, said: Said) -> dict[str, Any]:
-    """Return a message as a page and an export have it."""
-    at = unit.turn.ts
-    return {**unit.extra, "turn_id": unit.id, "item": said.message, **({"at": at} if at else {})}
 
 
 def entries_of(units: Iterable[StoredTurn]) -> Iterator[Messages]:
@@ -240,7 +261,7 @@ def _entry_of(entry_id: str, units: Sequence[StoredTurn]) -> Messages:
     return entry._replace(units=(*entry.units[:-1], counted(entry.units[-1])))
 
 
-_OWN: Final = frozenset(("turn_id", "item", "at"))
+_OWN: Final = frozenset(("turn_id", "item", "at", "entry"))
 
 
 def _time_in(content: Mapping[str, Any]) -> float:

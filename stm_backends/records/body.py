@@ -139,6 +139,18 @@ class Branch(NamedTuple):
     last: str
 
 
+class Patch(NamedTuple):
+    """What an edit has made of the unit of a number, until its page says so.
+
+    `rev` is that after the edit. `turn` is what the page is to have; if the record itself has the unit, only
+    the id, of which the page may have older copies.
+    """
+
+    rev: int
+    number: int
+    turn: Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Transcript:
     """What the body of a record says of its pages (see `pages`): which turns are there.
@@ -148,7 +160,8 @@ class Transcript:
     is the short hash of the id of the turn before it. `gap` is the first number that left without a summary:
     `gap` to `base - 1` are still to be summarized; `None` if there are none. `rev` counts the changes of what
     had left already, and `first` is the oldest number that is retained. `branches` says what edits have taken
-    out of the view, the oldest edit first. `extra` holds fields of a newer version of this library.
+    out of the view, the oldest edit first, and `patches` what takes the place of what pages still have.
+    `extra` holds fields of a newer version of this library.
     """
 
     epoch: str
@@ -158,6 +171,7 @@ class Transcript:
     rev: int = 0
     first: int = 0
     branches: tuple[Branch, ...] = ()
+    patches: tuple[Patch, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @staticmethod

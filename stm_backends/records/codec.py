@@ -32,7 +32,17 @@ from stm_backends.plain_json import (
     require_json,
 )
 from stm_backends.records import usage
-from stm_backends.records.body import Body, Branch, Forgotten, Fork, Lease, Overdue, Transcript, as_title
+from stm_backends.records.body import (
+    Body,
+    Branch,
+    Forgotten,
+    Fork,
+    Lease,
+    Overdue,
+    Patch,
+    Transcript,
+    as_title,
+)
 from stm_backends.records.steps import STEP, Steps
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest, seconds_of
 
@@ -361,7 +371,7 @@ def _object(content: object) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", content)
 
 
-_TRANSCRIPT_FIELDS = ("epoch", "base", "last", "gap", "rev", "first", "branches")
+_TRANSCRIPT_FIELDS = ("epoch", "base", "last", "gap", "rev", "first", "branches", "patches")
 
 
 def dump_transcript(transcript: Transcript) -> dict[str, Any]:
@@ -374,6 +384,7 @@ def dump_transcript(transcript: Transcript) -> dict[str, Any]:
         "last": transcript.last,
         **{name: value for name, value in optional.items() if value is not None},
         **({"branches": [one._asdict() for one in transcript.branches]} if transcript.branches else {}),
+        **({"patches": [one._asdict() for one in transcript.patches]} if transcript.patches else {}),
     }
 
 
@@ -397,6 +408,10 @@ def load_transcript(content: Any, forgotten: Forgotten | None = None) -> Transcr
             branches=tuple(
                 Branch(int(one["rev"]), int(one["first"]), int(one["end"]), str(one["last"]))
                 for one in fields.get("branches", ())
+            ),
+            patches=tuple(
+                Patch(int(one["rev"]), int(one["number"]), _object(one["turn"]))
+                for one in fields.get("patches", ())
             ),
             extra={name: value for name, value in fields.items() if name not in _TRANSCRIPT_FIELDS},
         )

@@ -36,14 +36,24 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from stm_backends.drivers.checks import require_count, require_integer
 from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
-from stm_backends.errors import ConfigurationError, Corrupt, StorageError, TooLarge, Unavailable, located
+from stm_backends.errors import (
+    ConfigurationError,
+    Corrupt,
+    KeyMismatch,
+    SealMismatch,
+    StorageError,
+    TooLarge,
+    Unavailable,
+    located,
+)
 from stm_backends.plain_json import encode_json
 from stm_backends.records import confirming, keys, ledger, operations
-from stm_backends.records.body import Branch, Transcript, digest
+from stm_backends.records.body import Branch, Patch, Transcript, digest
 from stm_backends.records.codec import Codec
 from stm_backends.records.compression import Preset
 
@@ -300,6 +310,65 @@ class Pages:
             self._counted("written", 1)
         return done
 
+    async def put_patches(self, key: Key, transcript: Transcript, *, ttl: float | None) -> None:
+        """Store what edits have made of units of pages, as far as it is not there."""
+        patches = {one.number: one for one in transcript.patches if "item" in one.turn}
+        if not patches:
+            return
+        found = await self.between(key, transcript, min(patches), max(patches) + 1)
+        due = (number for number in sorted(patches) if number in found)
+        for run in runs(number for number in due if found[number].rev < patches[number].rev):
+            first = found[run[0]]
+            upto, summary = first.notes.get("upto", run[0]), first.notes.get("summary")
+            if any(one.number < upto for one in transcript.patches):
+                summary = None
+            gap = upto if upto < run[0] else None
+            before = replace(transcript, base=run[0], last=first.prev, rev=0, gap=gap)
+            leaving = [
+                Leaving(one.turn["turn_id"], encode_json(one.turn), one.rev)
+                for one in (patches[number] for number in run)
+            ]
+            await self.put(key, before, leaving, summary=summary, ttl=ttl)
+
+    async def scrub(self, key: Key, epoch: str, patches: Sequence[Patch]) -> None:
+        """Take out of pages what units said before edits, and the checkpoints that may tell it.
+
+        A reader of an older record misses the number, and reads that again.
+        """
+        least = min(one.number for one in patches) // TURNS
+        places = [
+            one for one in await listed(self._driver, key, epoch) if keys.page_number(one.name) >= least
+        ]
+
+        def scrubbed(value: bytes) -> bytes | None:
+            try:
+                content = self._codec.open("page", value)
+            except (KeyMismatch, SealMismatch):
+                raise
+            except Corrupt:
+                return None
+            left = _scrubbed(_checked(content), patches)
+            return None if left == content else self._codec.seal("page", left)
+
+        async def decided(record: Record | None) -> tuple[ledger.Change | None, bool]:
+            if record is None:
+                return None, True
+            body = scrubbed(record.body) if record.body else None
+            tail = [*map(scrubbed, record.tail[: self._driver.traits.max_drop])]
+            count = max((place for place, one in enumerate(tail, 1) if one is not None), default=0)
+            if body is None and not count:
+                return None, True
+            rewrite = [one or old for one, old in zip(tail[:count], record.tail, strict=False)]
+            return ledger.Change(body or record.body or self.nothing(), rewrite=rewrite), True
+
+        async def scrub(where: Key) -> None:
+            empty = ledger.unchanged_by(lambda _: self.nothing())
+            if await ledger.update(self._driver, where, decided, unchanged=empty) is None:
+                raise Unavailable("a page kept changing", backend=self._driver.name, operation="edit")
+
+        if places:
+            await operations.together(places, scrub)
+
     def nothing(self) -> bytes:
         """Return the body of a page that has its turns in entries, if any."""
         return self._codec.seal("page", {"first": 0, "turns": []})
@@ -337,6 +406,10 @@ class Pages:
             if stop * TURNS in copies and stop * TURNS < transcript.base:
                 known[stop * TURNS - 1] = copies[stop * TURNS].prev
             found |= {number: copy for number, copy in copies.items() if first <= number < end}
+        for _, number, turn in transcript.patches:
+            copy = found.get(number)
+            if copy is not None and "item" in turn and copy.turn["turn_id"] == turn["turn_id"]:
+                found[number] = copy._replace(turn=turn)
         return dict(sorted(found.items()))
 
     async def _candidates(self, key: Key, transcript: Transcript, page: int, damaged: Damaged) -> _Candidates:
@@ -632,6 +705,38 @@ def _others(
     return [*found.values()]
 
 
+def runs(numbers: Iterable[int]) -> list[list[int]]:
+    """Return numbers, which ascend, in lists without a hole."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if not found or number != found[-1][-1] + 1:
+            found.append([])
+        found[-1].append(number)
+    return found
+
+
+def _scrubbed(content: Mapping[str, Any], patches: Sequence[Patch]) -> dict[str, Any]:
+    """Return an entry without what units said before edits, and without a checkpoint that may tell it."""
+    first, turns, left = content["first"], content["turns"], dict(content)
+    revs = content.get("revs") or [content.get("rev", 0)] * len(turns)
+
+    def is_old(number: int, turn: Mapping[str, Any], rev: int) -> bool:
+        return any(
+            number == one.number and rev < one.rev and turn["turn_id"] == one.turn["turn_id"]
+            for one in patches
+        )
+
+    left["turns"] = [
+        {"turn_id": turn["turn_id"], "gone": True} if is_old(number, turn, rev) else turn
+        for number, (turn, rev) in enumerate(zip(turns, revs, strict=True), first)
+    ]
+    if "upto" in left and any(revs[0] < one.rev and one.number < left["upto"] for one in patches):
+        del left["summary"], left["upto"]
+    if "others" in left:
+        left["others"] = [_scrubbed(one, patches) for one in left["others"]]
+    return left
+
+
 def _differ(candidates: Mapping[int, Sequence[Copy]], number: int) -> bool:
     """Say whether the copies of a turn that may count are of several turns."""
     return len({copy.turn["turn_id"] for copy in candidates.get(number, ())}) > 1
@@ -661,7 +766,8 @@ def _copies(content: Mapping[str, Any]) -> list[tuple[int, Copy]]:
     prev, notes = content.get("prev", ""), {name: content[name] for name in content if name not in _OWN}
     found: list[tuple[int, Copy]] = []
     for number, (turn, rev) in enumerate(zip(turns, revs, strict=True), first):
-        found.append((number, Copy(rev, turn, prev, notes)))
+        if "gone" not in turn:
+            found.append((number, Copy(rev, turn, prev, notes)))
         prev, notes = digest(turn["turn_id"]), {}
     return found
 

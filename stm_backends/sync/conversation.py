@@ -68,6 +68,14 @@ class Conversation(Shared):
         """Continue after the message with this number: all that follow leave the view, for every process."""
         self._run(self._behind.rewind(to, revision=revision))
 
+    def replace(self, number: int, message: Message, *, revision: int | None = None) -> None:
+        """Let another message have this number; what it was before is not stored any more."""
+        self._run(self._behind.replace(number, message, revision=revision))
+
+    def remove(self, first: int, last: int | None = None, *, revision: int | None = None) -> None:
+        """Remove a message, or all from one number to another; what they said is not stored any more."""
+        self._run(self._behind.remove(first, last, revision=revision))
+
     def summarize_again(self, *, since: int = 0) -> None:
         """Have the summary written anew, from the last one before the number `since`."""
         self._run(self._behind.summarize_again(since=since))

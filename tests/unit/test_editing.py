@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
@@ -15,11 +16,14 @@ import pytest
 
 from stm_backends import OnConflict, sync
 from stm_backends.backend import Backend
+from stm_backends.catalogue.portions import Logged, Portion, masks_of
+from stm_backends.catalogue.word_index import WordIndex
 from stm_backends.drivers.contract import Driver, Key, Traits
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import (
     EditConflict,
+    InvalidState,
     MessageNotFound,
     OutcomeUnknown,
     SessionExists,
@@ -29,8 +33,11 @@ from stm_backends.errors import (
 from stm_backends.memory.shared.conversation import Conversation
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.messages import Message
+from stm_backends.plain_json import encode_json
 from stm_backends.records import keys, pages
+from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
+from stm_backends.records.directory import Directory
 from stm_backends.testing.memory_contract import config
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer, covered
@@ -728,6 +735,340 @@ async def test_a_title_stays_with_a_summary(backend: Backend, to: int) -> None:
     assert copied.title == ("Tables" if copied.summary else "")
     assert bool(body.summary) is (to == 42)
     await copy.close()
+
+
+# One message
+
+
+NEW: Message = {"role": "user", "content": "another word"}
+
+
+def without(said: list[Message], *numbers: int) -> list[Message]:
+    return [message for number, message in enumerate(said) if number not in numbers]
+
+
+def instead(said: list[Message], number: int, message: Message = NEW) -> list[Message]:
+    return [*said[:number], message, *said[number + 1 :]]
+
+
+def told(body: Body) -> list[str]:
+    """Return the questions that a summary covers."""
+    return [text for text in covered(body.summary) if text]
+
+
+async def messages_in(chat: Conversation, revision: int | None = None) -> list[Message]:
+    return [one.message async for one in chat.each_message(revision=revision)]
+
+
+async def stored(driver: Driver) -> bytes:
+    """Return all that is stored of the user, as text."""
+    codec, found = pages.Pages(driver, Codec()), b""
+    for kind in ("memory", "page"):
+        scope = keys.scope("acme", "u1", kind)
+        for name in (await driver.scan(scope, limit=1_000)).names:
+            record = await driver.load(Key(scope, name))
+            assert record is not None
+            if kind == "page":
+                found += encode_json(codec.opened(record))
+            else:
+                found += (record.body or b"") + b"".join(record.tail)
+    return found
+
+
+@pytest.mark.parametrize("number", [0, 5, 20, 25, 40, 45, 50, 55, 58])
+async def test_a_message_is_replaced_wherever_it_is(backend: Backend, number: int) -> None:
+    chat = chat_of(backend)
+    said = await talked(chat, range(12))
+    old = await history_of(chat)
+    await chat.replace(number, NEW)
+    expected = instead(said, number)
+    for one in (chat, chat_of(Backend(backend.driver))):
+        assert await all_of(one) == expected
+    assert [one.id for one in await history_of(chat)] == [one.id for one in old]
+    await chat.flush()
+    snapshot = await record_of(backend)
+    assert snapshot.body.transcript is not None
+    assert not snapshot.body.transcript.patches
+    shown = await chat.messages()
+    assert covered(snapshot.body.summary) + questions(shown) == questions(expected)
+    again = await talked(chat, range(100, 112))
+    assert await all_of(chat) == expected + again
+    assert covered((await record_of(backend)).body.summary) == questions(expected + again)[:-2]
+    content = str(said[number]["content"]).encode()
+    if said[number]["role"] == "user":
+        assert b'"%b"' % content not in await stored(backend.driver)
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 0), (3, 9), (18, 27), (20, 24), (45, 59), (50, 54), (0, 59)])
+async def test_messages_are_removed_and_the_others_keep_their_numbers(
+    backend: Backend, first: int, last: int
+) -> None:
+    chat = chat_of(backend)
+    said = await talked(chat, range(12))
+    await chat.remove(first, last)
+    expected = without(said, *range(first, last + 1))
+    for one in (chat, chat_of(Backend(backend.driver))):
+        found = await history_of(one)
+        assert [message.message for message in found] == expected
+        assert [message.number for message in found] == [n for n in range(60) if not first <= n <= last]
+    before = await record_of(backend)
+    await chat.remove(first, last)
+    assert (await record_of(backend)).body.transcript == before.body.transcript
+    with pytest.raises(MessageNotFound):
+        await chat.replace(first, NEW)
+    await chat.flush()
+    body, shown = (await record_of(backend)).body, await chat.messages()
+    # An answer without its question is a turn, too.
+    assert told(body) + questions(shown) == questions(expected)
+    again = await talked(chat, range(100, 112))
+    assert await messages_in(chat) == expected + again
+    assert told((await record_of(backend)).body) == questions(expected + again)[:-2]
+    kept = await stored(backend.driver)
+    for number in range(first, last + 1):
+        if said[number]["role"] == "user":
+            assert b'"u%d"' % (number // 5) not in kept
+
+
+async def test_a_message_that_is_not_there_is_not_edited(backend: Backend) -> None:
+    chat = chat_of(backend)
+    said = await talked(chat, range(3))
+    for edit in (chat.replace(15, NEW), chat.remove(14, 15), chat.remove(99)):
+        with pytest.raises(MessageNotFound):
+            await edit
+    with pytest.raises(InvalidState):
+        await chat.replace(3, {"no": "message"})
+    assert await all_of(chat) == said
+    assert (await chat.history()).revision == 0
+
+
+async def test_a_turn_that_was_stored_as_one_is_removed_as_a_whole(backend: Backend) -> None:
+    memory = backend.memory(KEY, KEPT, summarizer=LedgerSummarizer())
+    for number in range(9):
+        await memory.add_turn(ConversationTurn(f"u{number}", f"a{number}"), turn_id=f"t.{number}")
+    await memory.flush()
+    chat = chat_of(backend)
+    with pytest.raises(InvalidState):
+        await chat.replace(2, NEW)
+    for number in (2, 8):
+        await chat.remove(number)
+        await memory.add_turn(ConversationTurn("twice", "so"), turn_id=f"t.{number}")
+    left = [f"u{number}" for number in range(9) if number not in (2, 8)]
+    assert [one.turn.user_message async for one in memory.each_turn()] == left
+    await chat.add(NEW, id="t")
+    await talked(chat, range(20, 24))
+    assert [one.turn.user_message async for one in memory.each_turn()][: len(left)] == left
+    assert NEW in await messages_in(chat)
+    assert covered((await record_of(backend)).body.summary)[:7] == left
+
+
+async def test_an_answer_leaves_no_checkpoint_and_no_repeat(backend: Backend) -> None:
+    chat = chat_of(backend)
+    await talked(chat, range(2))
+    secret: Message = {"role": "assistant", "content": "a secret"}
+    for text in ("a", "a secret"):
+        await chat.add({"role": "assistant", "content": text}, id="a9", cut=True)
+    for _ in range(2):
+        await chat_of(Backend(backend.driver)).add(secret, id="a9")
+    await chat.remove(10)
+    assert b"secret" not in await stored(backend.driver)
+    await chat_of(Backend(backend.driver)).add(secret, id="a9")
+    assert len(await messages_in(chat)) == 10
+
+
+async def test_instructions_and_an_open_question_are_edited_where_they_are_shown(backend: Backend) -> None:
+    rules: Message = {"role": "system", "content": "Be brief."}
+    others: Message = {"role": "system", "content": "Be kind."}
+    settings = replace(KEPT, fold_max_turns=999)
+    chat = chat_of(backend, settings)
+    await chat.add(rules)
+    await talked(chat, range(9))
+    await chat.replace(0, others)
+    assert (await chat.messages())[0] == others
+    await chat.add(rules)
+    number = (await chat.history()).newest
+    await talked(chat, range(10, 19))
+    await chat.remove(number)
+    assert (await chat.messages())[0] == others
+    await chat.remove(0)
+    assert all(one["role"] != "system" or "kind" not in str(one) for one in await chat.messages())
+
+
+async def test_what_was_edited_is_edited_on_later_branches_and_in_copies(backend: Backend) -> None:
+    chat = chat_of(backend)
+    said = await talked(chat, range(9))
+    await chat.rewind(32)
+    await chat.replace(30, NEW)
+    await chat.replace(5, NEW)
+    await chat.remove(10, 14)
+    expected = without(instead(instead(said, 5), 30), *range(10, 15))
+    assert await messages_in(chat) == expected[:28]
+    assert await messages_in(chat, 0) == expected
+    copy = await chat.fork("copy", to=31)
+    assert await messages_in(copy) == expected[:27]
+    await chat.rewind(12)
+    assert await messages_in(chat) == expected[:10]
+    assert await messages_in(chat, 0) == expected
+    again = await talked(chat, range(20, 29))
+    assert await messages_in(chat) == expected[:10] + again
+    assert await messages_in(chat, 0) == expected
+    kept = await stored(backend.driver)
+    assert b'"u1"' not in kept
+    assert b'"u2"' not in kept
+
+
+async def test_what_was_removed_is_found_no_more(backend: Backend) -> None:
+    chat = chat_of(backend)
+    for number in range(9):
+        await chat.add({"role": "user", "content": f"ask{number}"}, {"role": "assistant", "content": "fine"})
+    await chat.flush()
+    await touched(backend, KEY)
+    owner, card = ("acme", "u1"), keys.card_key(KEY).name
+    index = WordIndex(backend.driver, Codec(), Directory(backend.driver, Codec()), owner)
+    for number in (2, 16):
+        word = f"ask{number // 2}"
+        assert (await backend.conversations.search(*owner, word)).found
+        await index.add(Logged(Portion(card, count=1), masks_of([word])))
+        await chat.remove(number)
+        assert card not in await index.find(frozenset([word]))
+        assert not (await backend.conversations.search(*owner, word)).found
+
+
+async def test_a_checkpoint_that_may_tell_it_is_not_used_again(backend: Backend) -> None:
+    chat = chat_of(backend)
+    said = await talked(chat, range(12))
+    await chat.remove(5)
+    await chat.rewind(42)
+    await chat.flush()
+    body, shown = (await record_of(backend)).body, await chat.messages()
+    assert told(body) + questions(shown) == questions(without(said, 5)[:42])
+    assert not re.search(rb"\bu1\b", await stored(backend.driver))
+
+
+async def test_an_answer_that_was_removed_was_paid_for(backend: Backend) -> None:
+    chat = chat_of(backend)
+    for number in range(9):
+        await chat.add(asks(number))
+        await chat.add({"role": "assistant", "content": "fine"}, usage={"n": 1})
+    await chat.flush()
+    for number in (17, 3):
+        await chat.remove(number)
+        assert await used(chat) == 9
+    await talked(chat, range(20, 29))
+    assert await used(chat) == 9
+
+
+@pytest.mark.parametrize("number", [2, 12])
+async def test_of_two_who_edit_one_message_at_once_one_is_told(backend: Backend, number: int) -> None:
+    chat, other = chat_of(backend), chat_of(Backend(backend.driver))
+    said = await talked(chat, range(6))
+
+    async def edits(_: Key | str) -> None:
+        await other.replace(number, NEW)
+
+    spy_of(backend).before["replace"] = [edits]
+    with pytest.raises(EditConflict):
+        await chat.remove(number)
+    assert await all_of(chat) == instead(said, number)
+    with pytest.raises(EditConflict):
+        await chat.replace(3, NEW, revision=0)
+    await chat.replace(3, NEW, revision=1)
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("number", [0, 6, 22, 43])
+@pytest.mark.parametrize("kind", ["replace", "remove"])
+async def test_a_process_that_dies_has_edited_a_message_or_not(number: int, done: bool, kind: str) -> None:
+    outcomes = set[bool]()
+    for when in range(1, 60):
+        driver = await opened()
+        said = await talked(chat_of(Backend(driver)), range(9))
+        expected = instead(said, number) if kind == "replace" else without(said, number, number + 1)
+        dying = _Killed(driver, when, done=done)
+
+        async def edits(chat: Conversation) -> None:
+            await (chat.replace(number, NEW) if kind == "replace" else chat.remove(number, number + 1))
+
+        with contextlib.suppress(StorageError):
+            await edits(chat_of(Backend(dying)))
+        if not dying.is_dead:
+            assert outcomes == {False, True}
+            return
+        async with Backend(driver) as backend:
+            chat = chat_of(backend)
+            page = await chat.history(limit=1_000)
+            outcomes.add(bool(page.revision))
+            assert [one.message for one in page.messages] == (expected if page.revision else said)
+            if page.revision == 0:
+                await edits(chat)
+            else:
+                # What is left to do is done by the next process that edits, or looks.
+                ours: Any = chat
+                await ours._maintenance.finish_edits()  # noqa: SLF001 -- sooner than it looks
+            await chat.flush()
+            assert b'"u%d"' % (number // 5) not in await stored(driver) or number % 5
+            again = await talked(chat, range(100, 109))
+            assert await messages_in(chat) == expected + again
+            body = (await record_of(backend)).body
+            assert told(body) == questions(expected + again)[:-2]
+            assert body.transcript is not None
+            assert not body.transcript.patches
+    raise AssertionError("the edit made no end")
+
+
+@pytest.mark.parametrize("number", [0, 6, 22, 27])
+async def test_a_reader_sees_a_message_as_it_was_or_is(number: int) -> None:
+    """Each request of a reader is followed by an edit, which takes out more than a page."""
+    for when in range(1, 90):
+        driver = await opened()
+        chat = chat_of(Backend(driver))
+        said = await talked(chat, range(8))
+        is_done = False
+
+        async def edits() -> None:
+            nonlocal is_done
+            await chat.remove(number, number + 5)  # noqa: B023 -- it is awaited in this round
+            is_done = True
+
+        reader = chat_of(Backend(_At(driver, when, then=edits)))
+        found = [one.message for one in (await reader.history(limit=1_000)).messages]
+        assert found in (said, without(said, *range(number, number + 6)))
+        if not is_done:
+            return
+    raise AssertionError("the reader made no end")
+
+
+@pytest.mark.parametrize("number", [5, 20])
+async def test_a_summary_of_what_was_removed_is_not_stored(backend: Backend, number: int) -> None:
+    slow = LedgerSummarizer()
+    slow.hold()
+    other = chat_of(Backend(backend.driver), summarizer=slow)
+    chat = chat_of(backend)
+    said = [*await talked(chat, range(6)), asks(6), *answers(6)]
+    await other.add(*said[30:])
+    await slow.called.wait()
+    await chat.remove(number)
+    slow.release()
+    await other.flush()
+    await chat.flush()
+    expected = without(said, number)
+    assert await messages_in(chat) == expected
+    assert told((await record_of(backend)).body) == questions(expected)[:-2]
+
+
+async def test_what_was_edited_comes_along_to_another_datastore(backend: Backend) -> None:
+    chat = chat_of(backend)
+    said = await talked(chat, range(9))
+    await chat.remove(40)
+    await chat.remove(5, 9)
+    await chat.replace(41, NEW)
+    async with Backend(await opened()) as other:
+        importing = other.sessions.importing()
+        async for line in backend.sessions.export_lines(KEY):
+            await importing.add(line)
+        again = chat_of(other)
+        assert await history_of(again) == await history_of(chat)
+        assert await messages_in(again) == without(instead(said, 41), *range(5, 10), 40)
+        await talked(again, range(20, 25))
 
 
 # Administration

@@ -131,6 +131,12 @@ class Archive:
             if full and self.filled is not None:
                 self.filled(full)
 
+    async def mend(self, transcript: Transcript) -> None:
+        """Store in pages what edits have made of units there, and take out what these said before."""
+        self._open = _Put(transcript, (), self._clock())
+        await self.pages.put_patches(self._key, transcript, ttl=self.ttl)
+        await self.pages.scrub(self._key, transcript.epoch, transcript.patches)
+
     def settled(self) -> None:
         """Note that the record says now where the turns are."""
         self._open = None

@@ -10,6 +10,7 @@ from functools import partial
 from weakref import WeakValueDictionary
 
 from stm_backends import logs
+from stm_backends.catalogue.word_index import WordIndex
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.memory.schedule import MAX_SUMMARIES, Schedule
 from stm_backends.memory.shared.maintenance import Maintenance
@@ -18,6 +19,7 @@ from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.touches import Touches
 from stm_backends.records import keys
 from stm_backends.records.codec import Codec
+from stm_backends.records.directory import Directory
 from stm_backends.records.pages import Pages
 from stm_backends.telemetry.observer import SILENT, Observer
 from stm_backends.types import MemoryKey
@@ -72,6 +74,9 @@ class Backgrounds:
         self._each[record] = maintenance
         if self._touches is not None and keys.is_dialogue(key):
             maintenance.noting = partial(self._touches.note, key, "memory")
+            owner, card = (key.tenant_id, key.user_id), keys.card_key(key).name
+            words = WordIndex(self._driver, self._codec, Directory(self._driver, self._codec), owner)
+            maintenance.forget_words = partial(words.forget, card)
         if self._filled is not None and keys.is_dialogue(key):
             shared.archive.filled = partial(self._filled, key)
         return maintenance

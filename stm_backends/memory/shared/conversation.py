@@ -9,14 +9,14 @@ from typing import Any, Final, cast
 
 from stm_backends.drivers.checks import require_count, require_integer
 from stm_backends.drivers.contract import Driver
-from stm_backends.errors import ConfigurationError
+from stm_backends.errors import ConfigurationError, InvalidState, MessageNotFound
 from stm_backends.memory.defaults import CONVERSATION_TOKENS, speaking
 from stm_backends.memory.shared.base import SharedBase
 from stm_backends.memory.shared.editing import Editing
 from stm_backends.memory.shared.folds import GIVEN, WRITER
 from stm_backends.memory.shared.reading import Numbered, read_all_units, read_units_page, require_revision
 from stm_backends.memory.speech import said_by, waits_for_answer
-from stm_backends.memory.units import messages_of, seal_messages, usage_of
+from stm_backends.memory.units import messages_of, removed, replaced, seal_messages, usage_of
 from stm_backends.messages import SHAPES, Message, Shape, as_shape, begins_turn, checked, shape_of, window
 from stm_backends.plain_json import decode_json, encode_json
 from stm_backends.protocols import Summarizer
@@ -25,7 +25,7 @@ from stm_backends.records.keys import require_dialogue
 from stm_backends.records.limits import characters_in
 from stm_backends.records.usage import Usage, total
 from stm_backends.telemetry.observer import observed
-from stm_backends.types import MemoryKey, as_turn_id
+from stm_backends.types import MemoryKey, StoredTurn, as_turn_id
 
 _UNLIMITED: Final = 2**62
 
@@ -186,7 +186,9 @@ class Conversation(SharedBase):
         self._maintenance.notice(snapshot)
         budget = self._config.budget
         units, body = snapshot.turns, snapshot.body
-        shape = self._shape or as_shape(None, [one.said.message for one in units if one.said is not None])
+        shape = self._shape or as_shape(
+            None, [one.said.message for one in units if one.said and not one.removed]
+        )
         said = [*body.lead] if body.asked is None else [*body.lead, body.asked]
         said += [message for unit in units for message in said_by(unit, shape)]
         found = window(
@@ -270,6 +272,48 @@ class Conversation(SharedBase):
         require_integer("to", to, least=-1)
         require_revision(revision)
         await self._editing.rewind(to, revision=revision)
+
+    @observed
+    async def replace(self, number: int, message: Message, *, revision: int | None = None) -> None:
+        """Let another message have this number; what it was before is not stored any more.
+
+        That is so wherever the message is. If the summary covers it, that is written anew by the background,
+        from the last one before it. The message keeps its id and its time. What is on a branch, or was copied
+        into another conversation, stays as it was. Of two who edit at once, and with `revision`, as for
+        `rewind`. Raises what that raises, and `InvalidState` for what is no message, or for the number of a
+        turn that was stored as one.
+        """
+        require_integer("number", number, least=0)
+        said = checked(message, "message")
+        told = self._begins([said])
+
+        def change(unit: StoredTurn) -> StoredTurn:
+            if unit.said is None:
+                raise InvalidState("the number is that of a turn that was stored as one, which is no message")
+            if unit.removed:
+                raise MessageNotFound("the message of this number was removed")
+            return replaced(unit, said, begins=None if told is None else bool(told))
+
+        with self._guard.reporting(self._whose, "replace"):
+            self._guard.require("turn_characters", partial(characters_in, said))
+            await self._editing.change(number, number + 1, change, operation="replace", revision=revision)
+
+    @observed
+    async def remove(self, first: int, last: int | None = None, *, revision: int | None = None) -> None:
+        """Remove a message, or all from one number to another; what they said is not stored any more.
+
+        The others keep their numbers. A call of a tool and its results are removed together, because models
+        are not shown one without the other. The rest is as for `replace`. A no-op for what was removed
+        before.
+        """
+        require_integer("first", first, least=0)
+        last = first if last is None else last
+        require_integer("last", last, least=first)
+
+        def change(unit: StoredTurn) -> StoredTurn:
+            return unit if unit.removed else removed(unit)
+
+        await self._editing.change(first, last + 1, change, operation="remove", revision=revision)
 
     @observed
     async def fork(self, id: str, *, to: int | None = None) -> Conversation:  # noqa: A002 -- as `backend.conversation`

@@ -52,7 +52,11 @@ class KeepTranscript:
     """Write that the record keeps a transcript, so that processes without the setting keep it, too."""
 
 
-Due: TypeAlias = Step | Compact | Move | Held | KeepTranscript
+class Mend:
+    """Do what is left to do of an edit whose process has ended."""
+
+
+Due: TypeAlias = Step | Compact | Move | Held | KeepTranscript | Mend
 
 
 def next_step(

@@ -28,14 +28,23 @@ from stm_backends.errors import (
     Unavailable,
 )
 from stm_backends.memory import policy, speech
+from stm_backends.memory.policy import Trim
 from stm_backends.memory.shared.maintenance import Maintenance
 from stm_backends.memory.shared.reading import bounds_of
 from stm_backends.memory.shared.snapshot import Snapshot, id_of, with_usage_of
-from stm_backends.memory.units import counted, seal_nothing, seal_units, stored_unit
+from stm_backends.memory.units import (
+    Messages,
+    counted,
+    read_units,
+    seal_nothing,
+    seal_units,
+    stored_unit,
+    unit_content,
+)
 from stm_backends.plain_json import encode_json
 from stm_backends.races import Lost
 from stm_backends.records import ledger, operations, pages
-from stm_backends.records.body import REMEMBERED_IDS, Body, Branch, Forgotten, Fork, Transcript, digest
+from stm_backends.records.body import REMEMBERED_IDS, Body, Branch, Forgotten, Fork, Patch, Transcript, digest
 from stm_backends.records.codec import Codec
 from stm_backends.records.large.pointers import new_id
 from stm_backends.records.ledger import Creation
@@ -113,14 +122,44 @@ def of_units(snapshot: Snapshot, units: Sequence[StoredTurn], codec: Codec, *, m
     return Tail([*entries, *(seal_nothing(codec, one) for one in gone[len(entries) : places])], gone)
 
 
-def _runs(numbers: Iterable[int]) -> list[list[int]]:
-    """Return numbers, which ascend, in lists without a hole."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if not runs or number != runs[-1][-1] + 1:
-            runs.append([])
-        runs[-1].append(number)
-    return runs
+def with_changes(
+    snapshot: Snapshot,
+    base: int,
+    after: Mapping[int, StoredTurn],
+    gone: Iterable[StoredTurn],
+    codec: Codec,
+    *,
+    most: int,
+) -> Tail | None:
+    """Return the tail, which begins at `base`, with other units, and without what the `gone` ones have said.
+
+    That may be in repeats and checkpoints, too. `None` if more than `most` entries would be rewritten.
+    """
+    units: dict[int, list[StoredTurn]] = {}
+    changed = set[int]()
+    for number, (start, unit) in enumerate(zip(snapshot.starts, snapshot.turns, strict=True), base):
+        units.setdefault(start, []).append(after.get(number, unit))
+        if number in after:
+            changed.add(start)
+    ids = {unit.entry for unit in gone}
+    ids |= {one.answer for start in changed if isinstance(one := snapshot.opened[start], Messages)}
+    entries, left, count = list[bytes](), list[str](), 0
+    for place, (entry, data) in enumerate(zip(snapshot.opened, snapshot.tail, strict=True)):
+        answer = entry.answer if isinstance(entry, Messages) else id_of(entry)
+        if place not in changed and (place in units or ids.isdisjoint((answer, id_of(entry)))):
+            entries.append(data)
+            continue
+        stays, count = units.get(place), place + 1
+        entries.append(
+            seal_units(codec, as_turn_id(None), stays) if stays else seal_nothing(codec, id_of(entry))
+        )
+        left.append(id_of(entry))
+    return Tail(entries[:count], left) if count <= most else None
+
+
+def _is_outdated(copy: Copy, transcript: Transcript) -> bool:
+    """Say whether the checkpoint of a page may tell what an edit has taken out of it."""
+    return any(copy.rev < one.rev and one.number < copy.notes["upto"] for one in transcript.patches)
 
 
 def _is_empty(snapshot: Snapshot) -> bool:
@@ -155,6 +194,125 @@ class Editing:
             return await self._rewound(snapshot, restored, tail, to)
 
         await self._edit("rewind", attempt, at=to, revision=revision)
+
+    async def change(
+        self,
+        first: int,
+        end: int,
+        change: Callable[[StoredTurn], StoredTurn],
+        *,
+        operation: str,
+        revision: int | None,
+    ) -> None:
+        """Let units say something else; see `Conversation.replace` and `remove`.
+
+        From the write of the record on, every process sees it: a patch there takes the place of what a page
+        has. Then the pages are rewritten, and the patch goes.
+        """
+
+        async def attempt(snapshot: Snapshot, transcript: Transcript) -> bool | Lost:
+            oldest, stop = bounds_of(snapshot)
+            if not oldest <= first < end <= stop:
+                raise MessageNotFound("the conversation has no message of this number")
+            base = transcript.base
+            before = await read_units(self._pages, self._key, transcript, first, min(end, base))
+            before |= {n: snapshot.turns[n - base] for n in range(max(first, base), end)}
+            if len(before) < end - first:
+                raise MessageNotFound("the message of this number is not stored any more")
+            after = {number: change(unit) for number, unit in before.items()}
+            after = {number: unit for number, unit in after.items() if unit != before[number]}
+            if not after:
+                return False
+            most = self._shared.driver.traits.max_drop
+            gone = [before[number] for number in after]
+            tail = with_changes(snapshot, base, after, gone, self._shared.codec, most=most)
+            if tail is None:
+                # Others first: one write does not reach it.
+                count = snapshot.cut(
+                    snapshot.within(snapshot.turns, most), len(snapshot.turns), max_drop=most
+                )
+                await self._maintenance.trim(snapshot, Trim(count, lost=True))
+                return Lost(snapshot.version)
+            confirmed = await self._maintenance.confirmed(snapshot, len(tail.rewrite))
+            transcript = (confirmed and confirmed.body.transcript) or transcript
+            if confirmed is None:
+                return Lost(snapshot.version)
+            body = await self._changed(confirmed.body, transcript, before, after)
+            forgotten = body.forgotten.adding(
+                [one for one in dict.fromkeys(tail.gone) if one not in body.forgotten],
+                now=self._shared.clock(),
+                keep_for=self._maintenance.keep_ids_for,
+                copies={*map(id_of, snapshot.opened)},
+            )
+            body = replace(body, forgotten=forgotten, messages=True)
+            done = await self._shared.edit(confirmed, body, tail.rewrite)
+            return True if done else Lost(confirmed.version)
+
+        await self._edit(operation, attempt, at=first, revision=revision)
+        await self._maintenance.finish_edits()
+
+    async def _changed(
+        self,
+        body: Body,
+        transcript: Transcript,
+        before: Mapping[int, StoredTurn],
+        after: Mapping[int, StoredTurn],
+    ) -> Body:
+        """Return the body once units say something else: a summary that may tell what they said goes."""
+        rev, first = transcript.rev + 1, min(after)
+        patches = [
+            Patch(rev, number, unit_content(unit) if number < transcript.base else {"turn_id": unit.id})
+            for number, unit in after.items()
+        ]
+        kept = [one for one in transcript.patches if one.number not in after]
+        left = replace(transcript, rev=rev, patches=(*kept, *patches))
+        body = replace(body, lead=await self._lead(body, transcript, before, after))
+        if body.asked is not None:
+            body = replace(body, asked=await self._asked(body.asked, transcript, before, after))
+        if first < transcript.summarized and self._config.strategy == "rolling_summary":
+            summary, upto = await self._checkpoint(left, first, {})
+            left = left.caught_up(upto)
+            folded, dropped = max(0, upto - body.dropped), min(body.dropped, upto)
+            body = policy.after_recovery(
+                replace(body, summary=summary, folded=folded, dropped=dropped, title="")
+            )
+        return replace(body, transcript=left)
+
+    async def _lead(
+        self,
+        body: Body,
+        transcript: Transcript,
+        before: Mapping[int, StoredTurn],
+        after: Mapping[int, StoredTurn],
+    ) -> tuple[Mapping[str, Any], ...]:
+        """Return the instructions that have left the record, as they are now."""
+        lead = [*body.lead]
+        for number, unit in after.items():
+            old, new = before[number].said, unit.said
+            if number >= transcript.base or old is None or new is None or old.message not in lead:
+                continue
+            earlier = await read_units(self._pages, self._key, transcript, transcript.first, number)
+            if not any(one.begins for one in earlier.values()):
+                place = lead.index(old.message)
+                lead[place : place + 1] = [new.message] if new.message else []
+        return tuple(lead)
+
+    async def _asked(
+        self,
+        asked: Mapping[str, Any],
+        transcript: Transcript,
+        before: Mapping[int, StoredTurn],
+        after: Mapping[int, StoredTurn],
+    ) -> Mapping[str, Any] | None:
+        """Return the question of the turn that goes on in the record, as it is now."""
+        for number, unit in after.items():
+            old, new = before[number].said, unit.said
+            if number >= transcript.base or old is None or new is None or old.message != asked:
+                continue
+            later = await read_units(self._pages, self._key, transcript, number + 1, transcript.base)
+            if not any(one.begins for one in later.values()):
+                return new.message or None
+        return asked
 
     async def _edit(
         self,
@@ -340,7 +498,7 @@ class Editing:
             for number in range(max(low, end - REMEMBERED_IDS), high):
                 if number in found:
                     newest[number] = stored_unit(found[number].turn).entry
-            for numbers in _runs(found):
+            for numbers in pages.runs(found):
                 copies = [found[number] for number in numbers]
                 notes, before = copies[0].notes, Transcript(epoch, base=numbers[0], last=copies[0].prev)
                 before = replace(before, gap=min(notes.get("upto", numbers[0]), numbers[0]))
@@ -406,7 +564,7 @@ class Editing:
             copy = copies.get(start) or (
                 await self._pages.between(self._key, transcript, start, start + 1)
             ).get(start)
-            if copy is not None and "summary" in copy.notes:
+            if copy is not None and "summary" in copy.notes and not _is_outdated(copy, transcript):
                 return copy.notes["summary"], min(copy.notes["upto"], first)
         return "", min(transcript.first, first)
 

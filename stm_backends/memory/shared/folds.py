@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
@@ -93,6 +93,7 @@ class Writes(PlannedWork):
         self._unnoted: Lease | None = None
         self._unmarked: str | None = None
         self.noting: Callable[..., None] | None = None
+        self.forget_words: Callable[[], Awaitable[object]] | None = None
         self.shape: Shape | None = None
         self._given = 0
 
@@ -190,6 +191,39 @@ class Writes(PlannedWork):
             except TooLarge:
                 # A full record stays full until the lease has ended, so the note is not sent again.
                 self._unnoted = lease
+
+    async def mend(self, snapshot: Snapshot) -> Plan:
+        """Have pages say what edits have made of units there, and forget what these said before."""
+        transcript = snapshot.body.transcript
+        if transcript is not None:
+            await self.shared.archive.mend(transcript)
+            if self.forget_words is not None:
+                await self.forget_words()
+            body = replace(snapshot.body, transcript=replace(transcript, patches=()))
+            if not await self.shared.replace(snapshot, body, drop=0):
+                return LOST
+            self.shared.archive.settled()
+        return AGAIN
+
+    async def finish_edits(self) -> None:
+        """Do what is left to do of edits that others see already."""
+
+        async def finished() -> bool | races.Lost:
+            snapshot = await self._load()
+            transcript = snapshot.body.transcript
+            if transcript is None or not transcript.patches or await self.mend(snapshot) is AGAIN:
+                return True
+            return races.Lost(snapshot.version)
+
+        try:
+            await races.contend(finished)
+        except StorageError as error:
+            logger.warning(
+                "an edit is done, and what was said before is not removed yet; the next process that looks "
+                "does so: %s (conversation %s)",
+                error,
+                self.shared.log_name,
+            )
 
     async def mark(self, snapshot: Snapshot) -> Plan:
         """Store the transcript that this process would begin; a full record is marked once it has room."""
@@ -426,6 +460,8 @@ class Writes(PlannedWork):
                 await asyncio.wait({answered}, timeout=races.pause(0.05, in_vain))
 
     async def _summarize(self, fold: Fold, title: str) -> _Told:
+        if all(stored.removed for stored in fold.turns):
+            return _Told(fold.previous_summary, title)
         self.stats.summarizer_calls += 1
         with self._observer.call("summarize"):
             answer = await self.background.call_within(

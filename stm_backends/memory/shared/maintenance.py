@@ -17,7 +17,7 @@ from stm_backends.memory import log, policy
 from stm_backends.memory.policy import CatchUp, Fold, Recover, Trim, Wait
 from stm_backends.memory.schedule import TICK_S, Plan, Schedule, now
 from stm_backends.memory.shared import due
-from stm_backends.memory.shared.due import Compact, Due, Held, KeepTranscript, Move
+from stm_backends.memory.shared.due import Compact, Due, Held, KeepTranscript, Mend, Move
 from stm_backends.memory.shared.folds import AGAIN, LOST, Writes, attempt_of
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.room import RoomRequest
@@ -70,7 +70,7 @@ class Maintenance(Writes):
     ) -> None:
         super().__init__(shared, tenant, schedule, observer)
         self.memories: WeakSet[object] = WeakSet()
-        self._attempt, self._lease = _FirstSeen(), _FirstSeen()
+        self._attempt, self._lease, self._edit = _FirstSeen(), _FirstSeen(), _FirstSeen()
         self.failures = 0
 
     def start_over(self) -> None:
@@ -96,7 +96,11 @@ class Maintenance(Writes):
     def next_step(self, snapshot: Snapshot) -> Due:
         """Say what is due, in portions that this datastore takes."""
         snapshot = self.ready(snapshot)
-        step = self._next_step(snapshot)
+        step, transcript = self._next_step(snapshot), snapshot.body.transcript
+        if transcript is not None and transcript.patches:
+            # Whoever has made the edit is about to do so.
+            left = self.shared.driver.traits.deadline - self._edit.ago((transcript.epoch, transcript.rev))
+            return Mend() if left <= 0 else step or Wait(left)
         return step if snapshot.version == self._unmarked else due.or_mark(step, snapshot)
 
     def _next_step(self, snapshot: Snapshot) -> Due:
@@ -244,8 +248,9 @@ class Maintenance(Writes):
                 return step, await self.trim(snapshot, Trim(count, lost=True))
             case Compact():
                 return step, await self.compact(snapshot.unleased(), step)
-            case KeepTranscript():
-                return step, await self.mark(snapshot)
+            case KeepTranscript() | Mend():
+                write = self.mark if isinstance(step, KeepTranscript) else self.mend
+                return step, await write(snapshot)
             case Recover():
                 return step, await self.recover(snapshot.unleased())
             case None | Wait():

@@ -78,7 +78,8 @@ async def read_page(
 ) -> TranscriptPage:
     """Return up to `limit` turns before a number, after one or around one; by default the newest ones."""
     page = await read_units_page(shared, before=before, after=after, at=at, limit=limit)
-    return TranscriptPage(tuple(map(_turn, page.units)), page.oldest, page.newest, page.missing)
+    turns = tuple(_turn(one) for one in page.units if not one.stored.removed)
+    return TranscriptPage(turns, page.oldest, page.newest, page.missing)
 
 
 def _turn(one: Numbered) -> TranscriptTurn:
@@ -126,7 +127,8 @@ async def read_units_page(
 async def read_all(shared: SharedConversation, *, after: int | None) -> AsyncGenerator[TranscriptTurn]:
     """Yield all turns after a number, oldest first; all of the conversation for `None`."""
     async for one in read_all_units(shared, after=after):
-        yield _turn(one)
+        if not one.stored.removed:
+            yield _turn(one)
 
 
 def read_all_units(
