@@ -265,7 +265,8 @@ class Searching:
     ) -> None:
         """Index these runs of numbers, and with the last one all else, if the conversation is settled.
 
-        The card was loaded before the conversation was read.
+        The card was loaded before the conversation was read. Nothing stays of one that was edited meanwhile:
+        the edit may have come too early to find it.
         """
         words, name = self._words((key.tenant_id, key.user_id)), keys.card_key(key).name
         texts: dict[int, str] = {}
@@ -278,6 +279,9 @@ class Searching:
                 others = {"title": title_of(card), "summary": read.snapshot.body.summary}
             await words.add(Logged(portion, masks_of((texts.get(one, "") for one in run), **others)))
         await self._forget_erased(key, card, words)
+        now = await self._read(key, ())
+        if now is not None and now.rev != read.rev:
+            await words.forget(name)
 
     async def _forget_erased(self, key: MemoryKey, card: Content, words: WordIndex) -> None:
         """Forget what was indexed of a conversation that was erased meanwhile, and perhaps begun again."""

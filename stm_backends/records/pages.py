@@ -330,12 +330,15 @@ class Pages:
             ]
             await self.put(key, before, leaving, summary=summary, ttl=ttl)
 
-    async def scrub(self, key: Key, epoch: str, patches: Sequence[Patch]) -> None:
+    async def scrub(
+        self, key: Key, epoch: str, patches: Sequence[Patch], *, first: int | None = None
+    ) -> None:
         """Take out of pages what units said before edits, and the checkpoints that may tell it.
 
-        A reader of an older record misses the number, and reads that again.
+        From the page of the number `first` on, by default that of the first edit. A reader of an older record
+        misses the number, and reads that again.
         """
-        least = min(one.number for one in patches) // TURNS
+        least = (min(one.number for one in patches) if first is None else first) // TURNS
         places = [
             one for one in await listed(self._driver, key, epoch) if keys.page_number(one.name) >= least
         ]

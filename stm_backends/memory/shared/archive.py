@@ -18,7 +18,7 @@ from stm_backends.memory import log
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.units import page_json, read_units
 from stm_backends.records import confirming, keys, pages
-from stm_backends.records.body import Body, Transcript
+from stm_backends.records.body import Body, Patch, Transcript
 from stm_backends.records.codec import Codec
 from stm_backends.records.pages import Leaving, Pages
 from stm_backends.records.shortening import Shortening
@@ -131,15 +131,20 @@ class Archive:
             if full and self.filled is not None:
                 self.filled(full)
 
-    async def mend(self, transcript: Transcript) -> None:
-        """Store in pages what edits have made of units there, and take out what these said before."""
-        self._open = _Put(transcript, (), self._clock())
+    async def mend(self, transcript: Transcript) -> object:
+        """Store in pages what edits have made of units there, and take out what these said before.
+
+        Returns what to say is `settled` once the record says so.
+        """
+        self._open = put = _Put(transcript, (), self._clock())
         await self.pages.put_patches(self._key, transcript, ttl=self.ttl)
         await self.pages.scrub(self._key, transcript.epoch, transcript.patches)
+        return put
 
-    def settled(self) -> None:
-        """Note that the record says now where the turns are."""
-        self._open = None
+    def settled(self, put: object = None) -> None:
+        """Note that the record says now where the turns are; not those that were put since `put`."""
+        if put is None or put is self._open:
+            self._open = None
 
     async def shortened(self, snapshot: Snapshot, body: Body) -> None:
         """Remove the pages of which a body that replaced another says that they are gone as a whole.
@@ -184,7 +189,10 @@ class Archive:
         the record that did not find it. Pages that a record may refer to stay: what they have is a copy.
         """
         put = self._open
-        if put is None or pages.may_refer(*_mark_of(snapshot), put.before.epoch):
+        if put is None:
+            return
+        if pages.may_refer(*_mark_of(snapshot), put.before.epoch):
+            await self._tidy_edited(snapshot, put)
             return
 
         async def mark() -> tuple[str | None, Transcript | None]:
@@ -193,6 +201,24 @@ class Archive:
         is_dead = await pages.erase_dead(self._driver, self._key, mark, epoch=put.before.epoch)
         if is_dead and self._open is put:
             # Not before: an erasure that failed is done again.
+            self._open = None
+
+    async def _tidy_edited(self, snapshot: Snapshot, put: _Put) -> None:
+        """Take out what this process has put into pages as it was before an edit, which did not see it there.
+
+        That is each copy that is older than the one that counts.
+        """
+        transcript, first = snapshot.body.transcript, put.before.base
+        if transcript is None or transcript.rev == put.before.rev:
+            return
+        found = await self.pages.between(self._key, transcript, first, transcript.base)
+        count = {number: Patch(copy.rev, number, copy.turn) for number, copy in found.items()}
+        for number, unit in enumerate(snapshot.turns, transcript.base):
+            count[number] = Patch(transcript.rev, number, {"turn_id": unit.id})
+        # A checkpoint may tell what is on any earlier page.
+        least = Patch(transcript.rev, -1, {"turn_id": ""})
+        await self.pages.scrub(self._key, transcript.epoch, [least, *count.values()], first=first)
+        if self._open is put:
             self._open = None
 
 

@@ -278,12 +278,13 @@ class Conversation(SharedBase):
         """Let another message have this number; what it was before is not stored any more.
 
         That is so wherever the message is. If the summary covers it, that is written anew by the background,
-        from the last one before it. The message keeps its id and its time. What is on a branch, or was copied
-        into another conversation, stays as it was. Of two who edit at once, and with `revision`, as for
-        `rewind`. Raises what that raises, and `InvalidState` for what is no message, or for the number of a
-        turn that was stored as one.
+        from the last one before it. The message keeps its id and its time. What was copied into another
+        conversation, or has left the view before, stays as it was. Of two who edit at once, and with
+        `revision`, as for `rewind`. Raises what that raises, and `InvalidState` for what is no message, or
+        for the number of a turn that was stored as one.
         """
         require_integer("number", number, least=0)
+        require_revision(revision)
         said = checked(message, "message")
         told = self._begins([said])
 
@@ -309,6 +310,7 @@ class Conversation(SharedBase):
         require_integer("first", first, least=0)
         last = first if last is None else last
         require_integer("last", last, least=first)
+        require_revision(revision)
 
         def change(unit: StoredTurn) -> StoredTurn:
             return unit if unit.removed else removed(unit)

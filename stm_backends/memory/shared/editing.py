@@ -249,7 +249,6 @@ class Editing:
             return True if done else Lost(confirmed.version)
 
         await self._edit(operation, attempt, at=first, revision=revision)
-        await self._maintenance.finish_edits()
 
     async def _changed(
         self,
@@ -363,6 +362,8 @@ class Editing:
         if done:
             # A list does not show what is out of view.
             self._maintenance.touch(reset=True)
+            # Before a fold: each would lose races to the other.
+            await self._maintenance.finish_edits()
             self._maintenance.notice(self._shared.seen)
 
     async def _rewound(self, snapshot: Snapshot, restored: Restored, tail: Tail, to: int) -> bool | Lost:

@@ -195,25 +195,25 @@ class Writes(PlannedWork):
     async def mend(self, snapshot: Snapshot) -> Plan:
         """Have pages say what edits have made of units there, and forget what these said before."""
         transcript = snapshot.body.transcript
-        if transcript is not None:
-            await self.shared.archive.mend(transcript)
-            if self.forget_words is not None:
-                await self.forget_words()
-            body = replace(snapshot.body, transcript=replace(transcript, patches=()))
-            if not await self.shared.replace(snapshot, body, drop=0):
-                return LOST
-            self.shared.archive.settled()
+        if transcript is None or not transcript.patches:
+            return AGAIN
+        put = await self.shared.archive.mend(transcript)
+        if self.forget_words is not None:
+            await self.forget_words()
+        body = replace(snapshot.body, transcript=replace(transcript, patches=()))
+        if not await self.shared.replace(snapshot, body, drop=0):
+            return LOST
+        self.shared.archive.settled(put)
         return AGAIN
 
     async def finish_edits(self) -> None:
-        """Do what is left to do of edits that others see already."""
+        """Do what is left to do of an edit that this process has made, and that others see already."""
+        found: Snapshot | None = self.shared.seen
 
         async def finished() -> bool | races.Lost:
-            snapshot = await self._load()
-            transcript = snapshot.body.transcript
-            if transcript is None or not transcript.patches or await self.mend(snapshot) is AGAIN:
-                return True
-            return races.Lost(snapshot.version)
+            nonlocal found
+            seen, found = found or await self._load(), None
+            return True if await self.mend(seen) is AGAIN else races.Lost(seen.version)
 
         try:
             await races.contend(finished)
