@@ -129,6 +129,10 @@ class Touches:
                 self._enter(noted)
         self._arm(noted)
 
+    async def again(self, key: MemoryKey, *, ttl: float | None) -> None:
+        """Write the card of a conversation that was edited anew, from its records alone."""
+        await self._catalogue.touch(key, at=self._catalogue.clock(), ttl=ttl)
+
     def _arm(self, noted: _Active) -> None:
         """Let a touch wait for its time, or for a worker if it is due."""
         loop = asyncio.get_running_loop()

@@ -74,12 +74,16 @@ class Backgrounds:
         self._each[record] = maintenance
         if self._touches is not None and keys.is_dialogue(key):
             maintenance.noting = partial(self._touches.note, key, "memory")
-            owner, card = (key.tenant_id, key.user_id), keys.card_key(key).name
-            words = WordIndex(self._driver, self._codec, Directory(self._driver, self._codec), owner)
-            maintenance.forget_words = partial(words.forget, card)
+            maintenance.forgetting = partial(self._forget, self._touches, key)
         if self._filled is not None and keys.is_dialogue(key):
             shared.archive.filled = partial(self._filled, key)
         return maintenance
+
+    async def _forget(self, touches: Touches, key: MemoryKey, *, ttl: float | None) -> None:
+        """Let searches and lists of conversations tell nothing that an edit has taken away."""
+        directory, owner = Directory(self._driver, self._codec), (key.tenant_id, key.user_id)
+        await WordIndex(self._driver, self._codec, directory, owner).forget(keys.card_key(key).name)
+        await touches.again(key, ttl=ttl)
 
     def start_over(self) -> None:
         """Forget what was done on an event loop that has ended; the next call that sees work starts it."""

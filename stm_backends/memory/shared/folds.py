@@ -74,7 +74,8 @@ class Writes(PlannedWork):
     A method is called with a snapshot whose body has no lease: there was none, or it has ended. A lease that
     another process takes meanwhile stays. `hopeless` says that the summarizer's last answer was of a wrong
     type, so that a retry is unlikely to help. `noting` is `Touches.note` for this conversation, if it is in
-    the catalogue. `shape` is that of its messages, if one was given.
+    the catalogue; then `forgetting` has lists and searches forget what an edit has taken away. `shape` is that of
+    its messages, if one was given.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Writes(PlannedWork):
         self._unnoted: Lease | None = None
         self._unmarked: str | None = None
         self.noting: Callable[..., None] | None = None
-        self.forget_words: Callable[[], Awaitable[object]] | None = None
+        self.forgetting: Callable[..., Awaitable[None]] | None = None
         self.shape: Shape | None = None
         self._given = 0
 
@@ -198,8 +199,8 @@ class Writes(PlannedWork):
         if transcript is None or not transcript.patches:
             return AGAIN
         put = await self.shared.archive.mend(transcript)
-        if self.forget_words is not None:
-            await self.forget_words()
+        if self.forgetting is not None:
+            await self.forgetting(ttl=self.config.record_ttl_s)
         body = replace(snapshot.body, transcript=replace(transcript, patches=()))
         if not await self.shared.replace(snapshot, body, drop=0):
             return LOST
