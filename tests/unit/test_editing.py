@@ -1055,6 +1055,9 @@ async def test_a_process_that_dies_has_edited_a_message_or_not(number: int, done
             assert [one.message for one in page.messages] == (expected if page.revision else said)
             if page.revision == 0:
                 await edits(chat)
+            elif kind == "replace":
+                # What is left to do is done before the next edit, or else in the background.
+                await chat.summarize_again(since=18)
             await chat.flush()
             assert not await tells(driver, f"u{number // 5}")
             again = await talked(chat, range(100, 106))

@@ -12,6 +12,7 @@ that comes meanwhile stays, as what is said next.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
@@ -50,6 +51,8 @@ from stm_backends.records.large.pointers import new_id
 from stm_backends.records.ledger import Creation
 from stm_backends.records.pages import Copy, Leaving, Pages
 from stm_backends.types import ShortTermMemoryConfig, StoredTurn, as_turn_id
+
+logger = logging.getLogger("stm_backends")
 
 _PAGES_READ: Final = (2, 16)
 """How many pages before a place are read to continue there, and how many if these hold too few turns."""
@@ -157,11 +160,6 @@ def with_changes(
     return Tail(entries[:count], left) if count <= most else None
 
 
-def _is_outdated(copy: Copy, transcript: Transcript) -> bool:
-    """Say whether the checkpoint of a page may tell what an edit has taken out of it."""
-    return any(copy.rev < one.rev and one.number < copy.notes["upto"] for one in transcript.patches)
-
-
 def _is_empty(snapshot: Snapshot) -> bool:
     """Say whether there is no conversation, or only what a copy that ended too early has left."""
     return not snapshot.turns and replace(snapshot.body, messages=False) == Body()
@@ -263,8 +261,7 @@ class Editing:
             Patch(rev, number, unit_content(unit) if number < transcript.base else {"turn_id": unit.id})
             for number, unit in after.items()
         ]
-        kept = [one for one in transcript.patches if one.number not in after]
-        left = replace(transcript, rev=rev, patches=(*kept, *patches))
+        left = replace(transcript, rev=rev, patches=tuple(patches))
         body = replace(body, lead=await self._lead(body, transcript, before, after))
         if body.asked is not None:
             body = replace(body, asked=await self._asked(body.asked, transcript, before, after))
@@ -329,9 +326,7 @@ class Editing:
 
         async def edited() -> bool | Lost:
             nonlocal seen
-            found = await self._shared.load(operation)
-            # Erased since an attempt has put into pages what was to leave the view.
-            await self._shared.archive.tidy(found, lambda: self._shared.load(operation))
+            found = await self._maintenance.mended(operation)
             snapshot = found.transcribed().unleased()
             transcript = snapshot.body.transcript or Transcript("")
             # Before the first message, there is that to compare.
@@ -362,9 +357,26 @@ class Editing:
         if done:
             # A list does not show what is out of view.
             self._maintenance.touch(reset=True)
-            # Before a fold: each would lose races to the other.
-            await self._maintenance.finish_edits()
+            await self._finish(operation)
             self._maintenance.notice(self._shared.seen)
+
+    async def _finish(self, operation: str) -> None:
+        """Do what is left to do of an edit that others see already.
+
+        Before a fold begins, because each would lose races to the other.
+        """
+        transcript = self._shared.seen.body.transcript
+        if transcript is None or not transcript.patches:
+            return
+        try:
+            await self._maintenance.mended(operation)
+        except StorageError as error:
+            logger.warning(
+                "an edit is done, and what was said before is not removed yet; the next process that looks "
+                "does so: %s (conversation %s)",
+                error,
+                self._shared.log_name,
+            )
 
     async def _rewound(self, snapshot: Snapshot, restored: Restored, tail: Tail, to: int) -> bool | Lost:
         """Put what follows into pages, and store what is left; `Lost` if the record has changed."""
@@ -432,7 +444,7 @@ class Editing:
 
         The record of the copy begins with an entry that holds nothing until the body names it.
         """
-        snapshot = (await self._shared.load("fork")).transcribed()
+        snapshot = (await self._maintenance.mended("fork")).transcribed()
         transcript = snapshot.body.transcript or Transcript("")
         oldest, end = bounds_of(snapshot)
         to = end - 1 if to is None else to
@@ -565,7 +577,7 @@ class Editing:
             copy = copies.get(start) or (
                 await self._pages.between(self._key, transcript, start, start + 1)
             ).get(start)
-            if copy is not None and "summary" in copy.notes and not _is_outdated(copy, transcript):
+            if copy is not None and "summary" in copy.notes:
                 return copy.notes["summary"], min(copy.notes["upto"], first)
         return "", min(transcript.first, first)
 

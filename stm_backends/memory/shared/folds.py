@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 from stm_backends import races
 from stm_backends.cutting import cut_summary
 from stm_backends.drivers.contract import ABSENT
-from stm_backends.errors import StorageError, TooLarge
+from stm_backends.errors import StorageError, TooLarge, Unavailable
 from stm_backends.handed_in import WrongType
 from stm_backends.memory import log, policy
 from stm_backends.memory.policy import Fold, Gap, Trim
@@ -74,8 +74,8 @@ class Writes(PlannedWork):
     A method is called with a snapshot whose body has no lease: there was none, or it has ended. A lease that
     another process takes meanwhile stays. `hopeless` says that the summarizer's last answer was of a wrong
     type, so that a retry is unlikely to help. `noting` is `Touches.note` for this conversation, if it is in
-    the catalogue; then `forgetting` has lists and searches forget what an edit has taken away. `shape` is that of
-    its messages, if one was given.
+    the catalogue, and `forgetting` has lists and searches forget what an edit has taken away. `shape` is that
+    of its messages, if one was given.
     """
 
     def __init__(
@@ -193,11 +193,11 @@ class Writes(PlannedWork):
                 # A full record stays full until the lease has ended, so the note is not sent again.
                 self._unnoted = lease
 
-    async def mend(self, snapshot: Snapshot) -> Plan:
-        """Have pages say what edits have made of units there, and forget what these said before."""
+    async def mend(self, snapshot: Snapshot) -> Plan | None:
+        """Have pages say what an edit has made of units there, and forget what these said before."""
         transcript = snapshot.body.transcript
         if transcript is None or not transcript.patches:
-            return AGAIN
+            return None
         put = await self.shared.archive.mend(transcript)
         if self.forgetting is not None:
             await self.forgetting(ttl=self.config.record_ttl_s)
@@ -207,24 +207,21 @@ class Writes(PlannedWork):
         self.shared.archive.settled(put)
         return AGAIN
 
-    async def finish_edits(self) -> None:
-        """Do what is left to do of an edit that this process has made, and that others see already."""
-        found: Snapshot | None = self.shared.seen
+    async def mended(self, operation: str) -> Snapshot:
+        """Load the conversation, once what is left to do of earlier edits is done."""
 
-        async def finished() -> bool | races.Lost:
-            nonlocal found
-            seen, found = found or await self._load(), None
-            return True if await self.mend(seen) is AGAIN else races.Lost(seen.version)
+        async def mended() -> Snapshot | races.Lost:
+            found = await self._load(operation)
+            return found if await self.mend(found) is None else races.Lost(found.version)
 
-        try:
-            await races.contend(finished)
-        except StorageError as error:
-            logger.warning(
-                "an edit is done, and what was said before is not removed yet; the next process that looks "
-                "does so: %s (conversation %s)",
-                error,
-                self.shared.log_name,
+        found = await races.contend(mended)
+        if found is None:
+            raise Unavailable(
+                "the conversation changed each time that it was read",
+                backend=self.shared.driver.name,
+                operation=operation,
             )
+        return found
 
     async def mark(self, snapshot: Snapshot) -> Plan:
         """Store the transcript that this process would begin; a full record is marked once it has room."""
@@ -337,9 +334,9 @@ class Writes(PlannedWork):
             return replace(stored, version=version).transcribed()
         return replace(snapshot, version=version)
 
-    async def _load(self) -> Snapshot:
-        snapshot = await self.shared.load("background")
-        await self.shared.archive.tidy(snapshot, lambda: self.shared.load("background"))
+    async def _load(self, operation: str = "background") -> Snapshot:
+        snapshot = await self.shared.load(operation)
+        await self.shared.archive.tidy(snapshot, lambda: self.shared.load(operation))
         return snapshot
 
     def ready(self, snapshot: Snapshot) -> Snapshot:
