@@ -964,26 +964,27 @@ async def test_nothing_that_is_stored_tells_what_was_removed(
 async def test_nothing_tells_it_whatever_another_process_does_meanwhile(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before each request of one that adds, summarizes and indexes, another removes the oldest message."""
+    """Before each request of one that adds, summarizes and indexes, another removes the oldest messages."""
     monkeypatch.setattr(pages, "TURNS", size)
     for when in range(1, 90):
         driver, is_done = await opened(), False
         async with Backend(Kept(driver)) as backend:
             chat = chat_of(backend)
-            said = await talked(chat, range(2))
+            said = await talked(chat, range(3))
 
             async def edits() -> None:
                 nonlocal is_done
-                await chat.remove(0)  # noqa: B023 -- it is awaited in this round
+                await chat.remove(0, 5)  # noqa: B023 -- it is awaited in this round
                 is_done = True
 
             async with Backend(Kept(_At(driver, when, then=edits, done=False))) as other:
-                said += await talked(chat_of(other), [2])
+                said += await talked(chat_of(other), [3])
         left = await messages_in(chat_of(Backend(driver)))
-        assert left == (said[1:] if is_done else said)
+        assert left == (said[6:] if is_done else said)
         if not is_done:
             return
-        assert [kind for kind in keys.KINDS if await tells(driver, "u0", kind)] == []
+        for word in ("u0", "u1"):
+            assert [kind for kind in keys.KINDS if await tells(driver, word, kind)] == []
     raise AssertionError("the other made no end")
 
 
