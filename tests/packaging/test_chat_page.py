@@ -317,7 +317,7 @@ def test_a_message_that_is_searched_for_is_shown_where_it_was_said(
     page.locator("#words").fill("wish 30")
     expect(page.locator("#chats button")).to_have_text(["wish 0", "wish 30"])
     page.locator(".match").click()
-    expect(page.locator(".found")).to_have_text("wish 30")
+    expect(page.locator(".found p")).to_have_text("wish 30")
     expect(page.locator(".found")).to_be_in_viewport()
     expect(said(page)).to_have_count(50)
     expect(page.locator("#older")).to_have_count(1)
