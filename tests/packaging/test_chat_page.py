@@ -152,6 +152,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_an_answer_leaves_what_it_had_s
         expect(said(page).last).to_contain_text("1 2 3")
     # Another worker answers the same question.
     press(other, "Answer again")
+    expect(other.locator(".mark")).to_have_count(0)  # what was said before is not there any more
     expect(said(other).last).to_contain_text("1 2 3")
     other.locator("#stop").click()
     for page in (one, other):
