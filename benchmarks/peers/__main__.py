@@ -7,7 +7,7 @@ turns, and `--shown` what products show, each as long.
 
 Each library is measured in a process of its own with a time limit, so that one that fails or hangs loses
 only its own figures. `--write` writes benchmarks/PEERS.md with its chart, and the table in README.md; with
-`--messages` or `--shown`, only their section of PEERS.md, and for messages their table in README.md.
+`--messages` or `--shown`, only their section of PEERS.md.
 """
 
 from __future__ import annotations

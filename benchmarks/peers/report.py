@@ -155,19 +155,15 @@ def short_table(results: Sequence[Measured]) -> str:
     return table(columns, map(row, chosen)).replace("---: |\n", "--- |\n", 1)
 
 
-def in_readme(text: str, name: str, short: str) -> str:
-    """Return the text of README.md with a table replaced, by the name of its place."""
-    marked = re.compile(rf"(<!-- {name}: .*? -->\n).*?(\n<!-- end of {name} -->)", re.DOTALL)
-    written, times = marked.subn(lambda found: f"{found[1]}\n{short}{found[2]}", text)
+_MARKED = re.compile(r"(<!-- peers: .*? -->\n).*?(\n<!-- end of peers -->)", re.DOTALL)
+
+
+def in_readme(text: str, results: Sequence[Measured]) -> str:
+    """Return the text of README.md with its table replaced."""
+    written, times = _MARKED.subn(lambda found: f"{found[1]}\n{short_table(results)}{found[2]}", text)
     if times != 1:
         raise ValueError("README.md has no place for the table, or several")
     return written
-
-
-def write_readme(name: str, short: str, root: Path) -> None:
-    """Write a table of README.md."""
-    path = root / "README.md"
-    path.write_text(in_readme(path.read_text("utf-8"), name, short), encoding="utf-8")
 
 
 def shown(results: Sequence[Measured]) -> str:
@@ -241,7 +237,8 @@ def write(results: Sequence[Measured], root: Path) -> None:
         if kept := section_of(earlier, heading):
             written = with_section(written, kept)
     path.write_text(written, encoding="utf-8")
-    write_readme("peers", short_table(results), root)
+    readme = root / "README.md"
+    readme.write_text(in_readme(readme.read_text("utf-8"), results), encoding="utf-8")
 
 
 # The parts

@@ -1,4 +1,4 @@
-"""The figures about messages: a section of the page, and a short table of README.md."""
+"""The figures about messages: a section of the page."""
 
 from __future__ import annotations
 
@@ -21,12 +21,8 @@ from benchmarks.peers.report import (
     number,
     settings_of,
     sum_of,
-    write_readme,
     write_section,
 )
-
-README = "peers in messages"
-"""The name of the table's place in README.md."""
 
 _BEGINNING = """\
 ## Messages
@@ -132,34 +128,6 @@ def _history(one: Measured) -> str:
     return f"{'whole: ' if page.whole else ''}{beside(page.ms, page.ours_ms)}"
 
 
-def short_table(results: Sequence[Measured]) -> str:
-    """Return the table of README.md: the libraries on Redis."""
-    chosen = [one for one in results if MESSAGES[one.name].datastore == "redis"]
-    lengths = lengths_of(chosen)
-    after = f"after {' / '.join(f'{length:,}' for length in lengths)} messages"
-
-    def row(one: Measured) -> list[str]:
-        peer = MESSAGES[one.name]
-        ats = [at_length(one, length) for length in lengths]
-        return [
-            peer.label if peer.is_ours else f"[{peer.label}]({peer.link})",
-            " / ".join(number(at.ms) for at in ats),
-            " / ".join(kilo(sum_of(at.sent, at.received)) for at in ats),
-            str(one.processes.lost) if one.processes else "-",
-            peer.shows,
-        ]
-
-    columns = [
-        "on Redis, in messages",
-        f"ms for a question, its answer and a tool, {after}",
-        "kB on the wire",
-        "lost of 200 that four processes add at once",
-        "the model is shown",
-    ]
-    return table(columns, map(row, chosen)).replace("---: |\n", "--- |\n", 1)
-
-
 def write(results: Sequence[Measured], root: Path) -> None:
-    """Write the section of PEERS.md, and the table of README.md."""
+    """Write the section of PEERS.md."""
     write_section(section(results), root)
-    write_readme(README, short_table(results), root)

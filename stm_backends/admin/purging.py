@@ -429,7 +429,7 @@ class Purge:
                 await words.forget(card)
             await words.remove_dead()
         except (KeyMismatch, SealMismatch):
-            raise
+            return  # as the conversations of this user, which are counted as unreadable
         except Corrupt:
             await words.erase()
 

@@ -152,6 +152,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_an_answer_leaves_what_it_had_s
         expect(said(page).last).to_contain_text("1 2 3")
     # Another worker answers the same question.
     press(other, "Answer again")
+    expect(other.locator(".mark")).to_have_count(0)  # what was said before is not there any more
     expect(said(other).last).to_contain_text("1 2 3")
     other.locator("#stop").click()
     for page in (one, other):
@@ -317,7 +318,7 @@ def test_a_message_that_is_searched_for_is_shown_where_it_was_said(
     page.locator("#words").fill("wish 30")
     expect(page.locator("#chats button")).to_have_text(["wish 0", "wish 30"])
     page.locator(".match").click()
-    expect(page.locator(".found")).to_have_text("wish 30")
+    expect(page.locator(".found p")).to_have_text("wish 30")
     expect(page.locator(".found")).to_be_in_viewport()
     expect(said(page)).to_have_count(50)
     expect(page.locator("#older")).to_have_count(1)

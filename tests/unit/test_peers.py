@@ -347,19 +347,13 @@ def test_every_library_is_asked_once_for_what_it_shows() -> None:
     assert not {"ours-all-redis", "openai-redis-limit", "langgraph-postgres-delta"} & {*SHOWING}
 
 
-def test_the_readme_has_one_place_for_each_short_table() -> None:
+def test_the_readme_has_one_place_for_the_short_table() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
-    places = {
-        "peers": report.short_table(some_results()),
-        speaking_report.README: speaking_report.short_table(spoken_results()),
-    }
-    for name, short in places.items():
-        assert "| 1.5 / 1.5 | 2.2 / 101 | 3 |" in short
-        written = report.in_readme(readme, name, short)
-        assert short in written
-        assert report.in_readme(written, name, short) == written
-        with pytest.raises(ValueError, match="no place"):
-            report.in_readme("nothing", name, short)
+    written = report.in_readme(readme, some_results())
+    assert "| 1.5 / 1.5 | 2.2 / 101 | 3 |" in written
+    assert report.in_readme(written, some_results()) == written
+    with pytest.raises(ValueError, match="no place"):
+        report.in_readme("nothing", some_results())
 
 
 def test_every_library_can_be_named_in_the_page() -> None:

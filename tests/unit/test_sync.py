@@ -131,9 +131,9 @@ INNER = {
 @pytest.mark.parametrize(
     ("facade", "behind", "left_out"),
     [
-        # What a router checks and lets go of for itself.
-        (sync.Memory, DistributedShortTermMemory, {"checked", "abandon"}),
-        (sync.Conversation, Conversation, {"abandon"}),
+        # What a router checks and lets go of for itself, and what other parts of this library read.
+        (sync.Memory, DistributedShortTermMemory, {"checked", "abandon", "shared"}),
+        (sync.Conversation, Conversation, {"abandon", "shared"}),
         (sync.StateStore, state_store.StateStore, set[str]()),
         # A generator that waits is another one.
         (Conversations, asynchronous_catalogue.Conversations, {"all"}),

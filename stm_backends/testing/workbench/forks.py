@@ -6,6 +6,8 @@ import asyncio
 import os
 import select
 import signal
+import sys
+import threading
 import time
 import warnings
 from collections.abc import Awaitable, Callable
@@ -33,6 +35,10 @@ def _forked(work: Callable[[], Awaitable[None]], within: float) -> str:
         warnings.simplefilter("ignore", DeprecationWarning)
         process = os.fork()
     if not process:
+        # What measures code, or debugs it, may take a lock as a function begins. Another thread may have had
+        # that lock during the fork, and nobody gives it back here.
+        sys.settrace(None)
+        threading.settrace(None)
         _work_and_exit(work, writing)
     os.close(writing)
     try:
