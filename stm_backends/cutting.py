@@ -16,6 +16,8 @@ SHORTEST_CUT: Final = 8
 _WHOLE: Final = "session_summary"
 _CLOSING_TAG: Final = f"</{_WHOLE}>"
 _TAG: Final = re.compile(r"<(/?)([A-Za-z_]+)>")
+SECTION: Final = re.compile(r"<(/?)(session_summary|key_facts|tools_used|pending)>", re.IGNORECASE)
+"""The tags of the sections that a summary has."""
 
 _OMITTED: Final = "\n\u2026\n"
 """What takes the place of the middle of a summary."""
@@ -41,6 +43,11 @@ def largest(limit: int, fits: Callable[[int], bool]) -> int:
 def is_blank(summary: str) -> bool:
     """Say whether a summary consists only of white space and tags."""
     return not _TAG.sub("", summary).strip()
+
+
+def without_sections(summary: str) -> str:
+    """Return what a summary says, without the tags of its sections: no one has said these."""
+    return SECTION.sub(" ", summary)
 
 
 def cut_summary(summary: str, fits: Callable[[str], bool]) -> str:

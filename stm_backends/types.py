@@ -69,8 +69,8 @@ _NO_FIELDS: Final[Mapping[str, Any]] = {}
 class Said(NamedTuple):
     """A message that was stored as one, by the id of the `entry` that brought it.
 
-    It is JSON as the caller gave it. `begins` says that a turn begins with it, and `weight` is that of its
-    JSON, see `tokens.weigh`.
+    It is JSON as the caller gave it. `begins` says that a turn begins with it, and `weight` is what it takes
+    of a budget, see `tokens.weigh`.
     """
 
     entry: str

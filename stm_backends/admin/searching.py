@@ -18,6 +18,7 @@ from stm_backends.catalogue.index import Catalogue
 from stm_backends.catalogue.matching import Match, Query
 from stm_backends.catalogue.portions import UNITS, Logged, Portion, masks_of
 from stm_backends.catalogue.word_index import Indexed, WordIndex, is_settled
+from stm_backends.cutting import without_sections
 from stm_backends.drivers.contract import Driver
 from stm_backends.errors import Corrupt, KeyMismatch, SealMismatch, StorageError, located
 from stm_backends.memory.shared.reading import bounds_of
@@ -109,7 +110,7 @@ class Searching:
         read = await self._read(key, known)
         if read is None:
             return []
-        summary = read.snapshot.body.summary
+        summary = without_sections(read.snapshot.body.summary)
         found = [Match("summary", query.snippet(summary))] if query.is_in(summary) else []
         hits = {number for one in known for number in one.portion.numbers_in(one.bits)}
         numbers = [one for one in read.numbers if one in hits or one not in read.covered]
@@ -276,7 +277,7 @@ class Searching:
             portion, others = Portion(name, read.epoch, read.rev, run.start, len(run)), dict[str, str]()
             if settled and run is runs[-1]:
                 portion = replace(portion, settled=settled)
-                others = {"title": title_of(card), "summary": read.snapshot.body.summary}
+                others = {"title": title_of(card), "summary": without_sections(read.snapshot.body.summary)}
             await words.add(Logged(portion, masks_of((texts.get(one, "") for one in run), **others)))
         await self._forget_erased(key, card, words)
         now = await self._read(key, ())

@@ -113,9 +113,11 @@ class Conversations:
         One call reads up to 200 conversations, and returns what it has found by then, perhaps nothing. Give
         its `after` to go on, until that is `None`. What has just been erased is not found, and what has just
         been added is, as far as the list shows the conversation. What is damaged is left out, with a warning.
-        Raises `ConfigurationError` for an `after` that no call has returned.
+        Raises `ConfigurationError` for an `after` that no call has returned, and for words that are no text.
         """
         require_count("limit", limit)
+        if not isinstance(words, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
+            raise ConfigurationError(f"words is {type(words).__name__}, not a string")
         place, query = None if after is None else _place_of(after), Query.of(words)
         found, most = list[Found](), READ_MOST
         if not query.words:

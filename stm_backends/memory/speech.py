@@ -15,7 +15,10 @@ from stm_backends.errors import InvalidState
 from stm_backends.memory import policy
 from stm_backends.memory.policy import Split
 from stm_backends.messages import SHAPES, Message, Role, Shape, begins_turn, digest, shape_of
-from stm_backends.tokens import PER_TOKEN, default_token_estimator
+from stm_backends.messages.parts import value_at
+from stm_backends.messages.window import MEDIA_TOKENS
+from stm_backends.plain_json import encoded
+from stm_backends.tokens import PER_TOKEN, default_token_estimator, weigh
 from stm_backends.types import ConversationTurn, ShortTermMemoryConfig, StoredTurn, TrajectoryDigest
 
 TOOLS_TOKENS: Final = 400
@@ -49,6 +52,26 @@ def shown(message: Message, at: float) -> tuple[ConversationTurn, bool]:
     if shape is None:
         return ConversationTurn("", "", ts=at), False
     return ConversationTurn(*_said(message, shape), ts=at), begins_turn(message, shape)
+
+
+def weight_of(message: Message) -> int:
+    """Return what a message weighs in a budget: as its JSON, but with each medium as a model counts it.
+
+    So a conversation goes on with a few images in it. Each `_OF_MEDIUM` characters of one count as one
+    medium, so that what stays in a record is no burden to its loads.
+    """
+    weight = weigh(encoded(message))
+    if weight <= _MEDIUM or (shape := recognized(message)) is None:
+        return weight
+    for part in shape.parts(message):
+        if part.kind == "media":
+            medium = encoded(value_at(message, part.path))
+            weight -= max(weigh(medium) - _MEDIUM * math.ceil(len(medium) / _OF_MEDIUM), 0)
+    return weight
+
+
+_MEDIUM: Final = MEDIA_TOKENS * PER_TOKEN
+_OF_MEDIUM: Final = 256 * 1024
 
 
 def _said(message: Message, shape: Shape) -> tuple[str, str]:

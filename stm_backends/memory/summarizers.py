@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
+from stm_backends.cutting import SECTION
 from stm_backends.errors import ConfigurationError
 from stm_backends.handed_in import report
 from stm_backends.memory.estimating import guarded_estimator
@@ -45,7 +46,6 @@ _TOOLS_READ: Final = 1_000
 """How many characters of the tools' results are read, how many lines for each tool, and how many tools of a
 turn; each time the newest."""
 
-_TAG = re.compile(r"<(/?)(session_summary|key_facts|tools_used|pending)>", re.IGNORECASE)
 _OTHER_TAG = re.compile(r"<(/?)([A-Za-z_]+)>")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[^a-z\s])|(?<=[\u3002\uff01\uff1f])|[\r\n]+")
 _NUMBER = re.compile(r"\d")
@@ -211,7 +211,7 @@ def _parse(summary: str) -> _Notes:
     notes = _Notes()
     section, position = "", 0
     # Lines never contain section tags, so a tag counts at any position.
-    for tag in [*_TAG.finditer(summary), None]:
+    for tag in [*SECTION.finditer(summary), None]:
         for line in summary[position : tag.start() if tag else len(summary)].splitlines():
             _note_line(notes, section, line.strip())
         if tag:
@@ -295,7 +295,7 @@ def _line(text: str) -> str:
     """Return text as one line without section tags, cut to the limit."""
     # Twice the limit, because joining white space shortens the text.
     joined = " ".join(text.strip()[: 2 * _LONG].split())
-    return _cut(_TAG.sub("\u2039\\1\\2\u203a", joined), _LONG)
+    return _cut(SECTION.sub("\u2039\\1\\2\u203a", joined), _LONG)
 
 
 def _cut(line: str, limit: int) -> str:

@@ -25,12 +25,11 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from stm_backends.drivers.contract import Key
 from stm_backends.errors import Corrupt
-from stm_backends.memory.speech import shown
+from stm_backends.memory.speech import shown, weight_of
 from stm_backends.plain_json import encode_json
 from stm_backends.records.body import Transcript
 from stm_backends.records.codec import Codec, dump_turn, stored_turn
 from stm_backends.records.pages import Damaged, Pages, refused
-from stm_backends.tokens import weigh
 from stm_backends.types import Said, StoredTurn, seconds_of
 
 _ITEMS: Final = b"stm/1 items"
@@ -273,7 +272,5 @@ def _message(
     unit_id: str, entry_id: str, message: Mapping[str, Any], at: float, extra: Mapping[str, Any]
 ) -> StoredTurn:
     told, (turn, begins) = extra.get("begins"), shown(message, at)
-    weight = weigh(encode_json(message).decode("utf-8", "surrogatepass"))
-    return StoredTurn(
-        unit_id, turn, extra, Said(entry_id, message, told if isinstance(told, bool) else begins, weight)
-    )
+    begins = told if isinstance(told, bool) else begins
+    return StoredTurn(unit_id, turn, extra, Said(entry_id, message, begins, weight_of(message)))

@@ -101,7 +101,7 @@ def without(message: Message, paths: Iterable[Path]) -> Message:
         if not path:
             return {}
         message = changed(message, path, _GONE)
-        if len(path) > 1 and not _at(message, path[:-1]):
+        if len(path) > 1 and not value_at(message, path[:-1]):
             message = changed(message, path[:-1], _GONE)
     return message
 
@@ -113,7 +113,8 @@ def _place(path: Path) -> list[tuple[int, str]]:
     return [(step, "") if isinstance(step, int) else (0, step) for step in path]
 
 
-def _at(node: Any, path: Path) -> Any:
+def value_at(node: Any, path: Path) -> Any:
+    """Return what stands at a path."""
     for step in path:
         node = node[step]
     return node

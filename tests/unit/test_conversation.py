@@ -24,6 +24,7 @@ from stm_backends.errors import (
 )
 from stm_backends.memory.shared.conversation import Conversation, HistoryMessage
 from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.memory.speech import weight_of
 from stm_backends.memory.units import messages_of, open_entry, seal_messages
 from stm_backends.messages import SHAPES, Message, Part, Role, Shape, tokens_of
 from stm_backends.records import keys, pages
@@ -358,6 +359,24 @@ async def test_turns_beyond_the_budget_are_folded(backend: Backend) -> None:
     assert 0 < len(left) < 30
     assert sum(one.said.weight for one in left if one.said) <= 16 * 500
     assert left[0].begins
+
+
+async def test_the_talk_about_an_image_goes_on_with_the_image_in_it(backend: Backend) -> None:
+    chat = backend.conversation(*IDS)
+    url = f"data:image/png;base64,{'iVBOR' * 16_000}"
+    shown = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+    await chat.add(shown)
+    await talked(chat, range(8))
+    assert (await chat.messages())[0] == shown
+
+
+@pytest.mark.parametrize(("size", "media"), [(10, 0), (80_000, 1), (600_000, 3)])
+def test_an_image_weighs_what_a_model_counts_for_each_256_kib(size: int, media: int) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": "A" * size}
+    said = {"type": "text", "text": "What is on it?"}
+    message = {"role": "user", "content": [said, {"type": "image", "source": source}]}
+    without = {**message, "content": [said]}
+    assert abs(weight_of(message) - weight_of(without) - media * 1_600 * 16) < 500
 
 
 async def test_the_work_on_one_question_is_folded_while_it_goes_on(

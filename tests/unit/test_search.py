@@ -113,10 +113,23 @@ async def test_titles_and_summaries_are_searched(backend: Backend) -> None:
     key = await talked(backend, "chat", *(f"say{number}" for number in range(9)), settings=KEPT)
     await backend.conversations.update(key, title="Portugal in spring")
     assert await matches_of(backend, "spring portugal") == [Match("title", "Portugal in spring")]
-    memory = backend.memory(key, KEPT, summarizer=LedgerSummarizer())
-    summary = (await memory.get_llm_context())["conversation_memory"]["summary"]
-    word = summary.split()[0].strip("<>[]:")
-    assert "summary" in [one.where for one in await matches_of(backend, word)]
+    assert "summary" in [one.where for one in await matches_of(backend, "say0")]
+
+
+async def test_the_tags_of_a_summary_are_neither_found_nor_shown(backend: Backend) -> None:
+    chat = backend.conversation(*IDS, "chat")
+    for number in range(60):
+        question = {"role": "user", "content": f"I want place{number}."}
+        await chat.add(question, {"role": "assistant", "content": "Done."})
+    await chat.flush()
+    (summary,) = [one for one in await matches_of(backend, "place0") if one.where == "summary"]
+    assert "<" not in summary.snippet
+    assert not await sessions_with(backend, "session summary")
+
+
+async def test_what_is_looked_for_is_a_text(backend: Backend) -> None:
+    with pytest.raises(ConfigurationError, match="words is int, not a string"):
+        await backend.conversations.search("acme", "u1", 7)  # type: ignore[arg-type]
 
 
 async def test_messages_are_found_as_they_were_said_and_tools_are_not(backend: Backend) -> None:

@@ -234,6 +234,13 @@ async def test_a_title_that_is_set_while_its_conversation_is_erased_leaves_no_wo
     assert not await words_known(backend, "secret")
 
 
+async def test_the_tags_of_a_summary_are_no_words(backend: Backend) -> None:
+    await talked(backend, "chat", *(f"say{number}" for number in range(9)))
+    assert await indexed(backend)
+    assert await words_known(backend, "say0")
+    assert not await words_known(backend, "session")
+
+
 async def test_searches_at_once_index_a_conversation_once(backend: Backend) -> None:
     key = await talked(backend, "chat", "secret")
     async with held_up() as waits:
