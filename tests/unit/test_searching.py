@@ -219,37 +219,11 @@ async def test_a_conversation_that_is_erased_while_it_is_indexed_leaves_no_word(
     assert not await words_known(backend, "secret")
 
 
-async def test_a_title_that_is_set_while_its_conversation_is_erased_leaves_no_word(backend: Backend) -> None:
-    key = await talked(backend, "chat", "hello")
-    add = WordIndex.add
-
-    async def late(self: WordIndex, logged: Any) -> None:
-        await backend.sessions.erase(key)
-        await add(self, logged)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(WordIndex, "add", late)
-        with pytest.raises(SessionNotFound):
-            await backend.conversations.update(key, title="secret")
-    assert not await words_known(backend, "secret")
-
-
 async def test_the_tags_of_a_summary_are_no_words(backend: Backend) -> None:
     await talked(backend, "chat", *(f"say{number}" for number in range(9)))
     assert await indexed(backend)
     assert await words_known(backend, "say0")
     assert not await words_known(backend, "session")
-
-
-async def test_searches_at_once_index_a_conversation_once(backend: Backend) -> None:
-    key = await talked(backend, "chat", "secret")
-    async with held_up() as waits:
-        await found(backend, "nothing")
-        await waits.wait()
-        await found(backend, "nothing")
-    await indexed(backend)
-    known = await index_of(backend).find(frozenset())
-    assert len(known[keys.card_key(key).name]) == 1
 
 
 # The promises that a mutant breaks
@@ -309,6 +283,34 @@ async def a_conversation_that_begins_again_meanwhile_has_its_own_words(
     assert 0 in (await found(backend, "another"))["chat"]
 
 
+async def a_title_that_is_set_while_its_conversation_is_erased_leaves_no_word(
+    backend: Backend, patch: pytest.MonkeyPatch
+) -> None:
+    key = await talked(backend, "chat", "hello")
+    add = WordIndex.add
+
+    async def late(self: WordIndex, logged: Any) -> None:
+        await backend.sessions.erase(key)
+        await add(self, logged)
+
+    patch.setattr(WordIndex, "add", late)
+    with pytest.raises(SessionNotFound):
+        await backend.conversations.update(key, title="secret")
+    assert not await words_known(backend, "secret")
+
+
+async def searches_at_once_index_a_conversation_once(backend: Backend, patch: pytest.MonkeyPatch) -> None:
+    del patch
+    key = await talked(backend, "chat", "secret")
+    async with held_up() as waits:
+        await found(backend, "nothing")
+        await waits.wait()
+        await found(backend, "nothing")
+    await indexed(backend)
+    known = await index_of(backend).find(frozenset())
+    assert len(known[keys.card_key(key).name]) == 1
+
+
 CHECKS = {
     check.__name__: check
     for check in (
@@ -316,6 +318,8 @@ CHECKS = {
         a_page_is_indexed_once_as_a_fold_fills_it,
         a_portion_that_an_erasure_has_left_hides_nothing,
         a_conversation_that_begins_again_meanwhile_has_its_own_words,
+        a_title_that_is_set_while_its_conversation_is_erased_leaves_no_word,
+        searches_at_once_index_a_conversation_once,
     )
 }
 
