@@ -16,6 +16,9 @@ TOTAL_TOKENS: Final = 3_000
 CONVERSATION_TOKENS: Final = 16_000
 """What messages and the summary take together before older ones are summarized."""
 
+LEAST_SUMMARY_TOKENS: Final = 20
+"""Fewer say nothing: then there is no summary."""
+
 _TOKENS_OF_TURN: Final = 320
 """With turns of fewer tokens, their number is what bounds a record; an agent's have more."""
 
@@ -42,9 +45,10 @@ def speaking(
     """Return the same for a conversation of messages, of which more stay in full."""
     if config is not None:
         return config, summarizer
+    summary = min(SUMMARY_TOKENS, max_tokens // 4)
     budget = MemoryBudget(
         full_zone_turns=max(max_tokens, CONVERSATION_TOKENS) // _TOKENS_OF_TURN,
-        summary_max_tokens=min(SUMMARY_TOKENS, max_tokens // 4),
+        summary_max_tokens=summary if summary >= LEAST_SUMMARY_TOKENS else 0,
         total_max_tokens=max_tokens,
     )
     default, writer = remembering(None, summarizer)

@@ -361,6 +361,16 @@ async def test_turns_beyond_the_budget_are_folded(backend: Backend) -> None:
     assert left[0].begins
 
 
+@pytest.mark.parametrize("max_tokens", [1, 16, 79, 80, 100])
+async def test_however_small_the_budget_is_a_conversation_stays_healthy(
+    backend: Backend, max_tokens: int
+) -> None:
+    chat = backend.conversation(*IDS, max_tokens=max_tokens)
+    await talked(chat, range(20))
+    assert chat.health is MemoryHealth.HEALTHY
+    assert len(await history_of(chat)) == 100
+
+
 async def test_the_talk_about_an_image_goes_on_with_the_image_in_it(backend: Backend) -> None:
     chat = backend.conversation(*IDS)
     url = f"data:image/png;base64,{'iVBOR' * 16_000}"

@@ -341,7 +341,8 @@ class Conversation(SharedBase):
         """Have the summary written anew, from the last one before the number `since`; by default all of it.
 
         The present one is discarded at once, and the background writes the next one in portions; until then a
-        model is shown what is summarized so far and the recent messages. `flush` waits for it. A no-op if no
+        model is shown what is summarized so far and the recent messages. `flush` waits for it. What a limit
+        on the transcript has dropped is not in it any more, because nothing has those messages. A no-op if no
         summary covers the message. Raises what `rewind` raises.
         """
         require_integer("since", since, least=0)
