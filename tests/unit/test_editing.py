@@ -1070,6 +1070,29 @@ async def test_a_process_that_dies_has_edited_a_message_or_not(number: int, done
     raise AssertionError("the edit made no end")
 
 
+@pytest.mark.parametrize("number", [5, 25])
+async def test_a_copy_of_what_a_process_has_half_removed_has_nothing_of_it(number: int) -> None:
+    outcomes = set[bool]()
+    for when in range(1, 60):
+        driver = await opened()
+        said = await talked(chat_of(Backend(driver)), range(6))
+        dying = _Killed(driver, when, done=True)
+        with contextlib.suppress(StorageError):
+            await chat_of(Backend(dying)).remove(number)
+        if not dying.is_dead:
+            assert outcomes == {False, True}
+            return
+        # One that is not killed, and that does not wait long for whoever has made the edit.
+        async with Backend(_Killed(driver, 0, done=True)) as backend:
+            chat = chat_of(backend)
+            is_edited = bool((await chat.history()).revision)
+            outcomes.add(is_edited)
+            copy = await chat.fork("copy")
+            assert await messages_in(copy) == (without(said, number) if is_edited else said)
+            assert is_edited != await tells(driver, f"u{number // 5}")
+    raise AssertionError("the edit made no end")
+
+
 @pytest.mark.parametrize("number", [0, 6, 22, 27])
 async def test_a_reader_sees_a_message_as_it_was_or_is(number: int) -> None:
     """Each request of a reader is followed by an edit, which takes out more than a page."""
