@@ -74,8 +74,8 @@ class Card:
 
     `title` is the one that was set, or that of the summarizer, or the beginning of the first message.
     `preview` is the beginning of the last message. `turns` counts all turns or messages of a conversation, in
-    its record or not, and the items of an item log. `created` and `updated` are epoch seconds: of the first and the last
-    activity.
+    its record or not, and the items of an item log. `created` and `updated` are epoch seconds: of the first
+    and the last activity.
     `kinds` says what there is of it: `"memory"`, and the frameworks that keep item logs.
     """
 

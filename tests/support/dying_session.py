@@ -12,6 +12,7 @@ import asyncio
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -87,6 +88,8 @@ def forked(work: Callable[[], int]) -> tuple[int, int]:
         try:
             os.write(writing, b"%d" % work())
             status = 0
+        except Exception:  # noqa: BLE001 -- it is said here, because the child ends below
+            traceback.print_exc()
         finally:
             os._exit(status)
     os.close(writing)
