@@ -285,7 +285,7 @@ def test_a_conversation_is_forked_and_both_go_on(window: Callable[..., Page]) ->
 def long_conversation(datastore: str) -> None:
     with sync.open_backend(datastore) as backend:
         chat = backend.conversation("acme", "ann", "long")
-        for number in range(70):
+        for number in range(100):
             question = {"role": "user", "content": f"wish {number}"}
             chat.add(question, {"role": "assistant", "content": f"Noted {number}."})
 
@@ -295,11 +295,11 @@ def test_history_comes_in_pages_and_conversations_have_titles(
 ) -> None:
     page = window("long")
     expect(said(page)).to_have_count(50)
-    for count in (100, 140):
+    for count in (100, 150, 200):
         page.locator("#older").click()
         expect(said(page)).to_have_count(count)
     expect(page.locator("#older")).to_have_count(0)
-    assert said(page).all_inner_texts()[::2] == [f"wish {number}" for number in range(70)]
+    assert said(page).all_inner_texts()[::2] == [f"wish {number}" for number in range(100)]
     page.locator("#rename").click()
     expect(page.locator("#title")).to_have_text("Lisbon")
     page.locator("#new").click()
@@ -322,11 +322,12 @@ def test_a_message_that_is_searched_for_is_shown_where_it_was_said(
     expect(page.locator(".found")).to_be_in_viewport()
     expect(said(page)).to_have_count(50)
     expect(page.locator("#older")).to_have_count(1)
-    for count in (100, 105):
+    # The second page is followed by the newest messages, which the window asks for every second.
+    for count in (100, 165):
         page.locator("#newer").click()
         expect(said(page)).to_have_count(count)
     expect(page.locator("#newer")).to_have_count(0)
-    expect(said(page).last).to_have_text("Noted 69.")
+    expect(said(page).last).to_have_text("Noted 99.")
     # A question that is asked at an older place is shown, and its answer.
     page.locator(".match").click()
     expect(page.locator(".found")).to_be_in_viewport()
