@@ -622,6 +622,8 @@ def replica(fragile, server_program, tmp_path):
     """A replica of the first node of that cluster."""
     master = fragile.nodes[0]
     options = ("--save", "", "--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
+    # On a busy machine an election may take longer than a replica may be without its master by default.
+    options += ("--cluster-replica-validity-factor", "0")
     replica = RedisServer(server_program.path, tmp_path, *options, environment=server_program.environment)
     replica.start()
     replica.ask("CLUSTER", "MEET", "127.0.0.1", master.port)
