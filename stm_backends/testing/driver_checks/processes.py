@@ -34,9 +34,18 @@ class Processes(Contract):
     async def test_acknowledged_writes_survive_a_kill_and_nothing_is_half_written(self, bench: Bench) -> None:
         """A write is acknowledged before it is stored, or a fold is stored in two steps."""
         driver, key = await shared(bench)
+        # As many as one may write while the other is yet to begin: a record has room for all of them.
+        many = 2_000
         victims = [
             await Worker.start(
-                Task(open=bench.datastore.open, key=key, label=f"w{n}", count=1_000_000, fold_every=5 * n)
+                Task(
+                    open=bench.datastore.open,
+                    key=key,
+                    label=f"w{n}",
+                    count=many,
+                    fold_every=5 * n,
+                    stays=True,
+                )
             )
             for n in range(2)
         ]

@@ -68,8 +68,8 @@ _RAISED: Final = "raised "
 class Task:
     """What a worker does: append `count` entries `label:0`, `label:1` ..., folding now and then.
 
-    With `lease_s` it first takes a lease of that many seconds, acknowledges it as `label` and keeps running.
-    With `work` it does that first, on the record under `key`.
+    With `stays` it keeps running afterwards. With `lease_s` it first takes a lease of that many seconds,
+    acknowledges it as `label` and keeps running. With `work` it does that first, on the record under `key`.
     """
 
     open: Callable[[], Awaitable[Driver]]
@@ -77,6 +77,7 @@ class Task:
     label: str
     count: int
     fold_every: int = 0
+    stays: bool = False
     lease_s: float = 0.0
     work: Callable[[Driver, Key], Awaitable[None]] | None = None
 
@@ -241,6 +242,8 @@ async def _carry_out(task: Task) -> None:
             _acknowledge(entry)
             if task.fold_every and length >= task.fold_every:
                 await fold(driver, task.key, length // 2)
+        if task.stays:
+            await asyncio.Event().wait()
     finally:
         await driver.close()
 
