@@ -30,16 +30,18 @@ async def in_a_forked_process(work: Callable[[], Awaitable[None]], *, within: fl
 
 def _forked(work: Callable[[], Awaitable[None]], within: float) -> str:
     reading, writing = os.pipe()
+    # What measures code, or debugs it, may take a lock as a function begins. Another thread may have that
+    # lock during the fork, and nobody gives it back in the child. `fork` itself calls functions there.
+    tracing = sys.gettrace()
+    sys.settrace(None)
     with warnings.catch_warnings():
         # That the process has several threads is what programs do by accident.
         warnings.simplefilter("ignore", DeprecationWarning)
         process = os.fork()
     if not process:
-        # What measures code, or debugs it, may take a lock as a function begins. Another thread may have had
-        # that lock during the fork, and nobody gives it back here.
-        sys.settrace(None)
         threading.settrace(None)
         _work_and_exit(work, writing)
+    sys.settrace(tracing)
     os.close(writing)
     try:
         return _read_all(reading, until=time.monotonic() + within)
