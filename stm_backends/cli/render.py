@@ -198,11 +198,13 @@ def _outcome(result: Report) -> Table:
     row("turns retried", result.sent_again)
     row("turns in transcripts", result.in_transcript)
     row("turns or messages in full", result.in_full)
+    if result.waiting_reads:
+        row("reads while turns waited in transcripts for a summary", result.waiting_reads)
     if result.newest is not None:
         row(f"turns in transcripts alone (older than the newest {result.newest})", result.let_go)
     else:
         row("turns in summaries", result.summarized)
-        row("turns not summarized yet", result.pending)
+        row("turns not summarized yet", result.pending + result.waiting)
         row("summaries written", result.summaries)
         row("lost summary races", result.lost_races)
         row("summarizer calls", result.summarizer_calls)

@@ -62,7 +62,7 @@ class SlowToStart:
 
     def hand(self, work: Work) -> None:
         self.holds[work.session, work.place] = work
-        done = Done(work.session, work.place, 1.0, 1.0, 1, Findings(), {})
+        done = Done(work.session, work.place, 1.0, 1.0, 1, Findings(), 0, {})
         threading.Timer(0.005, self._say, [done]).start()
 
     def stop(self) -> None:

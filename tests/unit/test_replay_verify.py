@@ -131,8 +131,8 @@ def test_what_the_model_is_shown_lists_summary_pending_and_recent():
         "recent_turns": [shown(3), shown(9, "other")],
     }
 
-    assert ledger.places_in(memory, "s") == [0, 1, 2, 3, FOREIGN]
-    assert ledger.places_in({}, "s") == []
+    assert ledger.places_in(memory, "s", waiting=0) == [0, 1, 2, 3, FOREIGN]
+    assert ledger.places_in({}, "s", waiting=0) == []
     plain = {"user": "u", "assistant": "a"}
     assert ledger.without_ledger(memory) == {
         "summary": "text",
@@ -264,6 +264,7 @@ def shown_report(**changes: Any) -> str:
             "transcript": Findings(),
             "in_transcript": 30,
             "bad_reads": 0,
+            "waiting_reads": 0,
             "kill_every": None,
             "killed": 0,
             "sent_again": 0,
@@ -273,6 +274,7 @@ def shown_report(**changes: Any) -> str:
             "summarized": 20,
             "in_full": 10,
             "pending": 0,
+            "waiting": 0,
             "tokens_with": 100,
             "tokens_without": 300,
             "summarizer_tokens_read": 71,

@@ -99,11 +99,20 @@ def split(summary: str) -> tuple[list[Place], str]:
     return places, summary[line.end() :]
 
 
-def places_in(memory: Mapping[str, Any], session: str) -> list[Place]:
-    """Return every turn that a `conversation_memory` covers, oldest first, repeats included."""
+def places_in(memory: Mapping[str, Any], session: str, *, waiting: int) -> list[Place]:
+    """Return every turn that a `conversation_memory` covers, oldest first, repeats included.
+
+    And the `waiting` turns that it does not show, because they wait in pages for a summary.
+    """
     covered, _ = split(memory.get("summary", ""))
     shown = [*memory.get("pending_turns", ()), *memory.get("recent_turns", ())]
-    return [*covered, *(place_of(turn, session) for turn in shown)]
+    return [*with_waiting(covered, waiting), *(place_of(turn, session) for turn in shown)]
+
+
+def with_waiting(covered: Sequence[Place], waiting: int) -> list[Place]:
+    """Return the turns that a summary covers, and the `waiting` ones, which are the next after these."""
+    first = max(covered, default=-1) + 1
+    return [*covered, *range(first, first + waiting)]
 
 
 def without_ledger(memory: Mapping[str, Any]) -> dict[str, Any]:

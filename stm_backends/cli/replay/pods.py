@@ -99,8 +99,9 @@ class Ready(NamedTuple):
 class Done(NamedTuple):
     """A turn was acknowledged; times are milliseconds.
 
-    `read` has the problems of the read before the turn, `stats` the counts of the pod's memories since the
-    last report.
+    `read` has the problems of the read before the turn, and `waiting` counts the turns that it did not show
+    because they waited in pages for a summary. `stats` has the counts of the pod's memories since the last
+    report.
     """
 
     session: str
@@ -109,6 +110,7 @@ class Done(NamedTuple):
     read_ms: float
     tokens: int
     read: Findings
+    waiting: int
     stats: Mapping[str, int]
 
 
@@ -184,7 +186,7 @@ class _Pod:
         try:
             start = time.perf_counter()
             context = await held.memory.get_llm_context()
-            read = time.perf_counter()
+            read, waiting = time.perf_counter(), held.memory.waiting
             turn = dataclasses.replace(work.turn, ts=time.time())
             add = time.perf_counter()
             await held.memory.add_turn(turn, turn_id=f"{work.session}#{work.place}")
@@ -195,7 +197,7 @@ class _Pod:
             return
         shown: Mapping[str, Any] = context.get("conversation_memory", {})
         found = compare(
-            places_in(shown, work.session),
+            places_in(shown, work.session, waiting=waiting),
             acknowledged=work.place,
             # Another pod may have added this turn and died before it reported it.
             added=work.place + 1,
@@ -209,6 +211,7 @@ class _Pod:
                 read_ms=(read - start) * 1e3,
                 tokens=tokens_of(shown),
                 read=found,
+                waiting=waiting,
                 stats=self._stats_now_and_then(),
             )
         )

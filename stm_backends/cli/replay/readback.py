@@ -17,11 +17,12 @@ from stm_backends.cli.replay.ledger import FOREIGN, Place
 from stm_backends.cli.replay.pods import Setup
 from stm_backends.cli.replay.verify import Findings, compare
 from stm_backends.errors import ConfigurationError, SessionNotFound, StorageError, Unavailable
+from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.records.codec import load_turn
 from stm_backends.types import ConversationTurn
 
 FLUSH_S: Final = 30.0
-"""How long to wait for the final summaries of all conversations, in seconds."""
+"""How long to wait for the next of the final summaries of a conversation, in seconds."""
 
 _AT_ONCE: Final = 16
 _TRIES: Final = 5
@@ -39,7 +40,8 @@ class Prepared:
 class ReadBack:
     """The content of all conversations, and the counts of the memories that flushed them.
 
-    `pending` turns have left the full zone and are not in a summary yet. `in_transcript` turns can be read in
+    `pending` turns have left the full zone and are not in a summary yet, and `waiting` ones have left the
+    record, too. `in_transcript` turns can be read in
     the transcripts, which keep all turns under every strategy.
     """
 
@@ -49,6 +51,7 @@ class ReadBack:
     summarized: int = 0
     in_full: int = 0
     pending: int = 0
+    waiting: int = 0
     stats: Counter[str] = field(default_factory=Counter[str])
 
 
@@ -88,21 +91,20 @@ async def prepare(
 
 
 async def read_back(setup: Setup, conversations: Sequence[Conversation]) -> ReadBack:
-    """Wait for the final summaries, with a time limit, and compare the stored turns with the file."""
+    """Wait for the final summaries, as long as they follow, and compare the stored turns with the file."""
     result = ReadBack()
     limit = asyncio.Semaphore(_AT_ONCE)
-    until = asyncio.get_running_loop().time() + FLUSH_S
 
     async def one(backend: Backend, conversation: Conversation) -> None:
         async with limit:
             memory = setup.memory(backend, conversation.session, spent=result.stats)
-            remaining = until - asyncio.get_running_loop().time()
-            # Turns that could not be summarized are read back in full.
+            # Turns that could not be summarized are read back where they are.
             with contextlib.suppress(StorageError):
-                await memory.flush(timeout=max(0.0, remaining))
+                await _summarize_all(memory)
             await memory.close()
             result.stats.update(asdict(memory.stats))
-            _note(result, setup, conversation, await _stored(backend, setup, conversation))
+            stored = await _stored(backend, setup, conversation)
+            _note(result, setup, conversation, stored, waiting=memory.waiting)
             kept = [_place(one.turn, conversation) async for one in memory.each_turn()]
             result.transcript += compare(kept, acknowledged=len(conversation.turns))
             result.in_transcript += len(kept)
@@ -118,6 +120,23 @@ async def read_back(setup: Setup, conversations: Sequence[Conversation]) -> Read
     raise first
 
 
+async def _summarize_all(memory: DistributedShortTermMemory) -> None:
+    """Wait until nothing is to be summarized, or summarizing has failed, or no summary follows in time."""
+    now = asyncio.get_running_loop().time
+    until = now() + FLUSH_S
+    while (remaining := until - now()) > 0:
+        before, unavailable = memory.stats.summaries, False
+        try:
+            await memory.flush(timeout=remaining)
+        except Unavailable:
+            unavailable = True
+            await asyncio.sleep(0.1)
+        if memory.stats.summaries > before:
+            until = now() + FLUSH_S
+        elif not unavailable:
+            return
+
+
 async def _stored(backend: Backend, setup: Setup, conversation: Conversation) -> dict[str, Any]:
     for attempt in count(1):
         try:
@@ -131,10 +150,14 @@ async def _stored(backend: Backend, setup: Setup, conversation: Conversation) ->
     return {"body": {"summary": ""}, "turns": []}
 
 
-def _note(result: ReadBack, setup: Setup, conversation: Conversation, stored: dict[str, Any]) -> None:
+def _note(
+    result: ReadBack, setup: Setup, conversation: Conversation, stored: dict[str, Any], *, waiting: int
+) -> None:
     covered, _ = ledger.split(stored["body"]["summary"])
     tail = [_place(load_turn(turn), conversation) for turn in stored["turns"]]
-    result.findings += compare([*covered, *tail], acknowledged=len(conversation.turns), newest=setup.newest)
+    kept = [*ledger.with_waiting(covered, waiting), *tail]
+    result.findings += compare(kept, acknowledged=len(conversation.turns), newest=setup.newest)
+    result.waiting += waiting
     result.summarized += len(covered)
     result.in_full += len(tail)
     if setup.newest is None:

@@ -35,10 +35,11 @@ class Report:
     """The counts of a replay, and the problems that were found.
 
     `newest` is how many turns of a conversation the strategy keeps; `None` for all. `transcript` has the
-    problems of the transcripts, which keep all, and `in_transcript` counts their turns. `tokens_with` and
-    `tokens_without` count the contexts that the LLM receives, one before each turn. `seconds` is the time for
-    adding turns; `seconds_in_all` includes final summaries and reading back. `latencies` begins with those of
-    all pods together; `killed_together` combines the killed pods.
+    problems of the transcripts, which keep all, and `in_transcript` counts their turns. `waiting` turns are
+    in pages and in no summary, and `waiting_reads` counts the reads that did not show some for that reason.
+    `tokens_with` and `tokens_without` count the contexts that the LLM receives, one before each turn.
+    `seconds` is the time for adding turns; `seconds_in_all` includes final summaries and reading back.
+    `latencies` begins with those of all pods together; `killed_together` combines the killed pods.
     """
 
     backend: str
@@ -51,6 +52,7 @@ class Report:
     transcript: Findings
     in_transcript: int
     bad_reads: int
+    waiting_reads: int
     kill_every: float | None
     killed: int
     sent_again: int
@@ -60,6 +62,7 @@ class Report:
     summarized: int
     in_full: int
     pending: int
+    waiting: int
     tokens_with: int
     tokens_without: int
     summarizer_tokens_read: int
@@ -123,6 +126,7 @@ def put_together(
         transcript=read.transcript,
         in_transcript=read.in_transcript,
         bad_reads=run.bad_reads,
+        waiting_reads=run.waiting_reads,
         kill_every=kill_every,
         killed=run.killed,
         sent_again=run.sent_again,
@@ -132,6 +136,7 @@ def put_together(
         summarized=read.summarized,
         in_full=read.in_full,
         pending=read.pending,
+        waiting=read.waiting,
         tokens_with=run.tokens,
         tokens_without=sum(_whole_history(setup, conversation) for conversation in conversations),
         summarizer_tokens_read=stats["tokens_read"],

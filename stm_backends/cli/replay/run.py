@@ -48,8 +48,9 @@ class PodReport:
 class RunReport:
     """The results of all pods together; `seconds` is the time for adding turns.
 
-    `bad_reads` counts reads before a turn that did not contain all earlier turns. `sent_again` counts retries
-    of turns that were not acknowledged. `stats` are the memories' own counts, without those that killed pods
+    `bad_reads` counts reads before a turn that did not account for all earlier turns, and `waiting_reads`
+    those that said that turns wait in pages for a summary. `sent_again` counts retries of turns that were not
+    acknowledged. `stats` are the memories' own counts, without those that killed pods
     could not report.
     """
 
@@ -58,6 +59,7 @@ class RunReport:
     tokens: int = 0
     sent_again: int = 0
     bad_reads: int = 0
+    waiting_reads: int = 0
     stats: Counter[str] = field(default_factory=Counter[str])
     pods: list[PodReport] = field(default_factory=list[PodReport])
 
@@ -249,6 +251,7 @@ class Replay:
         self._report.turns += 1
         self._report.tokens += done.tokens
         self._report.bad_reads += bool(done.read)
+        self._report.waiting_reads += bool(done.waiting)
         self._report.stats.update(done.stats)
         self._tries.pop(done.session, None)
         self._dispatch.acknowledged(done.session)
