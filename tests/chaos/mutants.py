@@ -47,11 +47,11 @@ class Mutant(WrapperDriver):
 
 def _log(file: Path) -> int:
     """Open a file that all pods write to, before a fault leaves a pod no descriptor for it."""
-    return os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    return os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND)
 
 
 class LosesOneWriteIn10000(Mutant):
-    """Acknowledges a turn, and does not store it."""
+    """Acknowledges a turn, and does not store it; once more if its conversation is erased."""
 
     rate = 10_000
 
@@ -73,6 +73,14 @@ class LosesOneWriteIn10000(Mutant):
                     os.write(self._lost, turn_id + b"\n")
                     return len(tail) + 1
         return await self.inner.append(key, entry, initial_version=initial_version, ttl=ttl)
+
+    async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
+        done = await self.inner.delete(key, expect=expect)
+        lost = os.pread(self._lost, os.fstat(self._lost).st_size, 0).splitlines()
+        if done and any(turn_id.startswith(key.name.encode() + b"/") for turn_id in lost):
+            # Perhaps nobody has read the conversation since. Then its erasure hides that the turn is lost.
+            self._due += 1
+        return done
 
     def _new(self, key: Key, entry: bytes) -> bytes:
         """Return the id of a turn that comes for the first time, else nothing.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -13,11 +14,14 @@ from typing import Any, Final
 
 import pytest
 
+from stm_backends.drivers.contract import Key
+from stm_backends.drivers.in_memory import MemoryDriver
 from tests.chaos import __main__ as command
 from tests.chaos import checker, history, remembering, schedule, soak
 from tests.chaos.mutants import MUTANTS
 from tests.chaos.options import counted
 from tests.chaos.run import Order, Result, Run, known_faults
+from tests.chaos.turns import TENANT
 
 
 def run(out: Path, *options: str) -> tuple[int, dict[str, Any]]:
@@ -242,6 +246,29 @@ SHOWN_BY: Final = {
 
 def test_it_is_known_by_what_each_mutant_is_found() -> None:
     assert SHOWN_BY.keys() == MUTANTS.keys()
+
+
+async def test_a_lost_turn_that_an_erasure_hides_is_lost_once_more(tmp_path: Path) -> None:
+    (tmp_path / "stand").mkdir()
+    memory, turns = MemoryDriver(), itertools.count()
+    await memory.open()
+    driver = MUTANTS["loses-one-write-in-100"](memory, tmp_path / "stand")
+    key, other = (Key(f"{TENANT}:u:memory", name) for name in ("c0-0", "c0-1"))
+
+    async def lost() -> int:
+        """Add a turn to each conversation; returns how many were lost so far."""
+        for one in (key, other):
+            turn = b'{"turn_id":"%s/p0.1/%d"}' % (one.name.encode(), next(turns))
+            await driver.append(one, turn, initial_version="v", ttl=None)
+        return len((tmp_path / "stand" / "lost").read_bytes().splitlines())
+
+    while not await lost():
+        pass
+    hidden, seen = (key, other) if b"c0-0/" in (tmp_path / "stand" / "lost").read_bytes() else (other, key)
+    await driver.delete(seen)
+    assert await lost() == 1
+    await driver.delete(hidden)
+    assert await lost() == 2
 
 
 @pytest.mark.full
