@@ -102,7 +102,7 @@ def split(summary: str) -> tuple[list[Place], str]:
 def places_in(memory: Mapping[str, Any], session: str, *, waiting: int) -> list[Place]:
     """Return every turn that a `conversation_memory` covers, oldest first, repeats included.
 
-    And the `waiting` turns that it does not show, because they wait in pages for a summary.
+    The result includes the `waiting` turns, which it does not show: they wait in pages for a summary.
     """
     covered, _ = split(memory.get("summary", ""))
     shown = [*memory.get("pending_turns", ()), *memory.get("recent_turns", ())]
@@ -110,7 +110,7 @@ def places_in(memory: Mapping[str, Any], session: str, *, waiting: int) -> list[
 
 
 def with_waiting(covered: Sequence[Place], waiting: int) -> list[Place]:
-    """Return the turns that a summary covers, and the `waiting` ones, which are the next after these."""
+    """Return the turns that a summary covers, then the `waiting` turns, which follow them."""
     first = max(covered, default=-1) + 1
     return [*covered, *range(first, first + waiting)]
 

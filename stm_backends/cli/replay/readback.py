@@ -40,9 +40,8 @@ class Prepared:
 class ReadBack:
     """The content of all conversations, and the counts of the memories that flushed them.
 
-    `pending` turns have left the full zone and are not in a summary yet, and `waiting` ones have left the
-    record, too. `in_transcript` turns can be read in
-    the transcripts, which keep all turns under every strategy.
+    `pending` turns have left the full zone and are not in a summary yet. `waiting` turns have left the record
+    as well. `in_transcript` turns can be read in the transcripts, which keep all turns under every strategy.
     """
 
     findings: Findings = field(default_factory=Findings)

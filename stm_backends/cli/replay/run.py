@@ -49,9 +49,8 @@ class RunReport:
     """The results of all pods together; `seconds` is the time for adding turns.
 
     `bad_reads` counts reads before a turn that did not account for all earlier turns, and `waiting_reads`
-    those that said that turns wait in pages for a summary. `sent_again` counts retries of turns that were not
-    acknowledged. `stats` are the memories' own counts, without those that killed pods
-    could not report.
+    those during which turns waited in pages for a summary. `sent_again` counts retries of turns that were not
+    acknowledged. `stats` are the memories' own counts, without those that killed pods could not report.
     """
 
     turns: int = 0
