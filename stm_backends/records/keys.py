@@ -26,7 +26,16 @@ from stm_backends.drivers.contract import MAX_KEY_BYTES, Key
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidKey
 from stm_backends.types import MemoryKey
 
-LogKind: TypeAlias = Literal["openai-agents", "langchain"]
+LogKind: TypeAlias = Literal[
+    "openai-agents",
+    "langchain",
+    "claude-agent-sdk",
+    "google-adk",
+    "pydantic-ai",
+    "agent-framework",
+    "strands",
+    "llama-index",
+]
 """The framework whose items a log holds. Items of frameworks differ in shape, so each has its own logs."""
 
 Kind: TypeAlias = (
