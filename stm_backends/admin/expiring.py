@@ -17,7 +17,7 @@ from typing import Final, Literal, TypeAlias
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.catalogue.word_index import WordIndex
 from stm_backends.drivers.checks import require_seconds
-from stm_backends.drivers.contract import Driver, Key, Record
+from stm_backends.drivers.contract import Driver, Key, Record, version_after
 from stm_backends.errors import ConfigurationError, Corrupt, TooLarge
 from stm_backends.history import items
 from stm_backends.records import keys, ledger, operations
@@ -120,8 +120,8 @@ class Expire:
             if operations.is_sealed(record):
                 # Without the keys: a sealed body cannot be opened under another version.
                 return None, "failed"
-            body = record.body or self._body(kind)
-            return ledger.Change(body, ttl=self._ttl), _FIELDS.get(kind, "logs")
+            body, version = record.body or self._body(kind, record), version_after(record.version)
+            return ledger.Change(body, version=version, ttl=self._ttl), _FIELDS.get(kind, "logs")
 
         # The user stays listed for as long as the record.
         listing = self._directory.listed(keys.owner_of(key.scope), self._ttl)
@@ -131,10 +131,10 @@ class Expire:
             return "failed"
         return "changed" if outcome is None else outcome
 
-    def _body(self, kind: Kind) -> bytes:
+    def _body(self, kind: Kind, record: Record) -> bytes:
         """Return the body of a record that has entries only."""
         if kind == "memory":
             return self._codec.seal_body(Body())
         if kind == "page":
             return Pages(self._driver, self._codec).nothing()
-        return items.seal_folded(items.Folded(), self._codec)
+        return items.seal_folded(items.folded_in(record, self._codec), self._codec)

@@ -265,10 +265,10 @@ class Purge:
         """Remove the body and the entries that were read, in bounded steps; `False` after a lost race."""
         # The time to live may end after that of the user's entry.
         await self._directory.note(*keys.owner_of(key.scope), ttl=ttl)
-        empty = self._body(kind, {EMPTIED: now})
-        unchanged = ledger.unchanged_by(lambda _: self._body(kind, {}))
+        unchanged = ledger.unchanged_by(lambda record: self._body(kind, {}, record))
         while True:
             drop = min(len(record.tail), self._driver.traits.max_drop)
+            empty = self._body(kind, {EMPTIED: now}, record, drop)
             change = ledger.Change(empty, drop=drop, ttl=ttl)
             if not await ledger.fold(self._driver, key, record, change, unchanged=unchanged):
                 return False
@@ -276,11 +276,12 @@ class Purge:
                 return True
             record = Record(change.version, empty, record.tail[drop:])
 
-    def _body(self, kind: Kind, extra: Mapping[str, Any]) -> bytes:
-        """Return the body of an empty record."""
+    def _body(self, kind: Kind, extra: Mapping[str, Any], record: Record, drop: int = 0) -> bytes:
+        """Return the body of a record that is empty, but for the entries that are not dropped."""
         if kind == "memory":
             return self._codec.seal_body(Body(extra=extra))
-        return items.seal_folded(items.Folded(extra=extra), self._codec)
+        log = items.read(record, self._codec)
+        return items.seal_folded(log.emptied(drop, extra), self._codec)
 
     async def _transcripts(self, tenant: str, user: str, older_than: float) -> None:
         """Shorten the transcripts of a user by the pages whose turns are all older."""
