@@ -85,26 +85,28 @@ class Expire:
         self.expiring = Expiring()
 
     async def tenant(self, tenant: str) -> None:
-        """Give the records of all users of a tenant the time to live."""
+        """Give the records of all users of a tenant, and the tenant's own states, the time to live."""
         async for user in self._directory.users(tenant):
             await self.user(tenant, user)
+        await self._each("blob", keys.shared_scope(tenant))
 
     async def user(self, tenant: str, user: str) -> None:
         """Give the conversations, with transcripts and cards, logs and states of a user the time to live."""
         for kind in EXPIRING:
-            scope = keys.scope(tenant, user, kind)
-
-            async def one(name: str, kind: Kind = kind, scope: str = scope) -> None:
-                outcome = await self._expire(kind, Key(scope, name))
-                if outcome:
-                    setattr(self.expiring, outcome, getattr(self.expiring, outcome) + 1)
-                self._on_step(self.expiring)
-
-            await operations.each(operations.names(self._driver, scope), one)
+            await self._each(kind, keys.scope(tenant, user, kind))
         cards = keys.scope(tenant, user, "card")
         await operations.each(operations.names(self._driver, cards), partial(self._expire_card, cards))
         # Its records never expire.
         await WordIndex(self._driver, self._codec, self._directory, (tenant, user)).erase()
+
+    async def _each(self, kind: Kind, scope: str) -> None:
+        async def one(name: str) -> None:
+            outcome = await self._expire(kind, Key(scope, name))
+            if outcome:
+                setattr(self.expiring, outcome, getattr(self.expiring, outcome) + 1)
+            self._on_step(self.expiring)
+
+        await operations.each(operations.names(self._driver, scope), one)
 
     async def _expire_card(self, scope: str, name: str) -> None:
         """Give a card the time to live. It counts with its conversation, also if it cannot be read."""
