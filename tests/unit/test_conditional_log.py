@@ -1,4 +1,4 @@
-"""Changes of a log on the condition that nothing came in between: all readers decide alike, whatever folds."""
+"""Changes of a log on the condition that nothing came in between: all readers decide alike, folds or not."""
 
 from __future__ import annotations
 
