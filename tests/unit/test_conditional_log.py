@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stm_backends.admin.copying import Copy, Owner
 from stm_backends.admin.expiring import Expire
 from stm_backends.admin.purging import Purge
 from stm_backends.backend import Backend
 from stm_backends.drivers.contract import Driver, Key, Record, Traits, first_of, new_version, version_after
-from stm_backends.drivers.in_memory import MemoryDriver
+from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import (
     ConfigurationError,
@@ -37,6 +38,7 @@ from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.records.limits import Limits
 from stm_backends.records.shortening import Shortening
+from stm_backends.sealing.keys import Sealing, StaticKeys
 from tests.support.replicated import FailsOver
 from tests.unit.conftest import Lose
 from tests.unit.test_item_log import CODEC, KEY, WHERE, log_on, numbered, numbers, raw
@@ -946,6 +948,66 @@ async def test_a_purge_of_an_old_log_keeps_what_is_added_on_its_moment(driver: D
     assert purge.purged.logs == 1
     assert await contents(driver) == [1]
     assert (await log.read()).exists
+
+
+async def test_resealing_a_log_without_a_body_leaves_its_moments() -> None:
+    store, old, new = MemoryStore(), bytes(range(32)), bytes(range(32, 64))
+    async with Backend(MemoryDriver(store), sealing=Sealing(StaticKeys({"k1": old}, primary="k1"))) as before:
+        log = before.item_log(KEY, "langchain")
+        tip = await log.add_after("", numbered(0)) or ""
+        assert await log.add_after("", numbered(1)) is None
+    rotated = Sealing(StaticKeys({"k1": old, "k2": new}, primary="k2"))
+    async with Backend(MemoryDriver(store), sealing=rotated) as backend:
+        log = backend.item_log(KEY, "langchain")
+        assert (await backend.sessions.reseal("acme")).ok
+        assert (await backend.sessions.reseal("acme")).records == 0
+        assert (await log.read()).tip == Tip(Tip.of(tip).life, 2).text
+        assert numbers(await log.items()) == [0]
+        assert await log.add_after(tip, numbered(2))
+        assert await log.add_after(tip, numbered(3)) is None
+        assert numbers(await log.items()) == [0, 2]
+
+
+async def test_a_copy_has_the_moments_and_an_import_the_items_alone(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shrink(monkeypatch)
+    log, target = log_on(driver), await opened()
+    await Directory(driver, CODEC).note("acme", "u")
+    tip = await log.add_after("", numbered(0)) or ""
+    for number in range(1, 12):
+        assert await log.add_after("", numbered(-1)) is None
+        tip = await log.add_after(tip, numbered(number)) or ""
+    moving = Copy(driver, target, [Owner("acme")])
+    await moving.copy()
+    await moving.verify()
+    assert moving.ok
+    assert await contents(target) == [*range(12)]
+    assert await log_on(target).add_after(tip, numbered(12))
+    other = Backend(await opened())
+    importing = other.sessions.importing()
+    async for line in Backend(driver).sessions.export_log_lines(KEY, "langchain"):
+        await importing.add(line)
+    imported = other.item_log(KEY, "langchain")
+    state = await imported.read()
+    assert (numbers(state.items), state.exists) == ([*range(12)], True)
+    assert await imported.add_after(tip, numbered(13)) is None
+    assert await imported.add_after(state.tip, numbered(14))
+
+
+async def test_a_log_that_was_purged_or_ended_leaves_no_record_once_its_user_is_erased(
+    driver: Driver,
+) -> None:
+    backend = Backend(driver)
+    log = backend.item_log(KEY, "langchain")
+    await log.add_after("", numbered(0))
+    assert await log.clear_after((await log.read()).tip)
+    assert await driver.load(WHERE) is not None
+    assert await backend.sessions.erase_user("acme", "u") == 1
+    assert await driver.load(WHERE) is None
+    await log.add_after("", numbered(0))
+    assert await backend.sessions.erase(KEY)
+    assert await log.items() == []
 
 
 def test_an_emptied_log_has_ended() -> None:
