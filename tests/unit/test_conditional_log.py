@@ -217,29 +217,18 @@ async def test_a_repeat_of_an_id_adds_nothing_also_after_a_fold(log: ItemLog) ->
     assert numbers(await log.items()) == [1]
 
 
-async def test_a_repeat_that_stays_keeps_its_id_whatever_is_forgotten(driver: Driver) -> None:
+def test_a_repeat_that_stays_keeps_its_id_whatever_is_forgotten() -> None:
     """Else it would become an item, and what was accepted after it would be refused."""
-    now = 0.0
-    log = log_on(driver, clock=lambda: now)
-    await log.add(numbered(0), id="repeated")
-    for number in range(400):
-        await log.add(numbered(number))
-    while await log.fold():
-        pass
-    await log.add(numbered(0), id="repeated")
-    tip = (await log.read()).tip
-    assert await log.add_after(tip, numbered(401))
-    before = await log.items()
-    now = 1e6
-    for number in range(300):
-        await log.add(numbered(number))
-    record = await raw(driver)
-    found = item_log._ReadLog(record, items.read(record, CODEC))  # noqa: SLF001 -- folds a part alone
-    # All but what came after the repeat.
-    index = [entry.id for entry in found.log.entries].index("repeated")
-    if index:
-        assert await log._replaced(found, index)  # noqa: SLF001
-    assert (await log.items())[: len(before)] == before
+    first = [Add("repeated", numbered(0), 1.0), *(Add(f"a{n}", numbered(n), 1.0) for n in range(300))]
+    body = Log("v", Folded(), first).fold(len(first), now=1.0, keep_for=60.0)
+    more: list[Entry] = [Add(f"b{n}", numbered(n), 1.0) for n in range(300)]
+    tail = [*more, first[0], Add("after", numbered(7), 1.0, Tip("v", len(first) + len(more)))]
+    log = Log("w", body, tail)
+    assert "after" in log.ids
+    folded = log.fold(len(more), now=1e6, keep_for=60.0)
+    assert "a0" not in folded.forgotten
+    after = Log("x", folded, tail[len(more) :])
+    assert (after.items, [*after.ids]) == (log.items, ["after"])
 
 
 async def test_an_addition_that_was_done_is_done_when_it_is_sent_again(log: ItemLog) -> None:
