@@ -14,7 +14,6 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from stm_backends import logs
@@ -345,7 +344,8 @@ class StmSessionStore(SessionStore):
         for one in (session.names["session_id"], known.summary.session_id):
             if one and self._key(project_key, one) == key and (missing or known.summary.covered):
                 names: SessionKey = {"project_key": project_key, "session_id": one}
-                at = _last_of(missing)
+                newest = (await session.log.transcript(limit=1)).items if missing else ()
+                at = int(max((item.at for item in newest), default=0.0) * 1000)
                 return known.summary.after(names, missing, tip=known.tip, at=at).entry(one)
         return None
 
@@ -452,18 +452,6 @@ def _warn(message: str, error: StorageError, session: _Session) -> None:
 
 def _now() -> int:
     return int(time.time() * 1000)
-
-
-def _last_of(entries: Sequence[Mapping[str, Any]]) -> int:
-    """Return when the last of these was written, as it says itself, at most now, in epoch milliseconds."""
-    now = _now()
-    for entry in reversed(entries):
-        try:
-            written = int(datetime.fromisoformat(entry["timestamp"]).timestamp() * 1000)
-        except (KeyError, TypeError, ValueError, OverflowError):
-            continue
-        return min(written, now)
-    return now
 
 
 _UNSAFE: Final = re.compile("[%/#]")
