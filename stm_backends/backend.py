@@ -39,6 +39,8 @@ from stm_backends.records.directory import Directory
 from stm_backends.records.keys import (
     LogKind,
     directory_scope,
+    is_beside,
+    log_key,
     name,
     require_dialogue,
     require_key,
@@ -310,7 +312,8 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             directory=self._directory,
             guard=self._guard,
             ttl_s=ttl_s,
-            touches=self._touches,
+            # What belongs to another log is in the list with that.
+            touches=None if is_beside(log_key(key, kind)) else self._touches,
         )
 
     def tenant_state(self, tenant: str) -> TenantStates:

@@ -241,7 +241,7 @@ class Import:
             stored = await self._logs.add(line, _new_epoch())
         if isinstance(line, log_lines.Items):
             return None
-        if stored:
+        if stored and not keys.is_beside(keys.log_key(line.key, line.kind)):
             await self._catalogue.touch(line.key, ttl=self._ttl)
         self._observer.imported(Subject.of(line.key))
         return line.key

@@ -191,17 +191,18 @@ class Purge:
                 scope = keys.scope(tenant, user, kind)
 
                 async def judge(name: str, kind: Kind = kind, scope: str = scope) -> None:
-                    outcome = await self._judge(kind, Key(scope, name), self._older_than or 0.0)
-                    if outcome in ("conversations", "logs"):
-                        if not self._dry_run:
-                            # Removes the card, unless something is left of the conversation.
-                            key = MemoryKey(tenant, user, keys.unname(name))
-                            await self._catalogue.touch(key)
-                            await self._words(tenant, user).forget(keys.card_key(key).name)
-                        self._on_found(_found(kind, Key(scope, name)))
-                    if outcome is not None:
-                        setattr(self.purged, outcome, getattr(self.purged, outcome) + 1)
-                    self._on_step(self.purged)
+                    where = Key(scope, name)
+                    if keys.is_beside(where) and await self._is_there(keys.log_with(where)):
+                        return  # It is as old as what it belongs to, which is judged by itself.
+                    outcome = await self._judge(kind, where, self._older_than or 0.0)
+                    if outcome in ("conversations", "logs") and not self._dry_run:
+                        # Removes the card, unless something is left of the conversation.
+                        key = MemoryKey(tenant, user, keys.unname(name))
+                        await self._catalogue.touch(key)
+                        await self._words(tenant, user).forget(keys.card_key(key).name)
+                    self._count(kind, where, outcome)
+                    if outcome in ("logs", "empty"):
+                        await self._judge_beside(kind, where, is_old=outcome == "logs")
 
                 await operations.each(operations.names(self._driver, scope), judge)
         if self._transcripts_older_than is not None:
@@ -214,7 +215,29 @@ class Purge:
             await self._left_over_words(tenant, user)
             await self._directory.forget_if_unused(tenant, user)
 
-    async def _judge(self, kind: Kind, key: Key, older_than: float) -> str | None:
+    def _count(self, kind: Kind, where: Key, outcome: str | None) -> None:
+        """Count a record that was judged, and report one that was purged by its age."""
+        if outcome in ("conversations", "logs"):
+            self._on_found(_found(kind, where))
+        if outcome is not None:
+            setattr(self.purged, outcome, getattr(self.purged, outcome) + 1)
+        self._on_step(self.purged)
+
+    async def _judge_beside(self, kind: Kind, where: Key, *, is_old: bool) -> None:
+        """Judge the logs that belong to one that was purged: all of them go with it, unless it was before."""
+        for scope, prefix in keys.beside_of(where):
+            async for name in operations.names_of(self._driver, scope, prefix):
+                place = Key(scope, name)
+                outcome = await self._judge(kind, place, self._older_than or 0.0, is_old=is_old)
+                self._count(kind, place, outcome)
+
+    async def _is_there(self, where: Key) -> bool:
+        try:
+            return await self._driver.load(where, last=0) is not None
+        except Corrupt:
+            return True
+
+    async def _judge(self, kind: Kind, key: Key, older_than: float, *, is_old: bool = False) -> str | None:
         """Empty a record if it is old; returns the field of `Purged` that counts it."""
         try:
             record = await self._driver.load(key)
@@ -224,9 +247,9 @@ class Purge:
             added, is_empty = self._look(kind, record, now)
             if is_empty:
                 return "empty"
-            if added is None:
+            if not is_old and added is None:
                 return "undated"
-            if added > now - older_than:
+            if not is_old and added is not None and added > now - older_than:
                 return "kept"
             if not self._dry_run and not await self._empty(kind, key, record, older_than, now):
                 return "changed"

@@ -20,7 +20,7 @@ from stm_backends.admin.numbers import Unreadable, refused
 from stm_backends.admin.purging import Found, Purge, Purged
 from stm_backends.admin.receipt import LEFT_OVER, Receipt
 from stm_backends.admin.resealing import OnProblem, Reseal, ResealReport
-from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.contract import Driver, Key
 from stm_backends.errors import ConfigurationError, Corrupt, Denied, StmError, StorageError
 from stm_backends.history.log import ItemLog
 from stm_backends.records import keys, operations
@@ -89,16 +89,30 @@ class Sessions:
         async for name in operations.names(self._driver, keys.scope(tenant, user, "memory")):
             yield MemoryKey(tenant, user, keys.unname(name))
 
-    async def logs(self, tenant: str, user: str) -> AsyncIterator[tuple[LogKind, MemoryKey]]:
+    async def logs(
+        self,
+        tenant: str,
+        user: str,
+        kind: LogKind | None = None,
+        *,
+        prefix: str = "",
+        beside: bool = True,
+    ) -> AsyncIterator[tuple[LogKind, MemoryKey]]:
         """Yield the item logs of a user: the framework and the conversation of each.
+
+        With a `kind`, those of one framework; with a `prefix`, those whose session id is longer and begins
+        with it; without `beside`, those alone that belong to no other log, see `ItemLog.beside`.
 
         `list`, `export`, `import_` and `copy` ignore item logs; `export_log_lines` exports them, and `erase`,
         `erase_user` and `erase_tenant` erase them. A log that exists throughout the listing comes exactly
         once.
         """
-        for kind in keys.LOG_KINDS:
-            async for name in operations.names(self._driver, keys.scope(tenant, user, kind)):
-                yield kind, MemoryKey(tenant, user, keys.unname(name))
+        first = keys.name(prefix) if prefix else ""
+        for one in keys.LOG_KINDS if kind is None else (kind,):
+            scope = keys.scope(tenant, user, one)
+            async for name in operations.names_of(self._driver, scope, first):
+                if beside or not keys.is_beside(Key(scope, name)):
+                    yield one, MemoryKey(tenant, user, keys.unname(name))
 
     async def export(self, key: MemoryKey, *, transcript: bool = True) -> dict[str, Any]:
         """Return one conversation as JSON, from one snapshot; it is not changed.

@@ -153,6 +153,10 @@ async def selected(
             yield key, None
         for kind in logs:
             yield key, kind
+            owner = (key.tenant_id, key.user_id)
+            for _, first in keys.beside_of(keys.log_key(key, kind)):
+                async for _, beside in backend.sessions.logs(*owner, kind, prefix=keys.unname(first)):
+                    yield beside, kind
     if whose is not None:
         async for key in backend.sessions.list(*whose):
             yield key, None

@@ -35,9 +35,9 @@ def beginning_in(items: Iterable[Mapping[str, Any]]) -> str:
 
 
 def text_of(item: Mapping[str, Any]) -> str:
-    """Return the text of an item: of OpenAI's `content`, or of LangChain's `data.content`."""
-    data: object = item.get("data")
-    holder = cast("Mapping[str, Any]", data) if isinstance(data, Mapping) else item
+    """Return the text of an item: of `content`, or of LangChain's `data.content` or Claude's `message`."""
+    inner = (item.get("data"), item.get("message"))
+    holder = next((cast("Mapping[str, Any]", one) for one in inner if isinstance(one, Mapping)), item)
     content: object = holder.get("content")
     if isinstance(content, str):
         return content

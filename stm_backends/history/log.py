@@ -41,7 +41,7 @@ from stm_backends.history.items import NOWHERE, Add, End, Item, Log, Pop, Remova
 from stm_backends.memory.touches import Touches
 from stm_backends.plain_json import DEEPEST_IN_TURN, require_json
 from stm_backends.races import Lost, contend
-from stm_backends.records import confirming, keys, ledger, pages
+from stm_backends.records import confirming, keys, ledger, operations, pages
 from stm_backends.records.body import Transcript
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
@@ -184,6 +184,31 @@ class ItemLog:
         # How many bytes this object has added since it last moved items.
         self._unmoved = 0
 
+    def beside(self, name: str) -> ItemLog:
+        """Return another log of the conversation, as one for each of its agents is; reads and writes nothing.
+
+        It belongs to this one: it has no card, and is erased, purged and exported with the conversation.
+        Raises `ConfigurationError` for a kind of log without such, and `InvalidKey` for one beside another,
+        and for a name that is too long.
+        """
+        return ItemLog(
+            self._driver,
+            keys.beside(self._key, self._kind, name),
+            self._kind,
+            codec=self._codec,
+            directory=self._directory,
+            guard=self._guard,
+            ttl_s=self._ttl_s,
+            clock=self._clock,
+        )
+
+    async def names_beside(self, prefix: str = "") -> AsyncGenerator[str]:
+        """Yield the names of the logs beside this one that are there and begin with a prefix."""
+        for scope, first in keys.beside_of(self._where):
+            wanted = f"{first}{keys.name(prefix) if prefix else ''}"
+            async for found in operations.names_of(self._driver, scope, wanted):
+                yield keys.unname(found.removeprefix(first))
+
     async def items(self, limit: int | None = None) -> list[Item]:
         """Return the latest `limit` items, oldest first, in one round trip; all of them for `None`.
 
@@ -214,6 +239,14 @@ class ItemLog:
             return LogState(tuple(latest), log.tip.text, log.count, log.place.exists), is_complete
 
         return await self._whole("read", state)
+
+    async def has_changed(self, tip: str) -> bool:
+        """Say whether anything has been added or removed since a moment; reads no item, in one round trip.
+
+        An addition that was refused since, or added nothing, counts as well. Raises what `read` does.
+        """
+        log = (await self._load("read", 0)).log
+        return Tip(log.life, log.place.gone).text != tip
 
     async def transcript(
         self, *, before: int | None = None, after: int | None = None, at: int | None = None, limit: int = 50

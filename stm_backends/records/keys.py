@@ -81,6 +81,14 @@ RESERVED_PREFIX: Final = "kv:v1:"
 _SHORT_TERM: Final = "#short-term"
 """How the session ids of conversations end that hold the short-term memory of a session."""
 
+_BESIDE: Final = "#beside/"
+"""What stands in the session id of a log that belongs to another, before its own name; see `beside`."""
+
+WITH_BESIDE: Final[tuple[LogKind, ...]] = ("claude-agent-sdk",)
+"""The frameworks of which a conversation may have several logs."""
+
+_SCOPES_WITH_BESIDE: Final = tuple(f":{kind}" for kind in WITH_BESIDE)
+
 _SLOT_BYTES: Final = len("00000000:")
 
 _PARTS_AFTER: Final = {"session": 2, "task": 3}
@@ -135,6 +143,41 @@ def log_key(key: MemoryKey, kind: LogKind) -> Key:
     if kind not in LOG_KINDS:
         raise ConfigurationError(f"the kind of a log is one of: {', '.join(LOG_KINDS)}")
     return Key(scope(key.tenant_id, key.user_id, kind), name(require_part("session_id", key.session_id)))
+
+
+def beside(key: MemoryKey, kind: LogKind, own: str = "") -> MemoryKey:
+    """Return the key of a log of this name that belongs to the log of a conversation, as one of its parts.
+
+    Without a name, it is what their session ids begin with. Raises `InvalidKey` for the key of such a log,
+    which has none of its own, and `ConfigurationError` for a framework without them.
+    """
+    if kind not in WITH_BESIDE:
+        raise ConfigurationError(f"a conversation has one log of {kind}")
+    if is_beside(log_key(key, kind)):
+        raise InvalidKey(
+            f"a session id with {_BESIDE!r} names a part of a conversation of {kind}; give it another id"
+        )
+    return MemoryKey(key.tenant_id, key.user_id, f"{key.session_id}{_BESIDE}{own}")
+
+
+def beside_of(where: Key) -> list[Key]:
+    """Return the scope of the logs that belong to a record, and the prefix of their names; none if none may.
+
+    A record other than a log has none, and so has one whose name leaves no room for theirs.
+    """
+    prefix = f"{where.name}{_BESIDE}"
+    fits = where.scope.endswith(_SCOPES_WITH_BESIDE) and len(prefix.encode()) < MAX_KEY_BYTES
+    return [Key(where.scope, prefix)] if fits else []
+
+
+def is_beside(where: Key) -> bool:
+    """Say whether a record is a log that belongs to another, see `beside`."""
+    return _BESIDE in where.name and where.scope.endswith(_SCOPES_WITH_BESIDE)
+
+
+def log_with(where: Key) -> Key:
+    """Return the key of the log that a log belongs to, for which `is_beside` holds."""
+    return Key(where.scope, where.name.partition(_BESIDE)[0])
 
 
 def card_key(key: MemoryKey) -> Key:
