@@ -89,16 +89,18 @@ class Sessions:
         async for name in operations.names(self._driver, keys.scope(tenant, user, "memory")):
             yield MemoryKey(tenant, user, keys.unname(name))
 
-    async def logs(self, tenant: str, user: str) -> AsyncIterator[tuple[LogKind, MemoryKey]]:
-        """Yield the item logs of a user: the framework and the conversation of each.
+    async def logs(
+        self, tenant: str, user: str, kind: LogKind | None = None
+    ) -> AsyncIterator[tuple[LogKind, MemoryKey]]:
+        """Yield the item logs of a user, or those of a `kind`: the framework and the conversation of each.
 
         `list`, `export`, `import_` and `copy` ignore item logs; `export_log_lines` exports them, and `erase`,
         `erase_user` and `erase_tenant` erase them. A log that exists throughout the listing comes exactly
         once.
         """
-        for kind in keys.LOG_KINDS:
-            async for name in operations.names(self._driver, keys.scope(tenant, user, kind)):
-                yield kind, MemoryKey(tenant, user, keys.unname(name))
+        for one in keys.LOG_KINDS if kind is None else (kind,):
+            async for name in operations.names(self._driver, keys.scope(tenant, user, one)):
+                yield one, MemoryKey(tenant, user, keys.unname(name))
 
     async def export(self, key: MemoryKey, *, transcript: bool = True) -> dict[str, Any]:
         """Return one conversation as JSON, from one snapshot; it is not changed.

@@ -32,6 +32,8 @@ class Sessions:
         """Yield the conversations of a user; one that exists throughout the listing comes exactly once."""
         return each(self._behind.list(tenant, user), self._run)
 
-    def logs(self, tenant: str, user: str) -> Iterator[tuple[LogKind, MemoryKey]]:
-        """Yield the item logs of a user: the framework and the conversation of each."""
-        return each(self._behind.logs(tenant, user), self._run)
+    def logs(
+        self, tenant: str, user: str, kind: LogKind | None = None
+    ) -> Iterator[tuple[LogKind, MemoryKey]]:
+        """Yield the item logs of a user, or those of a `kind`: the framework and the conversation of each."""
+        return each(self._behind.logs(tenant, user, kind), self._run)
