@@ -1,4 +1,4 @@
-"""Pydantic AI's conversation store on each datastore: random calls, kills, and processes that save at once."""
+"""Pydantic AI's conversation store on each datastore: random calls, kills, processes that save at once."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
     python -m tests.support.dying_conversation URL EVERY
 
-Saves, forks and deletes once for the user `whole`, and then for the users `u1`, `u1 + EVERY`, ... in processes
-that are killed before that operation. Prints a line for each step that was acknowledged: the user and the step;
-and, last, how many operations the whole takes.
+Saves, forks and deletes once for the user `whole`, and then for the users `u1`, `u1 + EVERY`, ... in
+processes that are killed before that operation. Prints a line for each step that was acknowledged, the user
+and the step, and last how many operations the whole takes.
 """
 
 from __future__ import annotations
