@@ -413,7 +413,7 @@ async def interrupted(
     during: Callable[[], Awaitable[object]],
     work: Callable[[StmConversationStore], Awaitable[object]],
 ) -> AsyncIterator[tuple[bool, bool]]:
-    """Do the work over and over, and something else before its first, second, ... operation, until it has none.
+    """Do the work over and over, and something else before its first, second, ... and last operation.
 
     Yields whether the other thing was done, and whether the work was.
     """
