@@ -87,6 +87,7 @@ class StmConversationStore(ConversationStore):
         self._ttl_s = ttl_s
         # Raises what is wrong with them.
         self._log("any")
+        # For the write that follows a read.
         self._heads: Bounded[str, _Head] = Bounded(REMEMBERED)
         # Which conversation has an entry. The base class asks for entries by their ids alone.
         self._places: Bounded[str, str] = Bounded(REMEMBERED)
@@ -142,6 +143,10 @@ class StmConversationStore(ConversationStore):
         log = self._log(conversation_id)
         tip = await log.add_after(head.tip, items)
         if tip is None:
+            with suppress(StorageError):
+                if not (await log.read(0)).exists:
+                    # Of a log that was erased, nothing else removes what was refused.
+                    await log.fold()
             raise ConversationConflict(conversation_id)
         # After an outage, the fork stays: it was there before whatever happened to its source.
         with suppress(StorageError):
@@ -150,7 +155,7 @@ class StmConversationStore(ConversationStore):
                     # Deleted while it was copied, perhaps with its user.
                     await log.clear_after(tip)
                     raise ConversationConflict(conversation_id)
-        self._note(record, tip)
+        self._note(record)
         for entry in new_entries:
             self._places[entry.id] = conversation_id
 
@@ -160,7 +165,6 @@ class StmConversationStore(ConversationStore):
         Raises `ConversationConflict` if the stored revision is not the expected one.
         """
         head = await self._expected(conversation_id, expected_revision)
-        self._heads.pop(conversation_id)
         if not await self._log(conversation_id).clear_after(head.tip):
             raise ConversationConflict(conversation_id)
 
@@ -205,21 +209,22 @@ class StmConversationStore(ConversationStore):
             if record is not None or len(state.items) < limit:
                 break
             limit *= 16
-        if record is not None:
-            return record, self._note(record, state.tip)
-        head = self._heads[conversation_id] = _Head(None, frozenset(), state.tip)
-        return None, head
+        head = _Head(record and record.revision, frozenset(self._note(record)), state.tip)
+        self._heads[conversation_id] = head
+        return record, head
 
-    def _note(self, record: ConversationRecord, tip: str) -> _Head:
-        ends = frozenset(one for one in (record.head_id, *record.branches) if one is not None)
-        head = self._heads[record.conversation_id] = _Head(record.revision, ends, tip)
+    def _note(self, record: ConversationRecord | None) -> list[str]:
+        """Note where the last entries of a conversation's histories are, and return them."""
+        if record is None:
+            return []
+        ends = [one for one in (record.head_id, *record.branches) if one is not None]
         for end in ends:
             self._places[end] = record.conversation_id
-        return head
+        return ends
 
     async def _expected(self, conversation_id: str, revision: str | None) -> _Head:
         """Return the head of a conversation. Raises `ConversationConflict` unless it has this revision."""
-        head = self._heads.use(conversation_id)
+        head = self._heads.pop(conversation_id)
         if head is None or head.revision != revision:
             _, head = await self._look(conversation_id)
         if head.revision != revision:

@@ -567,15 +567,20 @@ async def test_a_conversation_a_user_and_a_tenant_are_erased_with_all_forks_of_t
 async def test_what_was_erased_takes_no_save_of_the_former(backend: Backend) -> None:
     store = ours(backend)
     conversation = await saved(store, "a")
-    await backend.sessions.erase_user("acme", "u1")
     # The store has read the record, and does not read it again.
-    record = ConversationRecord(conversation_id="chat", head_id=None)
+    assert await store.load("chat") == conversation
+    await backend.sessions.erase_user("acme", "u1")
+    entry = ConversationEntry(parent_id=None, message=asks("b?"))
+    record = ConversationRecord(conversation_id="chat", head_id=entry.id)
     with pytest.raises(ConversationConflict):
-        await store.write_record(record, expected_revision=conversation.revision)
-    conversation.messages += turn("b")
-    with pytest.raises(ConversationConflict):
-        await store.save(conversation)
-    assert not await backend.sessions.has("acme", "u1")
+        await store.write_record(record, new_entries=[entry], expected_revision=conversation.revision)
+    left = await backend.driver.load(keys.log_key(KEY, "pydantic-ai"))
+    assert left is not None
+    assert left.tail == ()
+    assert b"b?" not in (left.body or b"")
+    assert await ours(backend).list_conversations() == []
+    await saved(store, "c")
+    assert await said(store) == ["c?", "c!"]
 
 
 async def test_an_export_is_imported_elsewhere_and_under_another_id(backend: Backend, tmp_path: Path) -> None:
