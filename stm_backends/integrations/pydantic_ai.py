@@ -71,9 +71,9 @@ class StmConversationStore(ConversationStore):
     ```
 
     It reaches nothing of other users, whichever ids it is given. A save is one conditional write: of several
-    that begin with the same revision one is stored, and the others raise `ConversationConflict` and leave
-    nothing behind. A conversation expires `ttl_s` seconds after it was last saved; `None`: never. The
-    constructor reads and writes nothing, so a store for each request costs nothing.
+    that begin with the same revision one is stored, and the others raise `ConversationConflict` and change
+    nothing. A conversation expires `ttl_s` seconds after it was last saved; `None`: never. The constructor
+    reads and writes nothing, so a store for each request costs nothing.
 
     All methods raise `StorageError`; an outage is never a missing conversation. `OutcomeUnknown` means that a
     save may have been stored: load the conversation to see. Raises `InvalidKey` for an invalid tenant, user
@@ -128,8 +128,8 @@ class StmConversationStore(ConversationStore):
     ) -> None:
         """Store a record with its new entries, all or nothing, if the stored revision is the expected one.
 
-        One write, if this store has read the record that it replaces. A fork, and a return to an earlier
-        entry, read what they refer to. Raises `ConversationConflict`, `InvalidState` for values that could
+        Two round trips, if this store has read the record that it replaces. A fork, and a return to an
+        earlier entry, read what they refer to. Raises `ConversationConflict`, `InvalidState` for values that could
         not be read again, `TooLarge`, and `OutcomeUnknown`.
         """
         conversation_id = record.conversation_id

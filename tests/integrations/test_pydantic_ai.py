@@ -721,7 +721,7 @@ async def test_what_could_not_be_read_again_is_not_stored_and_not_quoted(backend
         with pytest.raises(InvalidState) as refused:
             await store.save(conversation)
         assert "MARKER" not in str(refused.value)
-    conversation.messages[2:] = [ModelRequest(parts=[UserPromptPart(5)])]  # type: ignore[arg-type]
+    conversation.messages[2:] = [ModelResponse(parts=[TextPart(5)])]  # type: ignore[arg-type]
     with pytest.raises(InvalidState):
         await store.save(conversation)
     assert await said(store) == ["a?", "a!"]
