@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast, get_args
 
 import typer
 from rich.console import Group, RenderableType
@@ -30,6 +30,8 @@ _SPEAKERS: Final[dict[str, Literal["user", "assistant"]]] = {
     "human": "user",
     "assistant": "assistant",
     "ai": "assistant",
+    "request": "user",
+    "response": "assistant",
 }
 
 LogName: TypeAlias = Annotated[
@@ -144,7 +146,9 @@ def facts(page: LogPage, below: int) -> dict[str, str]:
 
 def who(item: Item) -> str:
     """Return whose an item is, in the words of the framework."""
-    return str(item.get("role") or item.get("type") or "")
+    message: object = item.get("message")
+    inner = cast("Item", message) if isinstance(message, dict) else {}
+    return str(item.get("role") or item.get("type") or inner.get("kind") or "")
 
 
 def speaker(item: Item) -> Literal["user", "assistant", ""]:

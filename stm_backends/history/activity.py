@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from stm_backends.catalogue.card import Activity, beginning_of
 from stm_backends.history.items import Item, Log
+from stm_backends.messages import SHAPES
 
 
 def activity_of(
@@ -35,8 +36,11 @@ def beginning_in(items: Iterable[Mapping[str, Any]]) -> str:
 
 
 def text_of(item: Mapping[str, Any]) -> str:
-    """Return the text of an item: of `content`, or of LangChain's `data.content` or Claude's `message`."""
-    inner = (item.get("data"), item.get("message"))
+    """Return the text of an item: `content`, LangChain's `data.content`, Claude's or Pydantic AI's `message`."""
+    message: object = item.get("message")
+    if isinstance(message, Mapping) and "parts" in message:
+        return SHAPES["pydantic-ai"].text(cast("Mapping[str, Any]", message))
+    inner = (item.get("data"), message)
     holder = next((cast("Mapping[str, Any]", one) for one in inner if isinstance(one, Mapping)), item)
     content: object = holder.get("content")
     if isinstance(content, str):

@@ -765,6 +765,8 @@ def test_what_is_stored_is_listed(backend: sync.Backend) -> None:
     assert [*backend.sessions.users("acme")] == ["u"]
     assert [*backend.sessions.list("acme", "u")] == [KEY]
     assert [*backend.sessions.logs("acme", "u")] == [("langchain", KEY)]
+    assert [*backend.sessions.logs("acme", "u", "langchain")] == [("langchain", KEY)]
+    assert [*backend.sessions.logs("acme", "u", "pydantic-ai")] == []
 
 
 @pytest.mark.parametrize("name", ["tenants", "users", "list", "logs"])
