@@ -35,10 +35,12 @@ def beginning_in(items: Iterable[Mapping[str, Any]]) -> str:
 
 
 def text_of(item: Mapping[str, Any]) -> str:
-    """Return the text of an item: of OpenAI's `content`, or of LangChain's `data.content`."""
+    """Return the text of an item: its `content`, that of its `data`, or the `parts` of either."""
     data: object = item.get("data")
     holder = cast("Mapping[str, Any]", data) if isinstance(data, Mapping) else item
     content: object = holder.get("content")
+    if isinstance(content, Mapping):
+        content = cast("Mapping[str, Any]", content).get("parts")
     if isinstance(content, str):
         return content
     if not isinstance(content, (list, tuple)):

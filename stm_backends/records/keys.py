@@ -134,6 +134,11 @@ def log_key(key: MemoryKey, kind: LogKind) -> Key:
     return Key(scope(key.tenant_id, key.user_id, kind), name(require_part("session_id", key.session_id)))
 
 
+def beside_log(key: MemoryKey, kind: LogKind) -> str:
+    """Return the key of the state that belongs to a log: erased and purged with it, and with the user."""
+    return f"{RESERVED_PREFIX}{key.composite()}:{kind}"
+
+
 def card_key(key: MemoryKey) -> Key:
     """Return the key of a conversation's card, one for all kinds of its records.
 

@@ -153,7 +153,12 @@ def test_nothing_else_imports_what_joins_memories_to_agents() -> None:
 
 
 def test_a_framework_is_imported_by_its_own_module_alone() -> None:
-    frameworks = {"openai": {"openai"}, "openai_agents": {"agents"}, "langchain": {"langchain_core"}}
+    frameworks = {
+        "openai": {"openai"},
+        "openai_agents": {"agents"},
+        "langchain": {"langchain_core"},
+        "google_adk": {"google"},
+    }
     for module, brought in frameworks.items():
         own = f"stm_backends.integrations.{module}"
         assert brought <= {top(one) for one in IMPORTS[own]}
@@ -169,6 +174,7 @@ def test_a_framework_is_imported_by_its_own_module_alone() -> None:
         ("openai", "openai", "openai"),
         ("openai_agents", "agents", "openai-agents"),
         ("langchain", "langchain_core", "langchain-core"),
+        ("google_adk", "google", "google-adk"),
     ],
 )
 def test_a_module_without_its_extra_says_how_to_install_it(module: str, library: str, package: str) -> None:
@@ -210,7 +216,7 @@ def test_the_only_dependency_is_pluggy() -> None:
         "stm_backends.cli": {"typer", "rich", "click", "pytest"},
         "stm_backends.testing": {"pytest", "pytest_asyncio", "hypothesis"},
         "stm_backends.telemetry.opentelemetry": {"opentelemetry"},
-        "stm_backends.integrations": {"openai", "agents", "langchain_core"},
+        "stm_backends.integrations": {"openai", "agents", "langchain_core", "google"},
         "stm_backends.sealing": {"cryptography"},
     }
     base = sys.stdlib_module_names | {"stm_backends", "pluggy"}
@@ -407,6 +413,8 @@ def test_importing_the_library_brings_no_driver_no_client_and_no_command_line() 
     unwanted |= {"opentelemetry", "stm_backends.telemetry.opentelemetry", "stm_backends.sync"}
     unwanted |= {"stm_backends.cli", "stm_backends.testing", "stm_backends.agents"}
     unwanted |= (
-        {"stm_backends.integrations", "openai", "agents", "langchain_core"} | DRIVER_PACKAGES | CLIENTS
+        {"stm_backends.integrations", "openai", "agents", "langchain_core", "google"}
+        | DRIVER_PACKAGES
+        | CLIENTS
     )
     assert not loaded & unwanted
