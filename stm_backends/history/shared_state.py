@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, cast
 from stm_backends.errors import Corrupt, StorageError, Unavailable
 from stm_backends.races import Lost, contend
 from stm_backends.records import operations
-from stm_backends.records.state_store import StateStore
+from stm_backends.records.state_store import States
 
 State: TypeAlias = dict[str, Any]
 Fate: TypeAlias = Callable[[str, State], Awaitable[bool | None]]
@@ -31,7 +31,7 @@ Fate: TypeAlias = Callable[[str, State], Awaitable[bool | None]]
 class SharedState:
     """A saved state that several processes change by the items of logs; see this module."""
 
-    def __init__(self, store: StateStore, name: str, fate: Fate, lock: Callable[[], asyncio.Lock]) -> None:
+    def __init__(self, store: States, name: str, fate: Fate, lock: Callable[[], asyncio.Lock]) -> None:
         self._store = store
         self._name = name
         self._fate = fate

@@ -48,7 +48,7 @@ from stm_backends.extras import missing_extra
 from stm_backends.history.log import ItemLog, LogState, Newest
 from stm_backends.history.shared_state import SharedState
 from stm_backends.records import keys, operations
-from stm_backends.records.state_store import StateStore
+from stm_backends.records.state_store import States
 from stm_backends.types import MemoryKey
 
 try:
@@ -342,7 +342,7 @@ class StmSessionService(BaseSessionService):
         own = MemoryKey(app_name, user_id, "-").composite()[:-1]
         return self._shared(app_name, f"{keys.RESERVED_PREFIX}{own}%{KIND}", self._backend.state_store)
 
-    def _shared(self, app_name: str, name: str, store: StateStore) -> SharedState:
+    def _shared(self, app_name: str, name: str, store: States) -> SharedState:
         state = self._states.use((app_name, name))
         if state is None:
             fate, lock = partial(self._fate, app_name), partial(self._lock, (app_name, name))

@@ -10,7 +10,7 @@ import pytest
 
 from stm_backends import Backend, Corrupt, Unavailable, open_backend
 from stm_backends.history.shared_state import SharedState
-from stm_backends.records.state_store import StateStore
+from stm_backends.records.state_store import States
 
 NAME = "kv:v1:acme:u1:%shared"
 
@@ -34,7 +34,7 @@ class Fates:
         return self.known.get(entry)
 
 
-def shared(store: StateStore, fates: Fates) -> SharedState:
+def shared(store: States, fates: Fates) -> SharedState:
     lock = asyncio.Lock()
     return SharedState(store, NAME, fates, lambda: lock)
 
@@ -129,6 +129,6 @@ async def test_a_state_that_keeps_changing_is_an_error(
         return None
 
     monkeypatch.setattr("stm_backends.races.RACES", 3)
-    monkeypatch.setattr(StateStore, "save_versioned", lost)
+    monkeypatch.setattr(States, "save_versioned", lost)
     with pytest.raises(Unavailable, match="kept changing"):
         await shared(backend.state_store, Fates()).announce("one", {"set": {}})
