@@ -113,6 +113,7 @@ class StmSessionService(BaseSessionService):
         self._ttl_s = ttl_s
         self._run = run
         self._locks: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
+        self._logs: Bounded[MemoryKey, ItemLog] = Bounded(REMEMBERED)
         self._heads: Bounded[MemoryKey, tuple[_Head, str]] = Bounded(REMEMBERED)
         self._states: Bounded[tuple[str, str], SharedState] = Bounded(REMEMBERED)
 
@@ -177,11 +178,14 @@ class StmSessionService(BaseSessionService):
     async def _create(
         self, app_name: str, user_id: str, state: dict[str, Any] | None, session_id: str | None
     ) -> Session:
-        key = MemoryKey(app_name, user_id, _stripped(session_id) or adk_uuid.new_uuid())
+        given_id = _stripped(session_id)
+        key = MemoryKey(app_name, user_id, given_id or adk_uuid.new_uuid())
         created, given = adk_time.get_time(), _dumped_state(state or {})
         item = {"type": "session", "id": _new_id(), "data": {"created": created, "state": given}}
-        delta = _Delta.of(given)
-        tip = await self._store(key, _Seen("", ""), item, delta)
+        delta, tip = _Delta.of(given), None
+        # What is refused would stay in the log until it is folded.
+        if not (given_id and await self._exists(key)):
+            tip = await self._store(key, _Seen("", ""), item, delta)
         if tip is None:
             raise AlreadyExistsError("there is already a session with this id")
         head = _Head(tip, item["id"], created, delta.own)
@@ -246,7 +250,7 @@ class StmSessionService(BaseSessionService):
             seen = _seen_by(session) or await self._seen_without_mark(key, session)
             tip = await self._store(key, seen, item, delta)
             if tip is None:
-                is_there = (await self._log(key).read(limit=0)).exists
+                is_there = await self._exists(key)
                 raise StaleSessionError(_STALE) if is_there else SessionNotFoundError(_NOT_FOUND)
             with _surviving():
                 await self._advance(key, seen, item, tip)
@@ -257,7 +261,14 @@ class StmSessionService(BaseSessionService):
     # Sessions and their heads
 
     def _log(self, key: MemoryKey) -> ItemLog:
-        return self._backend.item_log(key, KIND, ttl_s=self._ttl_s)
+        log = self._logs.use(key)
+        if log is None:
+            log = self._logs[key] = self._backend.item_log(key, KIND, ttl_s=self._ttl_s)
+        return log
+
+    async def _exists(self, key: MemoryKey) -> bool:
+        log = self._log(key)
+        return (await log.newest(0)).exists and (await log.read(limit=0)).exists
 
     async def _read(self, key: MemoryKey, limit: int | None) -> _Found | None:
         """Return a session as of one moment, with its newest `limit` items; `None` if there is none."""
@@ -304,7 +315,7 @@ class StmSessionService(BaseSessionService):
 
     async def _forget_deleted(self, key: MemoryKey) -> None:
         """Erase the head of a session that was deleted before its head was saved."""
-        if not (await self._log(key).read(limit=0)).exists:
+        if not await self._exists(key):
             await self._backend.state_store.delete_memory_state(_head_name(key))
 
     async def _advance(self, key: MemoryKey, seen: _Seen, item: Json, tip: str) -> None:
@@ -322,8 +333,9 @@ class StmSessionService(BaseSessionService):
         found = await self._read(key, 1)
         if found is None:
             raise SessionNotFoundError(_NOT_FOUND)
-        last = found.items[-1]["data"].get("id") if found.items else None
-        is_last = bool(session.events) and session.events[-1].id == last
+        with located(self._backend.name, "append_event"):
+            last = [event.id for event in _events_in(found.items)]
+        is_last = [event.id for event in session.events[-1:]] == last
         if found.head.at > session.last_update_time and not is_last:
             raise StaleSessionError(_STALE)
         return _Seen(found.head.tip, found.head.last)
