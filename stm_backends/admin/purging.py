@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -30,7 +31,7 @@ from stm_backends.catalogue.word_index import WordIndex
 from stm_backends.drivers.checks import require_seconds
 from stm_backends.drivers.contract import ANY, AnyType, Driver, Key, Record
 from stm_backends.drivers.purges import purges_of
-from stm_backends.errors import ConfigurationError, Corrupt, KeyMismatch, SealMismatch, located
+from stm_backends.errors import ConfigurationError, Corrupt, InvalidKey, KeyMismatch, SealMismatch, located
 from stm_backends.history import items
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.units import stored_unit
@@ -199,6 +200,7 @@ class Purge:
                         # Removes the card, unless something is left of the conversation.
                         key = MemoryKey(tenant, user, keys.unname(name))
                         await self._catalogue.touch(key)
+                        await self._state_beside(kind, key)
                         await self._words(tenant, user).forget(keys.card_key(key).name)
                     self._count(kind, where, outcome)
                     if outcome in ("logs", "empty"):
@@ -214,6 +216,12 @@ class Purge:
         if not self._dry_run:
             await self._left_over_words(tenant, user)
             await self._directory.forget_if_unused(tenant, user)
+
+    async def _state_beside(self, kind: Kind, key: MemoryKey) -> None:
+        """Erase the state that belongs to a log which was emptied."""
+        if kind != "memory":
+            with suppress(InvalidKey):  # under so long a key, there is none
+                await ledger.erase(self._driver, keys.blob_key(keys.state_beside(key, kind)))
 
     def _count(self, kind: Kind, where: Key, outcome: str | None) -> None:
         """Count a record that was judged, and report one that was purged by its age."""

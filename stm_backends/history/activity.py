@@ -36,13 +36,15 @@ def beginning_in(items: Iterable[Mapping[str, Any]]) -> str:
 
 
 def text_of(item: Mapping[str, Any]) -> str:
-    """Return the text of an item: `content`, LangChain's `data.content`, Claude's or Pydantic AI's `message`."""
+    """Return the text of an item, which frameworks keep in its `content`, `data` or `message`, or in their parts."""
     message: object = item.get("message")
     if isinstance(message, Mapping) and "parts" in message:
         return SHAPES["pydantic-ai"].text(cast("Mapping[str, Any]", message))
     inner = (item.get("data"), message)
     holder = next((cast("Mapping[str, Any]", one) for one in inner if isinstance(one, Mapping)), item)
     content: object = holder.get("content")
+    if isinstance(content, Mapping):
+        content = cast("Mapping[str, Any]", content).get("parts")
     if isinstance(content, str):
         return content
     if not isinstance(content, (list, tuple)):

@@ -111,6 +111,19 @@ class LogState:
 
 
 @dataclass(frozen=True, slots=True)
+class Newest:
+    """The latest items of a log, oldest first, and the moment that they show.
+
+    The `tip` is that of `ItemLog.read` at this moment, if the log exists. It certainly does not if `exists`
+    is false; else it may have nothing but additions that took no effect.
+    """
+
+    items: tuple[Item, ...]
+    tip: str
+    exists: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LogItem:
     """One item of a log. `number` counts from 0, and does not change while the item is there.
 
@@ -240,13 +253,21 @@ class ItemLog:
 
         return await self._whole("read", state)
 
-    async def has_changed(self, tip: str) -> bool:
-        """Say whether anything has been added or removed since a moment; reads no item, in one round trip.
+    async def newest(self, limit: int) -> Newest:
+        """Return the latest `limit` items and the moment; reads few entries more, however long the log is.
 
-        An addition that was refused since, or added nothing, counts as well. Raises what `read` does.
+        With 0 it reads no entry, so that it costs little to say whether anything came since a moment. Takes
+        as many round trips as `items`, and raises what that does.
         """
-        log = (await self._load("read", 0)).log
-        return Tip(log.life, log.place.gone).text != tip
+        require_integer("limit", limit, least=0)
+
+        async def state(found: _ReadLog) -> tuple[Newest, bool]:
+            log = found.log
+            latest, is_complete = await self._latest(log, "read", limit)
+            tip = Tip(log.life, log.place.gone)
+            return Newest(tuple(latest), tip.text, log.skipped > 0 or log.place.exists), is_complete
+
+        return await self._whole("read", state, limit)
 
     async def transcript(
         self, *, before: int | None = None, after: int | None = None, at: int | None = None, limit: int = 50
@@ -518,7 +539,7 @@ class ItemLog:
         if limit is None:
             return await self._load(operation)
         count = max(0, limit)
-        last = count + items.MARGIN
+        last = count + items.MARGIN if count else 0
         while (found := await self._load(operation, last)).log.newest(count) is None:
             last *= 4
         return found

@@ -297,7 +297,7 @@ class StmSessionStore(SessionStore):
         """
         noted = await session.summaries.read(1)
         stored, wanted = _Summary.of(noted.items), added + AT_ONCE
-        if not added and stored.tip and not await session.log.has_changed(stored.tip):
+        if not added and stored.tip and (await session.log.newest(0)).tip == stored.tip:
             return _Known(stored.tip, stored, noted.count), ()
         while True:
             found = await session.log.read(wanted)

@@ -180,6 +180,11 @@ def log_with(where: Key) -> Key:
     return Key(where.scope, where.name.partition(_BESIDE)[0])
 
 
+def state_beside(key: MemoryKey, kind: LogKind) -> str:
+    """Return the key of the state that belongs to a log: erased and purged with it, and with the user."""
+    return f"{RESERVED_PREFIX}{key.composite()}:{kind}"
+
+
 def card_key(key: MemoryKey) -> Key:
     """Return the key of a conversation's card, one for all kinds of its records.
 

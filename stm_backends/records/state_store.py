@@ -84,6 +84,12 @@ class States:
         Returns `False` after a lost race, which changed nothing. If the answer is lost, so does a save that
         another process has replaced since. Raises `OutcomeUnknown` only if no attempt is answered.
         """
+        return await self.save_versioned(key, state, expect=expect, ttl=ttl) is not None
+
+    async def save_versioned(
+        self, key: str, state: dict[str, Any], *, expect: str | None, ttl: float | None = None
+    ) -> str | None:
+        """Save as `save_if` does, and return the new version; `None` after a lost race."""
         where, owner = self._place(key)
         change = await self._change(where, state, ttl=ttl)
         async with self._directory.listed(owner, ttl) as listing:
@@ -92,7 +98,7 @@ class States:
             listing.created = expect is None
         if saved and owner is not None:
             self._versions[key] = change.version
-        return saved
+        return change.version if saved else None
 
     async def delete_memory_state(self, key: str) -> bool:
         """Erase the state under a key; returns whether there was one."""

@@ -34,6 +34,12 @@ class States:
         """Save only if the stored version is still `expect` (`None`: only if there is no state)."""
         return self._run(self._states.save_if(key, state, expect=expect, ttl=ttl))
 
+    def save_versioned(
+        self, key: str, state: dict[str, Any], *, expect: str | None, ttl: float | None = None
+    ) -> str | None:
+        """Save as `save_if` does, and return the new version; `None` after a lost race."""
+        return self._run(self._states.save_versioned(key, state, expect=expect, ttl=ttl))
+
     def delete_memory_state(self, key: str) -> bool:
         """Erase the state under a key; returns whether there was one."""
         return self._run(self._states.delete_memory_state(key))

@@ -85,24 +85,6 @@ async def test_only_a_framework_with_several_logs_has_some_beside_another(backen
     assert await backend.sessions.erase(long)
 
 
-async def test_a_log_says_whether_it_has_changed_without_reading_an_item(backend: Backend) -> None:
-    log = backend.item_log(KEY, KIND)
-    assert not await log.has_changed("")
-    for count in (1, 300):
-        for _ in range(count):
-            await log.add(numbered(1))
-        tip = (await log.read(0)).tip
-        assert not await log.has_changed(tip)
-        assert await log.has_changed("")
-        await log.fold()
-        assert not await log.has_changed(tip)
-        await backend.item_log(KEY, KIND).add(numbered(1))
-        assert await log.has_changed(tip)
-    await log.clear()
-    assert await log.has_changed(tip)
-    await log.add(numbered(1))
-    assert await log.has_changed(tip)
-
 
 # In the list of conversations
 

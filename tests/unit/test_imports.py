@@ -158,6 +158,7 @@ def test_a_framework_is_imported_by_its_own_module_alone() -> None:
         "openai_agents": {"agents"},
         "langchain": {"langchain_core"},
         "claude_agent_sdk": {"claude_agent_sdk"},
+        "google_adk": {"google"},
     }
     for module, brought in frameworks.items():
         own = f"stm_backends.integrations.{module}"
@@ -175,6 +176,7 @@ def test_a_framework_is_imported_by_its_own_module_alone() -> None:
         ("openai_agents", "agents", "openai-agents"),
         ("langchain", "langchain_core", "langchain-core"),
         ("claude_agent_sdk", "claude_agent_sdk", "claude-agent-sdk"),
+        ("google_adk", "google", "google-adk"),
     ],
 )
 def test_a_module_without_its_extra_says_how_to_install_it(module: str, library: str, package: str) -> None:
@@ -216,7 +218,7 @@ def test_the_only_dependency_is_pluggy() -> None:
         "stm_backends.cli": {"typer", "rich", "click", "pytest"},
         "stm_backends.testing": {"pytest", "pytest_asyncio", "hypothesis"},
         "stm_backends.telemetry.opentelemetry": {"opentelemetry"},
-        "stm_backends.integrations": {"openai", "agents", "langchain_core", "claude_agent_sdk"},
+        "stm_backends.integrations": {"openai", "agents", "langchain_core", "claude_agent_sdk", "google"},
         "stm_backends.sealing": {"cryptography"},
     }
     base = sys.stdlib_module_names | {"stm_backends", "pluggy"}
@@ -413,6 +415,8 @@ def test_importing_the_library_brings_no_driver_no_client_and_no_command_line() 
     unwanted |= {"opentelemetry", "stm_backends.telemetry.opentelemetry", "stm_backends.sync"}
     unwanted |= {"stm_backends.cli", "stm_backends.testing", "stm_backends.agents"}
     unwanted |= (
-        {"stm_backends.integrations", "openai", "agents", "langchain_core"} | DRIVER_PACKAGES | CLIENTS
+        {"stm_backends.integrations", "openai", "agents", "langchain_core", "google"}
+        | DRIVER_PACKAGES
+        | CLIENTS
     )
     assert not loaded & unwanted
