@@ -35,10 +35,10 @@ def beginning_in(items: Iterable[Mapping[str, Any]]) -> str:
 
 
 def text_of(item: Mapping[str, Any]) -> str:
-    """Return the text of an item: of OpenAI's `content`, or of LangChain's `data.content`."""
+    """Return the text of an item: of `content`, of LangChain's `data.content`, or Microsoft's `contents`."""
     data: object = item.get("data")
     holder = cast("Mapping[str, Any]", data) if isinstance(data, Mapping) else item
-    content: object = holder.get("content")
+    content: object = holder.get("content", holder.get("contents"))
     if isinstance(content, str):
         return content
     if not isinstance(content, (list, tuple)):

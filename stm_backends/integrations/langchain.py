@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
-from typing import Any, NoReturn, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import NoReturn
 
 from stm_backends.backend import Backend
 from stm_backends.drivers.checks import require_backend, require_integer, require_items
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, located
 from stm_backends.extras import missing_extra
+from stm_backends.integrations.blocking import Waits
 from stm_backends.types import MemoryKey
 
 try:
@@ -16,14 +17,6 @@ try:
     from langchain_core.messages import BaseMessage, messages_from_dict, messages_to_dict
 except ModuleNotFoundError as error:
     raise missing_extra("langchain", error) from error
-
-_T = TypeVar("_T")
-
-
-class Waits(Protocol):
-    """Runs a coroutine on the event loop that the backend was opened on, and returns its result."""
-
-    def __call__(self, work: Coroutine[Any, Any, _T], /) -> _T: ...
 
 
 class StmChatMessageHistory(BaseChatMessageHistory):
