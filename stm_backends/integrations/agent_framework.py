@@ -14,11 +14,10 @@ from urllib.parse import quote, unquote
 from stm_backends import races
 from stm_backends.backend import Backend
 from stm_backends.drivers.checks import require_backend, require_integer, require_items, require_seconds
-from stm_backends.drivers.tasks import all_of
+from stm_backends.drivers.tasks import all_of, to_its_end
 from stm_backends.errors import Corrupt, InvalidKey, InvalidState, Unavailable, located
 from stm_backends.extras import missing_extra
 from stm_backends.history.log import ItemLog
-from stm_backends.integrations.blocking import settled
 from stm_backends.plain_json import DEEPEST_IN_TURN, require_json
 from stm_backends.types import MemoryKey
 
@@ -124,7 +123,7 @@ class StmHistoryProvider(HistoryProvider):
         items = [message.to_dict() for message in messages]
         for index, item in enumerate(items):
             require_json(item, f"messages[{index}]", deepest=DEEPEST_IN_TURN)
-        if items and not await settled(self._add_new(log, items)):
+        if items and not await to_its_end(self._add_new(log, items)):
             raise Unavailable(
                 "others added to the session all the time, and nothing was stored; try again",
                 backend=self._backend.name,
@@ -266,7 +265,7 @@ class StmCheckpointStorage:
                 "the checkpoint cannot be stored and read again: its values must be of types that can be "
                 "pickled and are allowed"
             ) from error
-        await settled(self._states.save_memory_state(name, encoded, ttl=self._ttl_s))
+        await to_its_end(self._states.save_memory_state(name, encoded, ttl=self._ttl_s))
         return checkpoint.checkpoint_id
 
     async def load(self, checkpoint_id: str) -> WorkflowCheckpoint:
@@ -298,7 +297,7 @@ class StmCheckpointStorage:
     async def delete(self, checkpoint_id: str) -> bool:
         """Erase a checkpoint; returns whether there was one."""
         names = await self._found(checkpoint_id)
-        return any([await settled(self._states.delete_memory_state(name)) for name in names])
+        return any([await to_its_end(self._states.delete_memory_state(name)) for name in names])
 
     async def _found(self, checkpoint_id: str) -> list[str]:
         """Return the names of the states of a checkpoint, the one that was saved last first.

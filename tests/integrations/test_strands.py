@@ -26,7 +26,6 @@ from stm_backends import (
     InvalidKey,
     InvalidState,
     MemoryKey,
-    OutcomeUnknown,
     TooLarge,
     Unavailable,
     open_backend,
@@ -37,7 +36,6 @@ from stm_backends.backend import Backend
 from stm_backends.drivers import plugins
 from stm_backends.drivers.contract import Driver
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
-from stm_backends.integrations.blocking import settled
 from stm_backends.integrations.strands import StmSessionRepository, StmStorage
 from tests.support.sealed import SEALING
 
@@ -474,24 +472,6 @@ async def test_a_cancelled_write_is_done_when_the_cancellation_is_raised() -> No
         assert await storage.read("a") == b"new"
     finally:
         await asyncio.to_thread(backend.close)
-
-
-async def test_a_cancellation_names_the_error_that_came_meanwhile() -> None:
-    begun, go = asyncio.Event(), asyncio.Event()
-
-    async def fails() -> None:
-        begun.set()
-        await go.wait()
-        raise OutcomeUnknown("the answer was lost")
-
-    task = asyncio.ensure_future(settled(fails()))
-    await begun.wait()
-    task.cancel()
-    await asyncio.sleep(0)
-    go.set()
-    with pytest.raises(asyncio.CancelledError) as raised:
-        await task
-    assert isinstance(raised.value.__cause__, OutcomeUnknown)
 
 
 # What everything stored here can do
