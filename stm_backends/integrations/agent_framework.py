@@ -269,7 +269,7 @@ class StmCheckpointStorage:
         return checkpoint.checkpoint_id
 
     async def load(self, checkpoint_id: str) -> WorkflowCheckpoint:
-        """Return a checkpoint, in two round trips. Raises `WorkflowCheckpointException` if there is none."""
+        """Return a checkpoint, in three round trips. Raises `WorkflowCheckpointException` if there is none."""
         found = await self._first(await self._found(checkpoint_id))
         if found is None:
             raise WorkflowCheckpointException(f"No checkpoint found with ID {checkpoint_id}")
