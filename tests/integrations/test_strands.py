@@ -143,10 +143,11 @@ def test_an_agent_knows_on_another_machine_what_was_said(
 ) -> None:
     model = Scripted("Noted.", "Teal.")
     for backend, said in zip(pods, ("It is teal.", "What is it?"), strict=True):
-        one = agent(model, manager(backend))
+        kept = manager(backend)
+        one = agent(model, kept)
         one(said)
         one.state.set("said", said)
-        one.session_manager.sync_agent(one)  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportOptionalMemberAccess]
+        kept.sync_agent(one)
     assert model.asked[1] == ["It is teal.", "Noted.", "What is it?"]
     restored = agent(Scripted(), manager(pods[0]))
     assert texts(restored.messages) == ["It is teal.", "Noted.", "What is it?", "Teal."]
@@ -186,10 +187,11 @@ def test_calls_of_tools_are_part_of_the_session(backend: sync.Backend, manager: 
 @EITHER
 def test_what_a_guardrail_redacts_is_not_stored_any_more(tmp_path: Path, manager: Any) -> None:
     with sync.open_backend(f"sqlite:///{tmp_path}/stm.db") as backend:
-        one = agent(Scripted("Noted."), manager(backend))
-        one("My number is SECRET.")
+        kept = manager(backend)
+        one = agent(Scripted("SECRET? Noted."), kept)
+        one("Hello")
         one.messages[-1]["content"] = [{"text": "[redacted]"}]
-        one.session_manager.redact_latest_message(one.messages[-1], one)  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+        kept.redact_latest_message(one.messages[-1], one)
         assert texts(agent(Scripted(), manager(backend)).messages)[-1] == "[redacted]"
 
 
