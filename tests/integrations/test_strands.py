@@ -193,6 +193,13 @@ def test_what_a_guardrail_redacts_is_not_stored_any_more(tmp_path: Path, manager
         one.messages[-1]["content"] = [{"text": "[redacted]"}]
         kept.redact_latest_message(one.messages[-1], one)
         assert texts(agent(Scripted(), manager(backend)).messages)[-1] == "[redacted]"
+        log = backend.asynchronous.item_log(MemoryKey("acme", "u1", "chat/a1"), "strands")
+
+        async def stored() -> str:
+            storage = storage_of(backend)
+            return str([await storage.read(key) for key in await storage.list()])
+
+        assert "SECRET" not in f"{asyncio.run(stored())} {backend.run(log.items())}"
 
 
 @EITHER
