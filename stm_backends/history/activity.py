@@ -36,13 +36,13 @@ def beginning_in(items: Iterable[Mapping[str, Any]]) -> str:
 
 
 def text_of(item: Mapping[str, Any]) -> str:
-    """Return the text of an item, which frameworks keep in its `content`, `data` or `message`, or in their parts."""
+    """Return the text of an item, which frameworks keep at different places."""
     message: object = item.get("message")
     if isinstance(message, Mapping) and "parts" in message:
         return SHAPES["pydantic-ai"].text(cast("Mapping[str, Any]", message))
     inner = (item.get("data"), message)
     holder = next((cast("Mapping[str, Any]", one) for one in inner if isinstance(one, Mapping)), item)
-    content: object = holder.get("content")
+    content: object = holder.get("content", holder.get("contents"))
     if isinstance(content, Mapping):
         content = cast("Mapping[str, Any]", content).get("parts")
     if isinstance(content, str):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Final, NoReturn, Protocol, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 from stm_backends import logs
 from stm_backends.backend import Backend
@@ -12,6 +12,7 @@ from stm_backends.drivers.checks import require_backend, require_integer, requir
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, located
 from stm_backends.extras import missing_extra
 from stm_backends.handed_in import call
+from stm_backends.integrations.blocking import Waits
 from stm_backends.integrations.converting import GONE, Converter
 from stm_backends.plain_json import DEEPEST_IN_TURN, require_json
 from stm_backends.records import keys
@@ -35,12 +36,6 @@ _ON_ERROR_S: Final = 60.0
 
 _AS_IT_IS: Final = frozenset(("content", "tool_calls", "invalid_tool_calls"))
 """The fields of a message that a model reads. What is not JSON there is refused."""
-
-
-class Waits(Protocol):
-    """Runs a coroutine on the event loop that the backend was opened on, and returns its result."""
-
-    def __call__(self, work: Coroutine[Any, Any, _T], /) -> _T: ...
 
 
 class StmChatMessageHistory(BaseChatMessageHistory):

@@ -85,7 +85,6 @@ async def test_only_a_framework_with_several_logs_has_some_beside_another(backen
     assert await backend.sessions.erase(long)
 
 
-
 # In the list of conversations
 
 
