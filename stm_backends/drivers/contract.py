@@ -139,6 +139,19 @@ def new_version() -> str:
     return os.urandom(12).hex()
 
 
+def version_after(version: str) -> str:
+    """Return a new version of a record that says the same as before; `first_of` is that of the former one."""
+    return new_version() + first_of(version)
+
+
+def first_of(version: str) -> str:
+    """Return the version with which a record began, if all later ones come from `version_after`."""
+    return version[-_VERSION_CHARACTERS:]
+
+
+_VERSION_CHARACTERS: Final = 24
+
+
 @runtime_checkable
 class Driver(Protocol):
     """Five operations, each atomic, and each one round trip where the datastore allows it.
