@@ -75,7 +75,9 @@ def dump_pieces(pieces: list[Piece]) -> list[Any]:
 
 def load_pieces(pieces: list[Any]) -> list[Piece]:
     """Return the pieces that `dump_pieces` wrote. Raises `ValueError`."""
-    return [load_bytes(piece) if isinstance(piece, str) else (int(piece[0]), int(piece[1])) for piece in pieces]
+    return [
+        load_bytes(piece) if isinstance(piece, str) else (int(piece[0]), int(piece[1])) for piece in pieces
+    ]
 
 
 def _common(old: bytes, place: int, new: bytes, at: int) -> int:

@@ -19,7 +19,9 @@ from typing import Final
 from stm_backends.drivers.bounded import Bounded
 
 _NONE: Final[Mapping[tuple[object, str], frozenset[str]]] = MappingProxyType({})
-_asked: ContextVar[Mapping[tuple[object, str], frozenset[str]]] = ContextVar("stm_langgraph_runs", default=_NONE)
+_asked: ContextVar[Mapping[tuple[object, str], frozenset[str]]] = ContextVar(
+    "stm_langgraph_runs", default=_NONE
+)
 
 _MOST_THREADS: Final = 64
 _MOST_IDS: Final = 10_000
@@ -47,7 +49,7 @@ class Runs:
         _asked.set(known)
 
     def is_latest(self, thread: str, checkpoint_id: str | None) -> None:
-        """Note that a run was given this checkpoint as the latest one, or has stored it, and will continue it."""
+        """Note that a run was given this checkpoint as the latest, or stored it, and will continue it."""
         self._latest[thread, checkpoint_id or ""] = True
 
     def must_be_latest(self, thread: str, parent: str | None) -> bool:

@@ -118,7 +118,7 @@ class StmSaver(BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
-        """Yield checkpoints, the latest of a thread first; without a thread, those of all threads, one by one.
+        """Yield checkpoints, the latest of a thread first; without a thread, those of one after another.
 
         With a `limit`, only the newest items of a thread are read. Otherwise all of one thread at a time.
         """
@@ -169,7 +169,7 @@ class StmSaver(BaseCheckpointSaver[str]):
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """Return for some channels what the ancestors of a checkpoint say: the last value, and writes since."""
+        """Return what the ancestors of a checkpoint say of channels: the last value, and writes since."""
         if not channels:
             return {}
         thread, name = _place(config)
@@ -265,9 +265,7 @@ class StmSaver(BaseCheckpointSaver[str]):
         """
         await self._threads.copy(str(source_thread_id), str(target_thread_id))
 
-    async def aprune(
-        self, thread_ids: Sequence[str], *, strategy: str = "keep_latest"
-    ) -> None:
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Erase all checkpoints of some threads (`delete`), or all but the latest of each namespace.
 
         The latest one keeps its values, those of a `DeltaChannel`, too.

@@ -11,8 +11,16 @@ from weakref import WeakValueDictionary
 
 from stm_backends.backend import Backend
 from stm_backends.drivers.bounded import Bounded
-from stm_backends.errors import ConfigurationError, Corrupt, EditConflict, InvalidKey, SessionExists, StorageError
-from stm_backends.errors import Unavailable, located
+from stm_backends.errors import (
+    ConfigurationError,
+    Corrupt,
+    EditConflict,
+    InvalidKey,
+    SessionExists,
+    StorageError,
+    Unavailable,
+    located,
+)
 from stm_backends.handed_in import call_now, described
 from stm_backends.history.log import ItemLog
 from stm_backends.integrations.langgraph.threads import (
@@ -102,7 +110,9 @@ class Threads:
             if wider is not None:
                 yield (view := wider)
 
-    async def add(self, thread: str, new: New, *, refused: Callable[[View], bool] = lambda view: False) -> None:
+    async def add(
+        self, thread: str, new: New, *, refused: Callable[[View], bool] = lambda view: False
+    ) -> None:
         """Store a checkpoint or writes, in one round trip unless others have added to the thread.
 
         Raises `EditConflict` if `refused` says so of what is stored at that moment; then nothing is stored.
@@ -167,10 +177,12 @@ class Threads:
         for nth, chunk in enumerate(_chunks(items)):
             after = await log.add_after(tip, chunk, id=chunk[0]["i"])
             if after is None and nth == 0:
-                raise SessionExists("there is already something in the thread that this one was to be copied to")
+                raise SessionExists(
+                    "there is already something in the thread that this one was to be copied to"
+                )
             if after is None:
                 raise Unavailable(
-                    "someone has added to the copy before it was complete: delete it, and copy the thread again",
+                    "others have added to the copy before it was complete: delete it, and copy the thread again",
                     backend=self._backend.name,
                     operation="copy",
                 )

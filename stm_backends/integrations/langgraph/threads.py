@@ -1,10 +1,10 @@
 """A thread of LangGraph as items of a log, as pure functions: its items, and the checkpoints that they say.
 
 ```
-put     {"k", "i", "put": {"ns", "id", "parent", "checkpoint", "metadata", "blobs": [[channel, version, ...]]}}
-writes  {"k", "i", "writes": {"ns", "id", "tasks": [[task, path, [[place, channel, type, bytes], ...]], ...]}}
+put     {"k", "i", "put": {"ns", "id", "parent", "checkpoint", "metadata", "blobs": [[channel, version, value]]}}
+writes  {"k", "i", "writes": {"ns", "id", "tasks": [[task, path, [[place, channel, value], ...]], ...]}}
 frame   {"k": 0, "i", "thread", "frame": [{"put": ...}, {"writes": ...}, ...], "older", "top"}
-bytes   [type, base64]  or  [type, pieces, the older one, its checksum], see `deltas`
+value   type, base64  or  type, pieces, the older one, its checksum; see `deltas`
 ```
 
 A put has what its checkpoint adds: the channels of a new version. The rest was said before. So that the
@@ -238,7 +238,9 @@ class View:
                 bodies.append({"put": body})
                 kept.add(latest)
             # Writes may arrive before their checkpoint.
-            bodies += [{"writes": _dump_writes(written(name, one, space))} for one in kept & space.writes.keys()]
+            bodies += [
+                {"writes": _dump_writes(written(name, one, space))} for one in kept & space.writes.keys()
+            ]
         older = self._older | {_checksum(name) for name in self.spaces}
         packed = b"".join(one.to_bytes(4, "big") for one in sorted(older))
         top = max([self.top, *(one for space in self.spaces.values() for one in space.puts)])
@@ -403,7 +405,7 @@ def rebuilt(
     return items
 
 
-def _without_ancestors(  # noqa: PLR0913 -- pure: all that it depends on
+def _without_ancestors(
     view: View,
     name: str,
     checkpoint_id: str,
@@ -416,7 +418,11 @@ def _without_ancestors(  # noqa: PLR0913 -- pure: all that it depends on
     put = space.puts[checkpoint_id]
     if put.parent is None or put.parent in kept or put.parent not in space.puts:
         return put
-    empty = [channel for channel, version in versions.items() if space.blobs.get((channel, version), EMPTY) == EMPTY]
+    empty = [
+        channel
+        for channel, version in versions.items()
+        if space.blobs.get((channel, version), EMPTY) == EMPTY
+    ]
     history, parent = view.history(name, checkpoint_id, empty, versions_of), put.parent
     while parent is not None and parent not in kept:
         ancestor = space.puts.get(parent)

@@ -1,0 +1,420 @@
+"""`StmStore`: LangGraph's long-term store on any backend."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import sqrt
+from typing import Any, Final, TypeAlias, cast
+
+from langgraph.store.base import (
+    BaseStore,
+    Embeddings,
+    GetOp,
+    IndexConfig,
+    Item,
+    ListNamespacesOp,
+    MatchCondition,
+    Op,
+    PutOp,
+    Result,
+    SearchItem,
+    SearchOp,
+    TTLConfig,
+    ensure_embeddings,
+    get_text_at_path,
+    tokenize_path,
+    validate_op_namespace,
+)
+
+from stm_backends.backend import Backend
+from stm_backends.drivers.checks import require_backend, require_items, require_seconds
+from stm_backends.errors import ConfigurationError, Corrupt, InvalidKey, Unavailable
+from stm_backends.handed_in import call_now, described
+from stm_backends.integrations.langgraph.saver import Waits, refuse
+from stm_backends.races import Lost, contend
+from stm_backends.records.identity import DEFAULT_TENANT, DEFAULT_USER
+from stm_backends.records.keys import RESERVED_PREFIX, require_part
+from stm_backends.types import MemoryKey
+
+Namespace: TypeAlias = tuple[str, ...]
+Owner: TypeAlias = tuple[str, str]
+Vectors: TypeAlias = dict[str, list[float]]
+
+AT_ONCE: Final = 64
+"""How many items are loaded concurrently."""
+
+_ESCAPED: Final = (("~", "~0"), ("/", "~1"), (":", "~2"))
+"""A name of a namespace ends with "/", and a state's key must not have another ":"."""
+
+
+def _of_nobody(namespace: Namespace) -> Owner:
+    """Return the owner of what belongs to no particular user."""
+    del namespace
+    return DEFAULT_TENANT, DEFAULT_USER
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """An item and how it is stored: its state, the state's key and its version."""
+
+    item: Item
+    state: dict[str, Any]
+    key: str
+    version: str
+
+    @property
+    def vectors(self) -> Vectors:
+        return self.state.get("vectors") or {}
+
+
+class StmStore(BaseStore):
+    """A store whose items every process shares that uses the same backend.
+
+    ```
+    graph = builder.compile(store=StmStore(backend, owner_of=lambda namespace: ("acme", namespace[1])))
+    ```
+
+    An item is a saved state of the tenant and the user that `owner_of(namespace)` returns. So erasing a user
+    erases the user's items. By default, all belong to the tenant `default` and the user `anonymous`, and
+    are deleted one by one. A search may name only the beginning of a namespace: for one that names no user,
+    `owner_of` returns `None`, and the items of all users of `tenants` are searched.
+
+    An item that is put again keeps the time when it was created. `index` is as for LangGraph's other
+    stores: its `embed` makes vectors of what is put and of queries. A search loads all items under its prefix
+    and compares them. `ttl` is LangGraph's, in minutes; expired items are gone at once. `run` is as for
+    `StmSaver`. All methods raise `StorageError`; an outage is never an empty store. The constructor reads and
+    writes nothing.
+    """
+
+    supports_ttl = True
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        owner_of: Callable[[Namespace], Owner | None] | None = None,
+        tenants: Sequence[str] = (),
+        index: IndexConfig | None = None,
+        ttl: TTLConfig | None = None,
+        run: Waits | None = None,
+    ) -> None:
+        super().__init__()
+        require_backend(backend)
+        require_items("tenants", tenants)
+        if owner_of is not None and not callable(owner_of):  # pyright: ignore[reportUnnecessaryComparison] -- callers are not all typed
+            raise ConfigurationError("owner_of is a function that returns the tenant and user of a namespace")
+        self.ttl_config = ttl
+        self._backend = backend
+        self._states = backend.state_store
+        self._owner_of = owner_of or _of_nobody
+        self._tenants = tenants
+        self._embeddings: Embeddings | None = None
+        self._fields: list[tuple[str, list[str] | str]] = []
+        if index is not None:
+            self._embeddings = ensure_embeddings(index.get("embed"))
+            self._fields = [_field(path) for path in index.get("fields") or ["$"]]
+        self._run = run
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """Do some operations; those that read see the store as it was before those that write.
+
+        Of two writes of one item, the last one counts. They are done concurrently, and each by itself.
+        """
+        asked = [*ops]
+        for op in asked:
+            validate_op_namespace(op)
+        results: list[Result] = list(await asyncio.gather(*map(self._answer, asked)))
+        puts = {(op.namespace, op.key): op for op in asked if isinstance(op, PutOp)}
+        vectors = await self._embedded([*puts.values()])
+        await asyncio.gather(*(self._put(op, vectors.get(place, {})) for place, op in puts.items()))
+        return results
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """Do some operations; see `abatch`."""
+        if self._run is None:
+            refuse("batch")
+        return self._run(self.abatch(ops))
+
+    async def _answer(self, op: Op) -> Result:
+        if isinstance(op, GetOp):
+            found = await self._load(self._key(op.namespace, op.key))
+            if found is not None and op.refresh_ttl:
+                await self._refresh(found)
+            return found and found.item
+        if isinstance(op, SearchOp):
+            return await self._search(op)
+        if isinstance(op, ListNamespacesOp):
+            return await self._namespaces(op)
+        return None
+
+    # Reading
+
+    async def _search(self, op: SearchOp) -> list[SearchItem]:
+        query = None
+        if op.query and self._embeddings is not None:
+            query = await self._embeddings.aembed_query(op.query)
+        found = [
+            one
+            async for one in self._under(op.namespace_prefix)
+            if all(_matches(one.item.value.get(name), wanted) for name, wanted in (op.filter or {}).items())
+        ]
+        # The last that were put come first, as in LangGraph's store on PostgreSQL.
+        found.sort(key=lambda one: one.item.updated_at, reverse=True)
+        end = op.offset + op.limit
+        scored: list[tuple[float | None, _Found]]
+        if query is None:
+            scored = [(None, one) for one in found[op.offset : end]]
+        else:
+            with_vectors = [
+                (max(_similarity(query, vector) for vector in one.vectors.values()), one)
+                for one in found
+                if one.vectors
+            ]
+            with_vectors.sort(key=lambda one: one[0], reverse=True)
+            scored = [*with_vectors[op.offset : end]]
+            rest = [(None, one) for one in found if not one.vectors]
+            scored += rest[: max(0, op.limit - len(scored))]
+        if op.refresh_ttl:
+            await asyncio.gather(*(self._refresh(one) for _, one in scored))
+        return [
+            SearchItem(
+                namespace=one.item.namespace,
+                key=one.item.key,
+                value=one.item.value,
+                created_at=one.item.created_at,
+                updated_at=one.item.updated_at,
+                score=score,
+            )
+            for score, one in scored
+        ]
+
+    async def _namespaces(self, op: ListNamespacesOp) -> list[Namespace]:
+        conditions = op.match_conditions or ()
+        prefixes = [one.path for one in conditions if one.match_type == "prefix"]
+        prefix = max((_without_wildcards(path) for path in prefixes), key=len, default=())
+        found = {_place_of(key)[0] async for key in self._keys(prefix)}
+        matching = {one for one in found if all(_is_match(condition, one) for condition in conditions)}
+        if op.max_depth is not None:
+            matching = {one[: op.max_depth] for one in matching}
+        return sorted(matching)[op.offset : op.offset + op.limit]
+
+    async def _under(self, prefix: Namespace) -> AsyncIterator[_Found]:
+        keys = [key async for key in self._keys(prefix)]
+        for start in range(0, len(keys), AT_ONCE):
+            for one in await asyncio.gather(*map(self._load, keys[start : start + AT_ONCE])):
+                if one is not None:
+                    yield one
+
+    async def _keys(self, prefix: Namespace) -> AsyncIterator[str]:
+        """Yield the keys of all items whose namespaces begin so."""
+        owner = self._owner(prefix)
+        owners = self._all_owners() if owner is None else _just(owner)
+        async for tenant, user in owners:
+            beginning = _beginning(tenant, user) + "".join(f"{_escaped(label)}/" for label in prefix)
+            async for key in self._states.states_of(tenant, user, beginning):
+                yield key
+
+    async def _all_owners(self) -> AsyncIterator[Owner]:
+        if not self._tenants:
+            raise ConfigurationError(
+                "this namespace names no user, and the users of all tenants cannot be found: pass "
+                "tenants=[...], whose items are meant"
+            )
+        for tenant in self._tenants:
+            async for user in self._backend.sessions.users(tenant):
+                yield tenant, user
+
+    async def _load(self, key: str) -> _Found | None:
+        state, version = await self._states.load_versioned(key)
+        if state is None or version is None:
+            return None
+        namespace, name = _place_of(key)
+        try:
+            item = Item(
+                value=state["value"],
+                key=name,
+                namespace=namespace,
+                created_at=datetime.fromtimestamp(state["created"], UTC),
+                updated_at=datetime.fromtimestamp(state["updated"], UTC),
+            )
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise Corrupt(
+                "a saved state is no item of a store", backend=self._backend.name, operation="load"
+            ) from None
+        return _Found(item, state, key, version)
+
+    async def _refresh(self, found: _Found) -> None:
+        """Begin the time to live of an item anew, if it has one; not if it has been put again meanwhile."""
+        minutes: float | None = found.state.get("ttl")
+        if minutes is not None:
+            await self._states.save_if(found.key, found.state, expect=found.version, ttl=60.0 * minutes)
+
+    # Writing
+
+    async def _put(self, op: PutOp, vectors: Vectors) -> None:
+        key, value = self._key(op.namespace, op.key), op.value
+        if value is None:
+            await self._states.delete_memory_state(key)
+            return
+        if op.ttl is not None:
+            require_seconds("ttl", op.ttl)
+        seconds = None if op.ttl is None else 60.0 * op.ttl
+
+        async def attempt() -> bool | Lost:
+            now = time.time()
+            state, version = await self._states.load_versioned(key)
+            created: object = None if state is None else state.get("created")
+            new = {
+                "value": dict(value),
+                "created": created if isinstance(created, float) else now,
+                "updated": now,
+                "ttl": op.ttl,
+                "vectors": vectors,
+            }
+            saved = await self._states.save_if(key, new, expect=version, ttl=seconds)
+            return saved or Lost(version)
+
+        if await contend(attempt) is None:
+            raise Unavailable(
+                "others put this item without a pause", backend=self._backend.name, operation="put"
+            )
+
+    async def _embedded(self, puts: Sequence[PutOp]) -> dict[tuple[Namespace, str], Vectors]:
+        """Return the vectors of what is put, by the paths of the texts."""
+        texts: list[str] = []
+        places: list[tuple[Namespace, str, str]] = []
+        for op in puts if self._embeddings is not None else ():
+            if op.value is None or op.index is False:
+                continue
+            fields = self._fields if op.index is None else [_field(path) for path in op.index]
+            for path, tokens in fields:
+                found = get_text_at_path(op.value, tokens)
+                for nth, text in enumerate(found):
+                    texts.append(text)
+                    places.append((op.namespace, op.key, path if len(found) == 1 else f"{path}.{nth}"))
+        vectors: dict[tuple[Namespace, str], Vectors] = {}
+        if self._embeddings is None or not texts:
+            return vectors
+        made = await self._embeddings.aembed_documents(texts)
+        if len(made) != len(texts):
+            raise ConfigurationError(f"the embedder returned {len(made)} vectors for {len(texts)} texts")
+        for (namespace, key, path), vector in zip(places, made, strict=True):
+            vectors.setdefault((namespace, key), {})[path] = [float(number) for number in vector]
+        return vectors
+
+    # Keys
+
+    def _key(self, namespace: Namespace, key: str) -> str:
+        owner = self._owner(namespace)
+        if owner is None:
+            raise InvalidKey("the function `owner_of` names no owner of this namespace")
+        labels = "".join(f"{_escaped(label)}/" for label in namespace)
+        return f"{_beginning(*owner)}{labels}/{_escaped(key)}"
+
+    def _owner(self, namespace: Namespace) -> Owner | None:
+        try:
+            owner = call_now(self._owner_of, namespace)
+            if owner is None:
+                return None
+            tenant, user = owner
+        except Exception as error:
+            raise InvalidKey(f"the function `owner_of` failed ({described(error)})") from error
+        return require_part("tenant_id", tenant), require_part("user_id", user)
+
+
+def _beginning(tenant: str, user: str) -> str:
+    """Return what the keys of all items of a user begin with."""
+    return f"{RESERVED_PREFIX}{MemoryKey(tenant, user, '-').composite()[:-1]}langgraph-store:"
+
+
+def _place_of(key: str) -> tuple[Namespace, str]:
+    """Return the namespace and the name of the item that a state's key is of."""
+    labels, _, name = key.rpartition(":")[2].partition("//")
+    return tuple(map(_unescaped, labels.split("/"))), _unescaped(name)
+
+
+def _escaped(text: str) -> str:
+    for plain, escaped in _ESCAPED:
+        text = text.replace(plain, escaped)
+    return text
+
+
+def _unescaped(text: str) -> str:
+    for plain, escaped in reversed(_ESCAPED):
+        text = text.replace(escaped, plain)
+    return text
+
+
+def _field(path: str) -> tuple[str, list[str] | str]:
+    return path, path if path == "$" else tokenize_path(path)
+
+
+async def _just(owner: Owner) -> AsyncIterator[Owner]:
+    yield owner
+
+
+def _without_wildcards(path: Sequence[str]) -> Namespace:
+    return tuple(path[: path.index("*")] if "*" in path else path)
+
+
+def _is_match(condition: MatchCondition, namespace: Namespace) -> bool:
+    """Say whether a namespace begins, or ends, as a path with wildcards does."""
+    path = condition.path
+    part = (
+        namespace[: len(path)]
+        if condition.match_type == "prefix"
+        else namespace[len(namespace) - len(path) :]
+    )
+    return len(namespace) >= len(path) and all(
+        wanted in ("*", label) for wanted, label in zip(path, part, strict=True)
+    )
+
+
+def _matches(value: object, wanted: object) -> bool:
+    """Say whether a value is what a filter wants, as in LangGraph's own stores."""
+    if isinstance(wanted, Mapping):
+        conditions = cast("Mapping[str, Any]", wanted)
+        if any(name.startswith("$") for name in conditions):
+            return all(_compares(value, name, other) for name, other in conditions.items())
+        if not isinstance(value, Mapping):
+            return False
+        values = cast("Mapping[str, Any]", value)
+        return all(_matches(values.get(name), other) for name, other in conditions.items())
+    if isinstance(wanted, (list, tuple)):
+        parts = cast("Sequence[object]", wanted)
+        if not isinstance(value, (list, tuple)):
+            return False
+        own = cast("Sequence[object]", value)
+        return len(own) == len(parts) and all(map(_matches, own, parts))
+    return value == wanted
+
+
+def _compares(value: Any, operator: str, other: Any) -> bool:
+    if operator == "$eq":
+        return bool(value == other)
+    if operator == "$ne":
+        return bool(value != other)
+    if operator not in _ORDERS:
+        raise ConfigurationError(f"a filter has one of: $eq, $ne, {', '.join(_ORDERS)}")
+    try:
+        return _ORDERS[operator](float(value), float(other))
+    except (TypeError, ValueError):
+        return False  # an item without such a number
+
+
+_ORDERS: Final[Mapping[str, Callable[[float, float], bool]]] = {
+    "$gt": lambda one, other: one > other,
+    "$gte": lambda one, other: one >= other,
+    "$lt": lambda one, other: one < other,
+    "$lte": lambda one, other: one <= other,
+}
+
+
+def _similarity(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return the cosine of two vectors; 0 if one has no length."""
+    lengths = sqrt(sum(x * x for x in one)) * sqrt(sum(y * y for y in other))
+    return sum(x * y for x, y in zip(one, other, strict=False)) / lengths if lengths else 0.0
