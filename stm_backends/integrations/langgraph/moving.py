@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
+from stm_backends.integrations.langgraph.runs import copying
 from stm_backends.integrations.langgraph.saver import StmSaver
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ async def _copied(
         # Paths are not listed. Those of these keep the order in which the writes were.
         await target.aput_writes(at, writes, task, f"{nth:06}")
     # Last, so that a repeated copy finds it only with its writes.
-    await target.aput({"configurable": place}, checkpoint, found.metadata, {**new})
+    with copying():
+        await target.aput({"configurable": place}, checkpoint, found.metadata, {**new})
     return 1
 
 

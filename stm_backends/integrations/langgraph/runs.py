@@ -11,7 +11,8 @@ which its later calls have a copy of.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Final
@@ -22,6 +23,7 @@ _NONE: Final[Mapping[tuple[object, str], frozenset[str]]] = MappingProxyType({})
 _asked: ContextVar[Mapping[tuple[object, str], frozenset[str]]] = ContextVar(
     "stm_langgraph_runs", default=_NONE
 )
+_copying: ContextVar[bool] = ContextVar("stm_langgraph_copying", default=False)
 
 _MOST_THREADS: Final = 64
 _MOST_IDS: Final = 10_000
@@ -54,5 +56,17 @@ class Runs:
 
     def must_be_latest(self, thread: str, parent: str | None) -> bool:
         """Say whether a checkpoint may only be stored if its parent is still the latest one."""
+        if _copying.get():
+            return False
         by_id = _asked.get().get((self, thread))
         return (thread, parent or "") in self._latest if by_id is None else parent not in by_id
+
+
+@contextmanager
+def copying() -> Iterator[None]:
+    """Within this context, checkpoints are stored after any other, as they are in another thread."""
+    token = _copying.set(True)
+    try:
+        yield
+    finally:
+        _copying.reset(token)

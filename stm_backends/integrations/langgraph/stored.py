@@ -182,7 +182,7 @@ class Threads:
                 )
             if after is None:
                 raise Unavailable(
-                    "others have added to the copy before it was complete: delete it, and copy the thread again",
+                    "others have added to the copy before it was complete: delete it, and copy again",
                     backend=self._backend.name,
                     operation="copy",
                 )

@@ -1,10 +1,10 @@
 """A thread of LangGraph as items of a log, as pure functions: its items, and the checkpoints that they say.
 
 ```
-put     {"k", "i", "put": {"ns", "id", "parent", "checkpoint", "metadata", "blobs": [[channel, version, value]]}}
-writes  {"k", "i", "writes": {"ns", "id", "tasks": [[task, path, [[place, channel, value], ...]], ...]}}
-frame   {"k": 0, "i", "thread", "frame": [{"put": ...}, {"writes": ...}, ...], "older", "top"}
-value   type, base64  or  type, pieces, the older one, its checksum; see `deltas`
+put    {"k", "i", "put": {"ns", "id", "parent", "checkpoint", "metadata", "blobs": [[channel, version, ...]]}}
+writes {"k", "i", "writes": {"ns", "id", "tasks": [[task, path, [[place, channel, value], ...]], ...]}}
+frame  {"k": 0, "i", "thread", "frame": [{"put": ...}, {"writes": ...}, ...], "older", "top"}
+value  type, base64  or  type, pieces, the older one, its checksum; see `deltas`
 ```
 
 A put has what its checkpoint adds: the channels of a new version. The rest was said before. So that the
