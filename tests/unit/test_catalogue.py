@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -91,8 +91,9 @@ class World:
         self.store = MemoryStore()
         self.there: set[MemoryKey] = {A, B, C}
 
-    async def describe(self, key: MemoryKey, kind: str = "") -> Activity | None:
-        return Activity({kind or "memory": 1}, 0.0, "last", "first") if key in self.there else None
+    async def describe(self, key: MemoryKey, kinds: Sequence[str] = ()) -> Activity | None:
+        counts = dict.fromkeys(kinds or ("memory",), 1)
+        return Activity(counts, 0.0, "last", "first") if key in self.there else None
 
     async def process(self) -> tuple[Catalogue, Deadly]:
         driver = Deadly(MemoryDriver(self.store, clock=self.clock))
@@ -952,7 +953,7 @@ async def test_a_touch_during_an_erasure_leaves_no_user_behind(backend: Backend)
     await touched(backend, A)
     answers = [Activity({"memory": 1}, 0.0, "secret"), None]
 
-    async def erased_meanwhile(key: MemoryKey, kind: str) -> Activity | None:
+    async def erased_meanwhile(key: MemoryKey, kinds: Sequence[str]) -> Activity | None:
         found = answers.pop(0)
         if found is not None:
             await backend.sessions.erase(A)
