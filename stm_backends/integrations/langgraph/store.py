@@ -36,13 +36,19 @@ from stm_backends.errors import ConfigurationError, Corrupt, InvalidKey, Unavail
 from stm_backends.handed_in import call_now, described
 from stm_backends.integrations.langgraph.saver import Waits, refuse
 from stm_backends.races import Lost, contend
-from stm_backends.records.identity import DEFAULT_TENANT, DEFAULT_USER
+from stm_backends.records.identity import DEFAULT_TENANT
 from stm_backends.records.keys import RESERVED_PREFIX, require_part
+from stm_backends.records.state_store import States, TenantStates
 from stm_backends.types import MemoryKey
 
 Namespace: TypeAlias = tuple[str, ...]
-Owner: TypeAlias = tuple[str, str]
+Owner: TypeAlias = tuple[str, str | None]
+"""A tenant and one of its users, or `None` for the tenant as a whole."""
+
 Vectors: TypeAlias = dict[str, list[float]]
+
+PREFIX: Final = "langgraph-store:"
+"""What distinguishes the keys of items from those of an owner's other states."""
 
 AT_ONCE: Final = 64
 """How many items are loaded concurrently."""
@@ -54,16 +60,24 @@ _ESCAPED: Final = (("~", "~0"), ("/", "~1"), (":", "~2"))
 def _of_nobody(namespace: Namespace) -> Owner:
     """Return the owner of what belongs to no particular user."""
     del namespace
-    return DEFAULT_TENANT, DEFAULT_USER
+    return DEFAULT_TENANT, None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an item is, or all items of an owner: its states, and the key of one, or its beginning."""
+
+    states: States
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """An item and how it is stored: its state, the state's key and its version."""
+    """An item and how it is stored: its state, where that is, and its version."""
 
     item: Item
     state: dict[str, Any]
-    key: str
+    place: _Place
     version: str
 
     @property
@@ -79,9 +93,9 @@ class StmStore(BaseStore):
     ```
 
     An item is a saved state of the tenant and the user that `owner_of(namespace)` returns. So erasing a user
-    erases the user's items. By default, all belong to the tenant `default` and the user `anonymous`, and
-    are deleted one by one. A search may name only the beginning of a namespace: for one that names no user,
-    `owner_of` returns `None`, and the items of all users of `tenants` are searched.
+    erases the user's items. `None` as the user means the tenant as a whole. By default, all items belong to
+    the tenant `default` as a whole. A search may name only the beginning of a namespace: for one that does
+    not say whose it is, `owner_of` returns `None`, and all items of `tenants` are searched.
 
     An item that is put again keeps the time when it was created. `index` is as for LangGraph's other
     stores: its `embed` makes vectors of what is put and of queries. A search loads all items under its prefix
@@ -109,7 +123,6 @@ class StmStore(BaseStore):
             raise ConfigurationError("owner_of is a function that returns the tenant and user of a namespace")
         self.ttl_config = ttl
         self._backend = backend
-        self._states = backend.state_store
         self._owner_of = owner_of or _of_nobody
         self._tenants = tenants
         self._embeddings: Embeddings | None = None
@@ -141,7 +154,7 @@ class StmStore(BaseStore):
 
     async def _answer(self, op: Op) -> Result:
         if isinstance(op, GetOp):
-            found = await self._load(self._key(op.namespace, op.key))
+            found = await self._load(self._place(op.namespace, op.key))
             if found is not None and op.refresh_ttl:
                 await self._refresh(found)
             return found and found.item
@@ -196,43 +209,48 @@ class StmStore(BaseStore):
         conditions = op.match_conditions or ()
         prefixes = [one.path for one in conditions if one.match_type == "prefix"]
         prefix = max((_without_wildcards(path) for path in prefixes), key=len, default=())
-        found = {_place_of(key)[0] async for key in self._keys(prefix)}
+        found = {_named_by(place.key)[0] async for place in self._places(prefix)}
         matching = {one for one in found if all(_is_match(condition, one) for condition in conditions)}
         if op.max_depth is not None:
             matching = {one[: op.max_depth] for one in matching}
         return sorted(matching)[op.offset : op.offset + op.limit]
 
     async def _under(self, prefix: Namespace) -> AsyncIterator[_Found]:
-        keys = [key async for key in self._keys(prefix)]
-        for start in range(0, len(keys), AT_ONCE):
-            for one in await asyncio.gather(*map(self._load, keys[start : start + AT_ONCE])):
+        places = [place async for place in self._places(prefix)]
+        for start in range(0, len(places), AT_ONCE):
+            for one in await asyncio.gather(*map(self._load, places[start : start + AT_ONCE])):
                 if one is not None:
                     yield one
 
-    async def _keys(self, prefix: Namespace) -> AsyncIterator[str]:
-        """Yield the keys of all items whose namespaces begin so."""
+    async def _places(self, prefix: Namespace) -> AsyncIterator[_Place]:
+        """Yield where all items are whose namespaces begin so."""
         owner = self._owner(prefix)
         owners = self._all_owners() if owner is None else _just(owner)
-        async for tenant, user in owners:
-            beginning = _beginning(tenant, user) + "".join(f"{_escaped(label)}/" for label in prefix)
-            async for key in self._states.states_of(tenant, user, beginning):
-                yield key
+        async for each in owners:
+            place = self._beginning(each, prefix)
+            if isinstance(place.states, TenantStates):
+                names = place.states.names(place.key)
+            else:
+                names = self._backend.state_store.states_of(each[0], each[1] or "", place.key)
+            async for key in names:
+                yield _Place(place.states, key)
 
     async def _all_owners(self) -> AsyncIterator[Owner]:
         if not self._tenants:
             raise ConfigurationError(
-                "this namespace names no user, and the users of all tenants cannot be found: pass "
+                "this namespace does not say whose it is, and not all tenants can be found: pass "
                 "tenants=[...], whose items are meant"
             )
         for tenant in self._tenants:
+            yield tenant, None
             async for user in self._backend.sessions.users(tenant):
                 yield tenant, user
 
-    async def _load(self, key: str) -> _Found | None:
-        state, version = await self._states.load_versioned(key)
+    async def _load(self, place: _Place) -> _Found | None:
+        state, version = await place.states.load_versioned(place.key)
         if state is None or version is None:
             return None
-        namespace, name = _place_of(key)
+        namespace, name = _named_by(place.key)
         try:
             item = Item(
                 value=state["value"],
@@ -245,20 +263,22 @@ class StmStore(BaseStore):
             raise Corrupt(
                 "a saved state is no item of a store", backend=self._backend.name, operation="load"
             ) from None
-        return _Found(item, state, key, version)
+        return _Found(item, state, place, version)
 
     async def _refresh(self, found: _Found) -> None:
         """Begin the time to live of an item anew, if it has one; not if it has been put again meanwhile."""
         minutes: float | None = found.state.get("ttl")
         if minutes is not None:
-            await self._states.save_if(found.key, found.state, expect=found.version, ttl=60.0 * minutes)
+            states, key = found.place.states, found.place.key
+            await states.save_if(key, found.state, expect=found.version, ttl=60.0 * minutes)
 
     # Writing
 
     async def _put(self, op: PutOp, vectors: Vectors) -> None:
-        key, value = self._key(op.namespace, op.key), op.value
+        place, value = self._place(op.namespace, op.key), op.value
+        states, key = place.states, place.key
         if value is None:
-            await self._states.delete_memory_state(key)
+            await states.delete_memory_state(key)
             return
         if op.ttl is not None:
             require_seconds("ttl", op.ttl)
@@ -266,7 +286,7 @@ class StmStore(BaseStore):
 
         async def attempt() -> bool | Lost:
             now = time.time()
-            state, version = await self._states.load_versioned(key)
+            state, version = await states.load_versioned(key)
             created: object = None if state is None else state.get("created")
             new = {
                 "value": dict(value),
@@ -275,7 +295,7 @@ class StmStore(BaseStore):
                 "ttl": op.ttl,
                 "vectors": vectors,
             }
-            saved = await self._states.save_if(key, new, expect=version, ttl=seconds)
+            saved = await states.save_if(key, new, expect=version, ttl=seconds)
             return saved or Lost(version)
 
         if await contend(attempt) is None:
@@ -306,14 +326,24 @@ class StmStore(BaseStore):
             vectors.setdefault((namespace, key), {})[path] = [float(number) for number in vector]
         return vectors
 
-    # Keys
+    # Places
 
-    def _key(self, namespace: Namespace, key: str) -> str:
+    def _place(self, namespace: Namespace, key: str) -> _Place:
         owner = self._owner(namespace)
         if owner is None:
             raise InvalidKey("the function `owner_of` names no owner of this namespace")
-        labels = "".join(f"{_escaped(label)}/" for label in namespace)
-        return f"{_beginning(*owner)}{labels}/{_escaped(key)}"
+        place = self._beginning(owner, namespace)
+        return _Place(place.states, f"{place.key}/{_escaped(key)}")
+
+    def _beginning(self, owner: Owner, namespace: Namespace) -> _Place:
+        """Return where all items of an owner are whose namespaces begin so."""
+        tenant, user = owner
+        beginning = PREFIX + "".join(f"{_escaped(label)}/" for label in namespace)
+        if user is None:
+            return _Place(self._backend.tenant_state(tenant), beginning)
+        # A key that begins so belongs to the user.
+        named = f"{RESERVED_PREFIX}{MemoryKey(tenant, user, '-').composite()[:-1]}"
+        return _Place(self._backend.state_store, named + beginning)
 
     def _owner(self, namespace: Namespace) -> Owner | None:
         try:
@@ -323,15 +353,10 @@ class StmStore(BaseStore):
             tenant, user = owner
         except Exception as error:
             raise InvalidKey(f"the function `owner_of` failed ({described(error)})") from error
-        return require_part("tenant_id", tenant), require_part("user_id", user)
+        return require_part("tenant_id", tenant), None if user is None else require_part("user_id", user)
 
 
-def _beginning(tenant: str, user: str) -> str:
-    """Return what the keys of all items of a user begin with."""
-    return f"{RESERVED_PREFIX}{MemoryKey(tenant, user, '-').composite()[:-1]}langgraph-store:"
-
-
-def _place_of(key: str) -> tuple[Namespace, str]:
+def _named_by(key: str) -> tuple[Namespace, str]:
     """Return the namespace and the name of the item that a state's key is of."""
     labels, _, name = key.rpartition(":")[2].partition("//")
     return tuple(map(_unescaped, labels.split("/"))), _unescaped(name)
