@@ -28,7 +28,7 @@ from stm_backends import (
     open_backend,
     sync,
 )
-from stm_backends.integrations.langgraph import StmSaver, copy_threads
+from stm_backends.integrations.langgraph import StmSaver, copy_threads, turns
 from stm_backends.integrations.langgraph.deltas import delta, patch
 
 TURN_CONFIG: Any = {"configurable": {"thread_id": "chat"}}
@@ -224,6 +224,49 @@ async def test_a_stale_update_of_a_state_is_refused(pods: tuple[Backend, Backend
     # Who asks for that checkpoint by its id means a branch.
     await other.aget_tuple(read.config)
     await other.aput(config, checkpoint, {"source": "update"}, checkpoint["channel_versions"])
+
+
+async def test_runs_that_wait_for_their_turn_are_never_refused(pods: tuple[Backend, Backend]) -> None:
+    savers = [StmSaver(backend) for backend in (*pods, *pods)]
+
+    async def work(number: int) -> None:
+        for turn in range(5):
+            async with savers[number].turn("chat"):
+                await chat_with(savers[number]).ainvoke(said(f"{number}.{turn}"), on("chat"))
+
+    await asyncio.gather(*map(work, range(4)))
+    found = await texts(chat_with(savers[0]), on("chat"))
+    assert len(found) == 40
+    assert all(found[place + 1] == f"re: {found[place]}" for place in range(0, 40, 2))
+
+
+async def test_a_turn_that_does_not_come_is_given_up(
+    pods: tuple[Backend, Backend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, same, other = StmSaver(pods[0]), StmSaver(pods[0]), StmSaver(pods[1])
+    with pytest.raises(ConfigurationError, match="wait_s"):
+        one.turn("chat", wait_s=-1)
+    async with one.turn("chat"), one.turn("another"):
+        for saver in (one, same, other):
+            with pytest.raises(EditConflict, match="has not begun"):
+                async with saver.turn("chat", wait_s=0.05):
+                    pytest.fail("two have the turn")
+    async with other.turn("chat", wait_s=5):
+        pass
+    # A claim lasts while it is renewed, and expires with its process.
+    monkeypatch.setattr(turns, "LEASE_S", 0.3)
+    async with one.turn("chat"):
+        await asyncio.sleep(0.8)
+        with pytest.raises(EditConflict):
+            async with other.turn("chat", wait_s=0.05):
+                pytest.fail("two have the turn")
+
+    async def dies(*_: object) -> None:
+        """Renew nothing, as a process that was killed."""
+
+    monkeypatch.setattr(turns.Turns, "_renew", dies)
+    async with one.turn("chat"), other.turn("chat", wait_s=5):
+        pass
 
 
 # How much is stored, and read

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from langgraph.checkpoint.base import (
@@ -21,11 +21,12 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from stm_backends.backend import Backend
-from stm_backends.drivers.checks import require_backend, require_items
+from stm_backends.drivers.checks import require_backend, require_items, require_seconds
 from stm_backends.errors import ConfigurationError, InvalidKey
 from stm_backends.integrations.langgraph.runs import Runs
 from stm_backends.integrations.langgraph.stored import Threads, thread_key
 from stm_backends.integrations.langgraph.threads import EMPTY, Blob, NewPut, NewWrites, Put, View
+from stm_backends.integrations.langgraph.turns import Turns
 from stm_backends.records.identity import DEFAULT_TENANT
 from stm_backends.types import MemoryKey
 
@@ -55,7 +56,7 @@ class StmSaver(BaseCheckpointSaver[str]):
     those whose threads are meant where no thread is named, as in `alist(None)`; with a `key_of` of yours
     there are none by default.
 
-    A checkpoint stores what it adds, in one round trip. Of two runs that continue the same checkpoint at
+    A checkpoint stores what it adds, in two round trips. Of two runs that continue the same checkpoint at
     once, one gets `EditConflict`, and nothing of its step is stored; a run that is asked to begin with an
     older checkpoint, by its id, makes a branch. The blocking methods need `run`, which runs a coroutine on
     the backend's loop, and must be called from another thread than that loop's. Without `run` they raise
@@ -81,7 +82,20 @@ class StmSaver(BaseCheckpointSaver[str]):
         mine = [DEFAULT_TENANT] if key_of is None and tenants is None else tenants
         self._threads = Threads(backend, key_of or thread_key, mine, self._versions_of)
         self._runs = Runs()
+        self._turns = Turns(backend)
         self._run = run
+
+    def turn(self, thread_id: str, *, wait_s: float | None = None) -> AbstractAsyncContextManager[None]:
+        """Return a context in which no other process runs the thread, if all use this: others wait.
+
+        `async with saver.turn("chat_001"): await graph.ainvoke(...)`. Waits at most `wait_s` seconds, for as
+        long as it takes by default; then raises `EditConflict`, and nothing was done. The claim is renewed
+        while the context lasts. That of a process that dies ends after 15 seconds. Not to be entered again
+        within itself.
+        """
+        if wait_s is not None:
+            require_seconds("wait_s", wait_s, zero=True)
+        return self._turns.turn(self._threads.key(str(thread_id)), wait_s)
 
     # Reading
 

@@ -113,7 +113,7 @@ class Threads:
     async def add(
         self, thread: str, new: New, *, refused: Callable[[View], bool] = lambda view: False
     ) -> None:
-        """Store a checkpoint or writes, in one round trip unless others have added to the thread.
+        """Store a checkpoint or writes, in two round trips unless others have added to the thread.
 
         Raises `EditConflict` if `refused` says so of what is stored at that moment; then nothing is stored.
         """
@@ -206,7 +206,7 @@ class Threads:
                     if kind == KIND:
                         view, _ = await self._latest(self._backend.item_log(key, KIND), "")
                         thread = view.thread
-                        if thread and self._key(thread) == key:
+                        if thread and self.key(thread) == key:
                             yield thread
 
     async def _complete(self, thread: str, view: View, new: New) -> New:
@@ -241,7 +241,7 @@ class Threads:
             logger.warning(
                 "could not shorten what is read of a thread: %s (conversation %s)",
                 type(error).__name__,
-                conversation(self._key(thread).composite()),
+                conversation(self.key(thread).composite()),
             )
 
     async def _current(self, thread: str, log: ItemLog) -> _Known:
@@ -286,9 +286,10 @@ class Threads:
         return lock
 
     def _log(self, thread: str) -> ItemLog:
-        return self._backend.item_log(self._key(thread), KIND)
+        return self._backend.item_log(self.key(thread), KIND)
 
-    def _key(self, thread: str) -> MemoryKey:
+    def key(self, thread: str) -> MemoryKey:
+        """Return whose a thread is, and what its log is called. Raises `InvalidKey`."""
         try:
             key = call_now(self._key_of, thread)
         except Exception as error:
