@@ -153,10 +153,15 @@ def test_nothing_else_imports_what_joins_memories_to_agents() -> None:
 
 
 def test_a_framework_is_imported_by_its_own_module_alone() -> None:
-    frameworks = {"openai": {"openai"}, "openai_agents": {"agents"}, "langchain": {"langchain_core"}}
+    frameworks = {
+        "openai": {"openai"},
+        "openai_agents": {"agents"},
+        "langchain": {"langchain_core"},
+        "langgraph": {"langgraph"},
+    }
     for module, brought in frameworks.items():
         own = f"stm_backends.integrations.{module}"
-        assert brought <= {top(one) for one in IMPORTS[own]}
+        assert brought <= {top(one) for name in MODULES if is_within(name, own) for one in IMPORTS[name]}
         assert not breaches(outside(own), lambda one, brought=brought: top(one) in brought)
         assert not breaches(
             [own], lambda one, own=own: one in {f"stm_backends.integrations.{m}" for m in frameworks}
@@ -169,6 +174,7 @@ def test_a_framework_is_imported_by_its_own_module_alone() -> None:
         ("openai", "openai", "openai"),
         ("openai_agents", "agents", "openai-agents"),
         ("langchain", "langchain_core", "langchain-core"),
+        ("langgraph", "langgraph", "langgraph"),
     ],
 )
 def test_a_module_without_its_extra_says_how_to_install_it(module: str, library: str, package: str) -> None:
@@ -210,7 +216,7 @@ def test_the_only_dependency_is_pluggy() -> None:
         "stm_backends.cli": {"typer", "rich", "click", "pytest"},
         "stm_backends.testing": {"pytest", "pytest_asyncio", "hypothesis"},
         "stm_backends.telemetry.opentelemetry": {"opentelemetry"},
-        "stm_backends.integrations": {"openai", "agents", "langchain_core"},
+        "stm_backends.integrations": {"openai", "agents", "langchain_core", "langgraph"},
         "stm_backends.sealing": {"cryptography"},
     }
     base = sys.stdlib_module_names | {"stm_backends", "pluggy"}
