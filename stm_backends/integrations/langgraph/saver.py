@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from langgraph.checkpoint.base import (
@@ -112,16 +112,17 @@ class StmSaver(BaseCheckpointSaver[str]):
     async def _found(self, config: RunnableConfig) -> CheckpointTuple | None:
         thread, name = _place(config)
         asked = get_checkpoint_id(config)
-        async for view in self._threads.views(thread):
-            if not asked and not view.knows_latest(name):
-                continue
-            wanted = asked or view.latest(name)
-            if not asked and not name:
-                self._runs.is_latest(thread, wanted)
-            if wanted is None:
-                return None
-            if wanted in view.space(name).puts:
-                return self._tuple(view, name, wanted, config if asked else None)
+        async with aclosing(self._threads.views(thread)) as views:
+            async for view in views:
+                if not asked and not view.knows_latest(name):
+                    continue
+                wanted = asked or view.latest(name)
+                if not asked and not name:
+                    self._runs.is_latest(thread, wanted)
+                if wanted is None:
+                    return None
+                if wanted in view.space(name).puts:
+                    return self._tuple(view, name, wanted, config if asked else None)
         return None
 
     async def alist(
@@ -159,19 +160,20 @@ class StmSaver(BaseCheckpointSaver[str]):
         until = get_checkpoint_id(before) if before else None
         matching: list[tuple[str, str]] = []
         view: View | None = None
-        async for view in self._threads.views(thread):
-            matching = [
-                (one, name)
-                for name, space in view.spaces.items()
-                if only in (None, name)
-                for one, put in space.puts.items()
-                if (not asked or one == asked)
-                and (not until or one < until)
-                and (not wanted or self._has(put, wanted))
-            ]
-            # What is newer than all that stands before a frame is certainly the newest.
-            if limit is not None and sum(one > view.top for one, _ in matching) >= limit:
-                break
+        async with aclosing(self._threads.views(thread)) as views:
+            async for view in views:
+                matching = [
+                    (one, name)
+                    for name, space in view.spaces.items()
+                    if only in (None, name)
+                    for one, put in space.puts.items()
+                    if (not asked or one == asked)
+                    and (not until or one < until)
+                    and (not wanted or self._has(put, wanted))
+                ]
+                # What is newer than all that stands before a frame is certainly the newest.
+                if limit is not None and sum(one >= view.top for one, _ in matching) >= limit:
+                    break
         for one, name in sorted(matching, reverse=True)[:limit]:
             if view is not None:
                 yield self._tuple(view, name, one, thread=thread)
@@ -188,12 +190,13 @@ class StmSaver(BaseCheckpointSaver[str]):
             return {}
         thread, name = _place(config)
         asked, found = get_checkpoint_id(config), None
-        async for view in self._threads.views(thread):
-            target = asked or (view.latest(name) if view.knows_latest(name) else None)
-            if view.whole or (target is not None and target in view.space(name).puts):
-                found = view.history(name, target or "", frozenset(channels), self._versions_of)
-            if found is not None:
-                break
+        async with aclosing(self._threads.views(thread)) as views:
+            async for view in views:
+                target = asked or (view.latest(name) if view.knows_latest(name) else None)
+                if view.whole or (target is not None and target in view.space(name).puts):
+                    found = view.history(name, target or "", frozenset(channels), self._versions_of)
+                if found is not None:
+                    break
         result: dict[str, DeltaChannelHistory] = {}
         for channel in channels:
             said = None if found is None else found[channel]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 from weakref import WeakValueDictionary
@@ -54,6 +54,8 @@ NEWS: Final = 16
 REMEMBERED_BYTES: Final = 64 * 1024 * 1024
 """How much a saver remembers of the threads that it used last, in bytes of their items."""
 
+MOST_LOGS: Final = 1_000
+
 CHUNK_BYTES: Final = 32 * 1024
 """How much of a copy is added at once. Whoever reads a log reads such an entry as a whole."""
 
@@ -87,9 +89,11 @@ class Threads:
         self._tenants = tenants
         self._versions_of = versions_of
         self._known: Bounded[str, _Known] = Bounded(REMEMBERED_BYTES, size_of=lambda known: known.size)
+        # A log counts what was added to it.
+        self._logs: Bounded[str, ItemLog] = Bounded(MOST_LOGS)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def views(self, thread: str) -> AsyncIterator[View]:
+    async def views(self, thread: str) -> AsyncGenerator[View]:
         """Yield what is stored of a thread: from its last frame on, and then more and more, up to all of it.
 
         One round trip, and one for each further view, which has four times as many items.
@@ -286,7 +290,10 @@ class Threads:
         return lock
 
     def _log(self, thread: str) -> ItemLog:
-        return self._backend.item_log(self.key(thread), KIND)
+        log = self._logs.use(thread)
+        if log is None:
+            self._logs[thread] = log = self._backend.item_log(self.key(thread), KIND)
+        return log
 
     def key(self, thread: str) -> MemoryKey:
         """Return whose a thread is, and what its log is called. Raises `InvalidKey`."""
