@@ -24,12 +24,15 @@ from stm_backends import (
     EditConflict,
     InvalidKey,
     MemoryKey,
+    SealMismatch,
     SessionExists,
     open_backend,
     sync,
 )
-from stm_backends.integrations.langgraph import StmSaver, copy_threads, turns
+from stm_backends.integrations.langgraph import StmSaver, StmStore, copy_threads, turns
 from stm_backends.integrations.langgraph.deltas import delta, patch
+from tests.support.catalogue import touched
+from tests.support.sealed import SEALING
 
 TURN_CONFIG: Any = {"configurable": {"thread_id": "chat"}}
 
@@ -366,6 +369,40 @@ async def test_threads_belong_to_the_users_that_a_function_names(backend: Backen
     # What was erased can begin anew, in a process that remembers it.
     await graph.ainvoke(said("again"), on("acme/ada/1"))
     assert await texts(graph, on("acme/ada/1")) == ["again", "re: again"]
+
+
+async def test_threads_are_listed_with_what_was_said_first(backend: Backend) -> None:
+    saver = StmSaver(backend, key_of=of_a_user)
+    for text in ("Book a table", "Make it noon"):
+        await chat_with(saver).ainvoke(said(text), on("acme/ada/1"))
+    await touched(backend, of_a_user("acme/ada/1"))
+    (card,) = (await backend.conversations.list("acme", "ada")).cards
+    assert (card.key, card.title, card.kinds) == (of_a_user("acme/ada/1"), "Book a table", ("langgraph",))
+
+
+async def test_a_purged_thread_begins_anew_where_it_is_remembered(backend: Backend) -> None:
+    graph = graph_with(StmSaver(backend))
+    for text in ("first", "second"):
+        await graph.ainvoke(said(text), on("chat"))
+    await asyncio.sleep(0.05)
+    assert (await backend.sessions.purge("default", older_than=0.02)).logs == 1
+    assert await texts(graph, on("chat")) == []
+    await graph.ainvoke(said("anew"), on("chat"))
+    assert await texts(graph_with(StmSaver(backend)), on("chat")) == ["anew", "re: anew"]
+
+
+async def test_a_sealed_thread_is_read_with_its_keys_alone(tmp_path: Any) -> None:
+    url = f"sqlite:///{tmp_path}/sealed.db"
+    async with open_backend(url, sealing=SEALING) as backend:
+        graph = graph_with(StmSaver(backend))
+        await graph.ainvoke(said("MARKER"), on("chat"))
+        await StmStore(backend).aput(("notes",), "n", {"text": "MARKER"})
+        assert await texts(graph_with(StmSaver(backend)), on("chat")) == ["MARKER", "re: MARKER"]
+        assert (await backend.sessions.reseal("default")).ok
+    assert all(b"MARKER" not in file.read_bytes() for file in tmp_path.iterdir())
+    async with open_backend(url) as backend:
+        with pytest.raises(SealMismatch):
+            await StmSaver(backend).aget_tuple(on("chat"))
 
 
 async def test_all_threads_of_no_tenant_are_an_error(backend: Backend) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
@@ -21,11 +21,14 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from stm_backends.backend import Backend
+from stm_backends.catalogue.card import beginning_of
 from stm_backends.drivers.checks import require_backend, require_items, require_seconds
 from stm_backends.errors import ConfigurationError, InvalidKey
+from stm_backends.integrations.langgraph.blocking import Waits, refuse
+from stm_backends.integrations.langgraph.items import EMPTY, Blob, NewPut, NewWrites, Put
 from stm_backends.integrations.langgraph.runs import Runs
 from stm_backends.integrations.langgraph.stored import Threads, thread_key
-from stm_backends.integrations.langgraph.threads import EMPTY, Blob, NewPut, NewWrites, Put, View
+from stm_backends.integrations.langgraph.threads import View
 from stm_backends.integrations.langgraph.turns import Turns
 from stm_backends.records.identity import DEFAULT_TENANT
 from stm_backends.types import MemoryKey
@@ -34,12 +37,6 @@ if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
 
 _T = TypeVar("_T")
-
-
-class Waits(Protocol):
-    """Runs a coroutine on the event loop that the backend was opened on, and returns its result."""
-
-    def __call__(self, work: Coroutine[Any, Any, _T], /) -> _T: ...
 
 
 class StmSaver(BaseCheckpointSaver[str]):
@@ -229,6 +226,7 @@ class StmSaver(BaseCheckpointSaver[str]):
             parent or None,
             self.serde.dumps_typed(rest),
             self.serde.dumps_typed(get_checkpoint_metadata(config, metadata)),
+            "" if name else _text_in(values[channel] for channel in new_versions if channel in values),
         )
         blobs = [
             (channel, version, self.serde.dumps_typed(values[channel]) if channel in values else EMPTY)
@@ -437,13 +435,14 @@ class StmSaver(BaseCheckpointSaver[str]):
         )
 
 
-def refuse(method: str) -> NoReturn:
-    """Raise the error of a blocking method without `run`."""
-    raise ConfigurationError(
-        f"{method} blocks and needs an event loop in another thread: use a{method} (graph.ainvoke instead of "
-        "graph.invoke), or pass run=..., a function that runs a coroutine on the loop that the backend was "
-        "opened on"
-    )
+def _text_in(values: Iterable[object]) -> str:
+    """Return the beginning of the last message of a list of LangChain's messages, if it is a text."""
+    for value in values:
+        last: object = cast("list[object]", value)[-1] if isinstance(value, list) and value else None
+        content = getattr(last, "content", None)
+        if isinstance(content, str) and getattr(last, "type", "") in ("human", "ai"):
+            return beginning_of(content)
+    return ""
 
 
 def _only_latest(view: View) -> Callable[[str, str], bool]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from math import sqrt
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 from langgraph.store.base import (
     BaseStore,
@@ -17,7 +16,6 @@ from langgraph.store.base import (
     IndexConfig,
     Item,
     ListNamespacesOp,
-    MatchCondition,
     Op,
     PutOp,
     Result,
@@ -34,14 +32,20 @@ from stm_backends.backend import Backend
 from stm_backends.drivers.checks import require_backend, require_items, require_seconds
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidKey, Unavailable
 from stm_backends.handed_in import call_now, described
-from stm_backends.integrations.langgraph.saver import Waits, refuse
+from stm_backends.integrations.langgraph.blocking import Waits, refuse
+from stm_backends.integrations.langgraph.matching import (
+    Namespace,
+    is_match,
+    matches,
+    similarity,
+    without_wildcards,
+)
 from stm_backends.races import Lost, contend
 from stm_backends.records.identity import DEFAULT_TENANT
 from stm_backends.records.keys import RESERVED_PREFIX, require_part
 from stm_backends.records.state_store import States, TenantStates
 from stm_backends.types import MemoryKey
 
-Namespace: TypeAlias = tuple[str, ...]
 Owner: TypeAlias = tuple[str, str | None]
 """A tenant and one of its users, or `None` for the tenant as a whole."""
 
@@ -173,7 +177,7 @@ class StmStore(BaseStore):
         found = [
             one
             async for one in self._under(op.namespace_prefix)
-            if all(_matches(one.item.value.get(name), wanted) for name, wanted in (op.filter or {}).items())
+            if all(matches(one.item.value.get(name), wanted) for name, wanted in (op.filter or {}).items())
         ]
         # The last that were put come first, as in LangGraph's store on PostgreSQL.
         found.sort(key=lambda one: one.item.updated_at, reverse=True)
@@ -183,7 +187,7 @@ class StmStore(BaseStore):
             scored = [(None, one) for one in found[op.offset : end]]
         else:
             with_vectors = [
-                (max(_similarity(query, vector) for vector in one.vectors.values()), one)
+                (max(similarity(query, vector) for vector in one.vectors.values()), one)
                 for one in found
                 if one.vectors
             ]
@@ -208,9 +212,9 @@ class StmStore(BaseStore):
     async def _namespaces(self, op: ListNamespacesOp) -> list[Namespace]:
         conditions = op.match_conditions or ()
         prefixes = [one.path for one in conditions if one.match_type == "prefix"]
-        prefix = max((_without_wildcards(path) for path in prefixes), key=len, default=())
+        prefix = max((without_wildcards(path) for path in prefixes), key=len, default=())
         found = {_named_by(place.key)[0] async for place in self._places(prefix)}
-        matching = {one for one in found if all(_is_match(condition, one) for condition in conditions)}
+        matching = {one for one in found if all(is_match(condition, one) for condition in conditions)}
         if op.max_depth is not None:
             matching = {one[: op.max_depth] for one in matching}
         return sorted(matching)[op.offset : op.offset + op.limit]
@@ -380,66 +384,3 @@ def _field(path: str) -> tuple[str, list[str] | str]:
 
 async def _just(owner: Owner) -> AsyncIterator[Owner]:
     yield owner
-
-
-def _without_wildcards(path: Sequence[str]) -> Namespace:
-    return tuple(path[: path.index("*")] if "*" in path else path)
-
-
-def _is_match(condition: MatchCondition, namespace: Namespace) -> bool:
-    """Say whether a namespace begins, or ends, as a path with wildcards does."""
-    path = condition.path
-    part = (
-        namespace[: len(path)]
-        if condition.match_type == "prefix"
-        else namespace[len(namespace) - len(path) :]
-    )
-    return len(namespace) >= len(path) and all(
-        wanted in ("*", label) for wanted, label in zip(path, part, strict=True)
-    )
-
-
-def _matches(value: object, wanted: object) -> bool:
-    """Say whether a value is what a filter wants, as in LangGraph's own stores."""
-    if isinstance(wanted, Mapping):
-        conditions = cast("Mapping[str, Any]", wanted)
-        if any(name.startswith("$") for name in conditions):
-            return all(_compares(value, name, other) for name, other in conditions.items())
-        if not isinstance(value, Mapping):
-            return False
-        values = cast("Mapping[str, Any]", value)
-        return all(_matches(values.get(name), other) for name, other in conditions.items())
-    if isinstance(wanted, (list, tuple)):
-        parts = cast("Sequence[object]", wanted)
-        if not isinstance(value, (list, tuple)):
-            return False
-        own = cast("Sequence[object]", value)
-        return len(own) == len(parts) and all(map(_matches, own, parts))
-    return value == wanted
-
-
-def _compares(value: Any, operator: str, other: Any) -> bool:
-    if operator == "$eq":
-        return bool(value == other)
-    if operator == "$ne":
-        return bool(value != other)
-    if operator not in _ORDERS:
-        raise ConfigurationError(f"a filter has one of: $eq, $ne, {', '.join(_ORDERS)}")
-    try:
-        return _ORDERS[operator](float(value), float(other))
-    except (TypeError, ValueError):
-        return False  # an item without such a number
-
-
-_ORDERS: Final[Mapping[str, Callable[[float, float], bool]]] = {
-    "$gt": lambda one, other: one > other,
-    "$gte": lambda one, other: one >= other,
-    "$lt": lambda one, other: one < other,
-    "$lte": lambda one, other: one <= other,
-}
-
-
-def _similarity(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the cosine of two vectors; 0 if one has no length."""
-    lengths = sqrt(sum(x * x for x in one)) * sqrt(sum(y * y for y in other))
-    return sum(x * y for x, y in zip(one, other, strict=False)) / lengths if lengths else 0.0

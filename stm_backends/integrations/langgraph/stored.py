@@ -23,12 +23,8 @@ from stm_backends.errors import (
 )
 from stm_backends.handed_in import call_now, described
 from stm_backends.history.log import ItemLog
+from stm_backends.integrations.langgraph.items import EMPTY, Item, New, NewPut, VersionsOf
 from stm_backends.integrations.langgraph.threads import (
-    EMPTY,
-    Item,
-    New,
-    NewPut,
-    VersionsOf,
     View,
     continued,
     latest_view,

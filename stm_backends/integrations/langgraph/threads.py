@@ -1,20 +1,4 @@
-"""A thread of LangGraph as items of a log, as pure functions: its items, and the checkpoints that they say.
-
-```
-put    {"k", "i", "put": {"ns", "id", "parent", "checkpoint", "metadata", "blobs": [[channel, version, ...]]}}
-writes {"k", "i", "writes": {"ns", "id", "tasks": [[task, path, [[place, channel, value], ...]], ...]}}
-frame  {"k": 0, "i", "thread", "frame": [{"put": ...}, {"writes": ...}, ...], "older", "top"}
-value  type, base64  or  type, pieces, the older one, its checksum; see `deltas`
-```
-
-A put has what its checkpoint adds: the channels of a new version. The rest was said before. So that the
-latest checkpoint can be read without all items, a frame repeats it now and then, whole: reading begins at an
-item whose `k` is 0, which is a frame or the first of the log. `k` counts the items since, `i` is a random
-name. What was added after a frame depends on nothing before it.
-
-A frame has the latest checkpoint of the namespaces whose names have no task. Of all namespaces before it, it
-has checksums of the names (`older`), and the greatest id of a checkpoint (`top`).
-"""
+"""A thread of LangGraph at one instant: what its items say, as pure functions."""
 
 from __future__ import annotations
 
@@ -22,28 +6,29 @@ import secrets
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Final
 
 from stm_backends.errors import Corrupt
-from stm_backends.integrations.langgraph.deltas import (
-    delta,
-    dump_bytes,
-    dump_pieces,
-    load_bytes,
-    load_pieces,
-    patch,
+from stm_backends.integrations.langgraph.deltas import dump_bytes, load_bytes
+from stm_backends.integrations.langgraph.items import (
+    EMPTY,
+    Blob,
+    History,
+    Item,
+    New,
+    NewPut,
+    NewWrites,
+    Put,
+    Version,
+    VersionsOf,
+    Write,
+    dump_blob,
+    dump_put,
+    dump_writes,
+    load_blob,
+    load_history,
+    size_of,
 )
-
-Item: TypeAlias = dict[str, Any]
-Blob: TypeAlias = tuple[str, bytes]
-"""A serialized value: the serializer's name for its type, and its bytes."""
-
-Version: TypeAlias = str | int | float
-VersionsOf: TypeAlias = Callable[[Blob], Mapping[str, Version]]
-"""Returns the versions of the channels that a serialized checkpoint names."""
-
-EMPTY: Final[Blob] = ("empty", b"")
-"""A channel of this version has no value."""
 
 FRAME_BYTES: Final = 64 * 1024
 """After how many bytes a frame is due at the earliest; and after twice as many as the last frame had.
@@ -54,58 +39,6 @@ most.
 
 _TASK: Final = ":"
 """What a namespace has before the id of a task. Such a namespace is seldom used once its task has ended."""
-
-
-class Write(NamedTuple):
-    """A pending write of a task."""
-
-    channel: str
-    value: Blob
-    path: str
-
-
-class History(NamedTuple):
-    """What ancestors of a checkpoint said of a channel: its last stored value, and the writes since.
-
-    `writes` are pairs of a task and a value, the oldest first.
-    """
-
-    writes: tuple[tuple[str, Blob], ...]
-    seed: Blob | None
-
-
-@dataclass(frozen=True, slots=True)
-class Put:
-    """A stored checkpoint without its channels.
-
-    With a `history`, its ancestors say nothing more of the channels that have no value in it.
-    """
-
-    parent: str | None
-    checkpoint: Blob
-    metadata: Blob
-    history: Mapping[str, History] | None = None
-
-
-class NewPut(NamedTuple):
-    """A checkpoint to be stored. `blobs` are the channels that are new with it."""
-
-    space: str
-    id: str
-    put: Put
-    versions: Mapping[str, Version]
-    blobs: Sequence[tuple[str, Version, Blob]]
-
-
-class NewWrites(NamedTuple):
-    """Writes to be stored: for each task and its path, their places, channels and values."""
-
-    space: str
-    id: str
-    tasks: Sequence[tuple[str, str, Sequence[tuple[int, str, Blob]]]]
-
-
-New: TypeAlias = NewPut | NewWrites
 
 
 @dataclass(slots=True)
@@ -203,16 +136,17 @@ class View:
     def item(self, new: New) -> Item:
         """Return the item that adds a checkpoint or writes after those of this view."""
         if isinstance(new, NewWrites):
-            return self._named({"writes": _dump_writes(new)})
+            return self._named({"writes": dump_writes(new)})
         space = self.space(new.space)
         older = space.puts.get(space.last)
         blobs = [
-            [channel, version, *_dump_blob(blob, space.newest.get(channel), space.blobs.get(base))]
+            [channel, version, *dump_blob(blob, space.newest.get(channel), space.blobs.get(base))]
             for channel, version, blob in new.blobs
             for base in [(channel, space.newest.get(channel, ""))]
         ]
-        checkpoint = _dump_blob(new.put.checkpoint, space.last, older and older.checkpoint)
-        return self._named({"put": _dump_put(new.space, new.id, new.put, checkpoint, blobs)})
+        checkpoint = dump_blob(new.put.checkpoint, space.last, older and older.checkpoint)
+        shown = {"content": new.put.text} if new.put.text else {}
+        return self._named({"put": dump_put(new.space, new.id, new.put, checkpoint, blobs), **shown})
 
     @property
     def count(self) -> int:
@@ -239,7 +173,7 @@ class View:
                 kept.add(latest)
             # Writes may arrive before their checkpoint.
             bodies += [
-                {"writes": _dump_writes(written(name, one, space))} for one in kept & space.writes.keys()
+                {"writes": dump_writes(written(name, one, space))} for one in kept & space.writes.keys()
             ]
         older = self._older | {_checksum(name) for name in self.spaces}
         packed = b"".join(one.to_bytes(4, "big") for one in sorted(older))
@@ -262,8 +196,8 @@ class View:
         blobs = {one: space.blobs.get(one, EMPTY) for one in versions.items()}
         empty = [channel for (channel, _), blob in blobs.items() if blob == EMPTY]
         history = self.history(name, latest, empty, versions_of)
-        whole = [[channel, version, *_dump_blob(blob)] for (channel, version), blob in blobs.items()]
-        return _dump_put(name, latest, replace(put, history=history), _dump_blob(put.checkpoint), whole)
+        whole = [[channel, version, *dump_blob(blob)] for (channel, version), blob in blobs.items()]
+        return dump_put(name, latest, replace(put, history=history), dump_blob(put.checkpoint), whole)
 
     def apply(self, item: Item) -> None:
         """Add what an item says. Raises `Corrupt`, which quotes nothing of it."""
@@ -275,7 +209,7 @@ class View:
             ) from None
 
     def _apply(self, item: Item) -> None:
-        size = _size_of(item)
+        size = size_of(item)
         if self._next == 0:
             self.thread, self.start = str(item.get("thread", self.thread)), size
         if "frame" not in item:
@@ -303,14 +237,15 @@ class View:
                 return
             for channel, version, *blob in said["blobs"]:
                 base = space.blobs.get((channel, blob[2])) if len(blob) > 2 else None
-                space.blobs[channel, version] = _load_blob(blob, base)
+                space.blobs[channel, version] = load_blob(blob, base)
                 space.newest[channel] = version
             older = space.puts.get(said["checkpoint"][2]) if len(said["checkpoint"]) > 2 else None
             space.puts[said["id"]] = Put(
                 said["parent"],
-                _load_blob(said["checkpoint"], older and older.checkpoint),
-                _load_blob(said["metadata"]),
-                _load_history(said.get("history")),
+                load_blob(said["checkpoint"], older and older.checkpoint),
+                load_blob(said["metadata"]),
+                str(body.get("content", "")),
+                load_history(said.get("history")),
             )
             space.last = said["id"]
             return
@@ -319,7 +254,7 @@ class View:
             for place, channel, *blob in each:
                 # The first of a place counts, as for LangGraph's own savers, and the last of a special one.
                 if place < 0 or (task, place) not in writes:
-                    writes[task, place] = Write(channel, _load_blob(blob), path)
+                    writes[task, place] = Write(channel, load_blob(blob), path)
 
     def _named(self, body: Item) -> Item:
         thread = {} if self._next else {"thread": self.thread}
@@ -428,78 +363,6 @@ def _without_ancestors(
         ancestor = space.puts.get(parent)
         parent = ancestor and ancestor.parent
     return replace(put, parent=parent, history=history)
-
-
-def _dump_put(name: str, checkpoint_id: str, put: Put, checkpoint: list[Any], blobs: list[list[Any]]) -> Item:
-    history = {} if put.history is None else {"history": _dump_history(put.history)}
-    return {
-        "ns": name,
-        "id": checkpoint_id,
-        "parent": put.parent,
-        "checkpoint": checkpoint,
-        "metadata": _dump_blob(put.metadata),
-        "blobs": blobs,
-        **history,
-    }
-
-
-def _dump_writes(new: NewWrites) -> Item:
-    tasks = [
-        [task, path, [[place, channel, *_dump_blob(blob)] for place, channel, blob in each]]
-        for task, path, each in new.tasks
-    ]
-    return {"ns": new.space, "id": new.id, "tasks": tasks}
-
-
-def _dump_blob(blob: Blob, older_name: Version | None = None, older: Blob | None = None) -> list[Any]:
-    kind, data = blob
-    pieces = None if older is None or older_name is None else delta(older[1], data)
-    if older is None or pieces is None:
-        return [kind, dump_bytes(data)]
-    return [kind, dump_pieces(pieces), older_name, zlib.crc32(older[1])]
-
-
-def _load_blob(stored: list[Any], older: Blob | None = None) -> Blob:
-    if len(stored) == 2:
-        return str(stored[0]), load_bytes(stored[1])
-    kind, pieces, _, checksum = stored
-    if older is None or zlib.crc32(older[1]) != checksum:
-        raise ValueError("a value that another one continues is missing")
-    return str(kind), patch(older[1], load_pieces(pieces))
-
-
-def _dump_history(history: Mapping[str, History]) -> Item:
-    return {
-        channel: [
-            [[task, *_dump_blob(blob)] for task, blob in said.writes],
-            None if said.seed is None else _dump_blob(said.seed),
-        ]
-        for channel, said in history.items()
-        if said.writes or said.seed is not None
-    }
-
-
-def _load_history(stored: Item | None) -> dict[str, History] | None:
-    if stored is None:
-        return None
-    return {
-        channel: History(
-            tuple((task, _load_blob(blob)) for task, *blob in writes),
-            None if seed is None else _load_blob(seed),
-        )
-        for channel, (writes, seed) in stored.items()
-    }
-
-
-def _size_of(value: object) -> int:
-    """Return about how many bytes of JSON a value takes."""
-    if isinstance(value, str):
-        return len(value) + 3
-    if isinstance(value, Mapping):
-        return sum(_size_of(each) for pair in cast("Mapping[str, object]", value).items() for each in pair)
-    if isinstance(value, list):
-        return sum(map(_size_of, cast("list[object]", value)))
-    return 8
 
 
 def _checksum(name: str) -> int:
