@@ -29,6 +29,7 @@ from stm_backends.types import MemoryKey
 LogKind: TypeAlias = Literal[
     "openai-agents",
     "langchain",
+    "langgraph",
     "claude-agent-sdk",
     "google-adk",
     "pydantic-ai",

@@ -159,10 +159,14 @@ def test_a_framework_is_imported_by_its_own_module_alone() -> None:
         "langchain": {"langchain_core"},
         "claude_agent_sdk": {"claude_agent_sdk"},
         "google_adk": {"google"},
+        "langgraph": {"langgraph"},
+        "pydantic_ai": {"pydantic_ai"},
+        "agent_framework": {"agent_framework"},
+        "strands": {"strands"},
     }
     for module, brought in frameworks.items():
         own = f"stm_backends.integrations.{module}"
-        assert brought <= {top(one) for one in IMPORTS[own]}
+        assert brought <= {top(one) for name in MODULES if is_within(name, own) for one in IMPORTS[name]}
         assert not breaches(outside(own), lambda one, brought=brought: top(one) in brought)
         assert not breaches(
             [own], lambda one, own=own: one in {f"stm_backends.integrations.{m}" for m in frameworks}
@@ -177,6 +181,10 @@ def test_a_framework_is_imported_by_its_own_module_alone() -> None:
         ("langchain", "langchain_core", "langchain-core"),
         ("claude_agent_sdk", "claude_agent_sdk", "claude-agent-sdk"),
         ("google_adk", "google", "google-adk"),
+        ("langgraph", "langgraph", "langgraph"),
+        ("pydantic_ai", "pydantic_ai", "pydantic-ai-slim"),
+        ("agent_framework", "agent_framework", "agent-framework-core"),
+        ("strands", "strands", "strands-agents"),
     ],
 )
 def test_a_module_without_its_extra_says_how_to_install_it(module: str, library: str, package: str) -> None:
@@ -218,7 +226,10 @@ def test_the_only_dependency_is_pluggy() -> None:
         "stm_backends.cli": {"typer", "rich", "click", "pytest"},
         "stm_backends.testing": {"pytest", "pytest_asyncio", "hypothesis"},
         "stm_backends.telemetry.opentelemetry": {"opentelemetry"},
-        "stm_backends.integrations": {"openai", "agents", "langchain_core", "claude_agent_sdk", "google"},
+        "stm_backends.integrations": {
+            *("openai", "agents", "langchain_core", "claude_agent_sdk", "google", "langgraph"),
+            *("pydantic_ai", "agent_framework", "strands"),
+        },
         "stm_backends.sealing": {"cryptography"},
     }
     base = sys.stdlib_module_names | {"stm_backends", "pluggy"}
@@ -253,7 +264,13 @@ LAYERS = (
     ("tiers",),
     ("", "backend"),
     ("agents", "sync", "testing.workbench"),
-    ("integrations", "cli.replay", "testing.driver_checks", "testing.memory_checks"),
+    (
+        "integrations",
+        "integrations.langgraph",
+        "cli.replay",
+        "testing.driver_checks",
+        "testing.memory_checks",
+    ),
     ("testing",),
     ("testing.runner",),
     ("cli", "__main__"),
