@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import pytest
+
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Key, Record, new_version
-from stm_backends.testing.driver_checks.steps import expired, loaded
+from stm_backends.testing.driver_checks.steps import append_all, expired, loaded
 from stm_backends.testing.workbench.check import Contract, check, not_asked
 from stm_backends.testing.workbench.drivers import Bench, names_in
 from stm_backends.testing.workbench.expectations import must_be
+
+COARSE_S: Final = 3.0
+"""A time to live that a datastore tells from a shorter one even if it counts whole seconds."""
 
 
 class Expiry(Contract):
@@ -160,6 +169,28 @@ class Expiry(Contract):
             "the last replace set ttl=None, which never expires",
         )
 
+    @check("driver.lifetime", slow={"least_s": [COARSE_S]})
+    @pytest.mark.parametrize("least_s", [0.0, COARSE_S])
+    async def test_the_same_time_to_live_set_again_begins_anew(self, bench: Bench, least_s: float) -> None:
+        """It is not set where it seems unchanged, or entries keep the lease that they were written with."""
+        driver, keys = await bench.driver(), [bench.key() for _ in range(3)]
+        appended, saved, folded = keys
+        ttl = 3 * bench.tick
+        if ttl < least_s:
+            ttl = least_s
+        elif least_s:
+            return  # with the first value, it has lasted as long
+        await append_all(driver, folded, b"a", b"b")
+        for number, at in enumerate((b"0", b"1")):
+            await driver.append(appended, at, initial_version="initial", ttl=ttl)
+            await driver.replace(saved, at, version=f"v{number}", expect=ANY, ttl=ttl)
+            expect = f"v{number - 1}" if number else "initial"
+            await driver.replace(folded, at, version=f"v{number}", expect=expect, drop=1 - number, ttl=ttl)
+            await bench.pass_time(ttl * 0.7)
+        held = [Record("initial", None, (b"0", b"1")), Record("v1", b"1", ()), Record("v1", b"1", (b"b",))]
+        found = [await driver.load(key) for key in keys]
+        must_be(found, held, f"a time to live of {ttl:g} s was set again {ttl * 0.7:g} s ago")
+
     @check("driver.lifetime")
     async def test_keep_leaves_the_time_to_live_unchanged(self, bench: Bench) -> None:
         driver, mortal, lasting = await bench.driver(), bench.key(), bench.key()
@@ -215,6 +246,31 @@ class Expiry(Contract):
         must_be(done, False, "the tail has one entry, and two were to be dropped")
         await bench.pass_time(bench.tick * 1.1)
         must_be(await driver.load(key), None, "refused writes do not extend the time to live")
+
+    @check("driver.lifetime")
+    async def test_a_refused_write_with_a_time_to_live_changes_none(self, bench: Bench) -> None:
+        """The time to live is set by a request of its own, or before the condition is looked at."""
+        driver, ended, lasting, longer = await bench.driver(), bench.key(), bench.key(), bench.key()
+        lives = {ended: (bench.tick * 2, 1_000.0), lasting: (None, 1.0), longer: (bench.tick * 6, 1.0)}
+        for key, (before, ticks) in lives.items():
+            await driver.append(key, b"a", initial_version="initial", ttl=before)
+            ttl, two = bench.tick * ticks, (b"b", b"c")
+            refused: list[Callable[[], Awaitable[bool]]] = [
+                functools.partial(driver.replace, key, b"x", version="v2", expect="other", ttl=ttl),
+                functools.partial(driver.replace, key, b"x", version="v2", expect=ABSENT, ttl=ttl),
+                functools.partial(driver.replace, key, b"x", version="v2", expect="initial", drop=2, ttl=ttl),
+                functools.partial(
+                    driver.replace, key, b"x", version="v2", expect="initial", rewrite=two, ttl=ttl
+                ),
+            ]
+            for write in refused:
+                must_be(await write(), False, "it is of another version, or there, or has a single entry")
+        await bench.pass_time(bench.tick * 1.1)
+        for key in (lasting, longer):
+            record = Record("initial", None, (b"a",))
+            must_be(await driver.load(key), record, "a refused write does not shorten the time to live")
+        await bench.pass_time(bench.tick * 1.1)
+        must_be(await driver.load(ended), None, "a refused write does not extend the time to live")
 
     @check("driver.expiry")
     async def test_a_lease_can_be_taken_once_it_has_expired(self, bench: Bench) -> None:
