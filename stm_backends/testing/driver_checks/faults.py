@@ -127,34 +127,36 @@ class Faults(Contract):
         """What is missing is skipped at reading: nothing says how many entries and bytes there must be."""
         if bench.datastore.cut is None:
             not_asked("needs `Datastore.cut`")
-        driver, scope = await bench.driver(), bench.scope()
-        tail = [noise(min(size, driver.traits.max_entry)) for size in SIZES]
+        writer, scope = await bench.driver(), bench.scope()
+        tail = [noise(min(size, writer.traits.max_entry)) for size in SIZES]
 
-        def replace(key: Key, **how: Any) -> Awaitable[bool]:
+        def replace(driver: Driver, key: Key, **how: Any) -> Awaitable[bool]:
             return driver.replace(key, b"new", version="v3", expect="v2", ttl=KEEP, **how)
 
-        writes: dict[str, Callable[[Key], Awaitable[object]]] = {
-            "a load": driver.load,
-            "an append": lambda key: driver.append(key, b"d", initial_version="initial", ttl=None),
-            "a fold": lambda key: replace(key, drop=1),
-            "a rewrite": lambda key: replace(key, rewrite=(b"R",)),
+        calls: dict[str, Callable[[Driver, Key], Awaitable[object]]] = {
+            "a load": lambda driver, key: driver.load(key),
+            "an append": lambda driver, key: driver.append(key, b"d", initial_version="initial", ttl=None),
+            "a fold": lambda driver, key: replace(driver, key, drop=1),
+            "a rewrite": lambda driver, key: replace(driver, key, rewrite=(b"R",)),
         }
         sound = Key(scope, "sound")
-        for key in (sound, *(Key(scope, what) for what in writes)):
-            await append_all(driver, key, b"a", *tail)
-            await driver.replace(key, b"body", version="v2", expect="initial", drop=1, ttl=KEEP)
-        for what, write in writes.items():
+        for key in (sound, *(Key(scope, what) for what in calls)):
+            await append_all(writer, key, b"a", *tail)
+            await writer.replace(key, b"body", version="v2", expect="initial", drop=1, ttl=KEEP)
+        for what, call in calls.items():
             key = Key(scope, what)
             await bench.cut(key)
+            # The writer may remember a part that never changes.
+            driver = await bench.driver()
             with contextlib.suppress(Corrupt):
-                await write(key)
+                await call(driver, key)
             with must_raise(Corrupt, f"a part is missing, and {what} does not bring it back") as caught:
                 await driver.load(key)
             assert_located(caught.value, driver, "load", key)
             must_be(await driver.delete(key), True, "a record that cannot be read can be deleted")
             must_be(await driver.load(key), None, "the record was deleted")
         whole = Record("v2", b"body", tuple(tail))
-        must_be(await driver.load(sound), whole, "only other records have lost a part")
+        must_be(await writer.load(sound), whole, "only other records have lost a part")
 
     @check("driver.load")
     async def test_every_instance_reads_what_was_written_while_replicas_lag(self, bench: Bench) -> None:

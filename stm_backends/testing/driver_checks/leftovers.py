@@ -75,7 +75,7 @@ class Leftovers(Contract):
 
     @check("driver.lifecycle", slow=True)
     async def test_many_records_leave_no_object_behind(self, bench: Bench) -> None:
-        """Each record gets a lock, a stream or an entry of a cache without a limit, which is kept for ever."""
+        """Each record gets a lock, a stream or an entry of a cache without a limit, and keeps it for ever."""
         driver, scope = await bench.unnoted(), bench.scope()
         clock = asyncio.get_running_loop().time
         began, used, counts = clock(), 0, list[tuple[int, int]]()
