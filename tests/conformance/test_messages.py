@@ -114,13 +114,10 @@ def test_the_messages_of_a_check_that_passes_are_read(
 
 
 def test_levels_of_loggers_are_after_a_check_what_they_were() -> None:
-    before = [
-        (each.level, each.propagate, each.disabled) for each in (logger, logging.getLogger("stm_backends"))
-    ]
+    loggers = (logger, logging.getLogger("stm_backends"))
+    before = [(each.level, each.propagate, each.disabled) for each in loggers]
     run(FaultyDriver, SIZES)
-    after = [
-        (each.level, each.propagate, each.disabled) for each in (logger, logging.getLogger("stm_backends"))
-    ]
+    after = [(each.level, each.propagate, each.disabled) for each in loggers]
     assert after == before
 
 
