@@ -87,7 +87,7 @@ class ShowsEntriesToThoseWhoDebug(FaultyDriver):
     """Logs the entries that it stores, below all levels that are usually shown."""
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
-        logger.debug("storing %r", entry[:60])
+        logger.debug("storing %r", entry[:100])
         return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
 
 
