@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from stm_backends.drivers.contract import Key
+from stm_backends.errors import Unavailable
 from stm_backends.testing import Bench, DriverContract, FakeClock
 from stm_backends.testing.driver_checks import optional
 from stm_backends.testing.workbench.check import NotAsked
-from stm_backends.testing.workbench.faulty import FaultyDriver, faulty_datastore
+from stm_backends.testing.workbench.faulty import SMALL, FaultyDriver, faulty_datastore
 
 EXACTLY = "test_a_record_is_full_with_exactly_max_record_bytes"
 PURGE = "test_a_purge_removes_what_has_expired_and_no_more_than_its_limit"
+OUTAGE = "test_after_an_outage_the_same_driver_works_and_nothing_is_lost"
 FULL = (
     "test_a_full_record_refuses_what_it_cannot_hold_and_a_fold_makes_room",
     "test_a_rewrite_that_makes_a_record_too_large_is_refused",
@@ -71,6 +76,22 @@ class PassesOverWhatOthersHold(FaultyDriver):
         return await super().purge(limit) if self.purges > 1 else 0
 
 
+class PausesBeforeItConnects(FaultyDriver):
+    """Has a client that, once it has met an outage, refuses everything until a pause is over."""
+
+    _until = 0.0
+
+    @contextmanager
+    def _scope(self, name: str, operation: str) -> Generator[tuple[Any, float]]:
+        clock = asyncio.get_running_loop().time
+        if self.store.down:
+            self._until = clock() + self.traits.deadline * 0.8
+        if clock() < self._until:
+            raise Unavailable("not connected", backend=self.name, operation=operation)
+        with super()._scope(name, operation) as found:
+            yield found
+
+
 def run(name: str, kind: type[FaultyDriver], **limits: int) -> None:
     """Run one check on a driver that is right."""
     datastore = replace(faulty_datastore(kind, clock=FakeClock(), **limits), races_s=0.1)
@@ -105,3 +126,8 @@ def test_a_purge_of_what_others_have_left_is_short() -> None:
 def test_a_purge_may_pass_over_what_another_has_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optional, "PATIENCE", 2)
     run(PURGE, PassesOverWhatOthersHold)
+
+
+def test_a_driver_may_take_a_deadline_until_it_works_after_an_outage() -> None:
+    datastore = faulty_datastore(PausesBeforeItConnects, clock=FakeClock(), deadline_s=0.5, **SMALL)
+    DriverContract.checks()[OUTAGE](DriverContract(), Bench(datastore, quick=True))

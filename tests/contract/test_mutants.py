@@ -37,7 +37,7 @@ from stm_backends.testing.workbench.faulty import SMALL, FaultyDriver, faulty_da
 from stm_backends.testing.workbench.memories import MemoryBench
 from tests.mutants import BACKEND_GRAPHS, DRIVERS, FILES, GRAPHS, MEMORIES, NETWORKED, PODS, STORES
 from tests.mutants.graphs import Ground, PlainGraph
-from tests.mutants.network import LeaksConnections
+from tests.mutants.network import GreetsTheServer, LeaksAFailedOpening, LeaksConnections
 from tests.mutants.pods import pods_of
 from tests.mutants.stores import JsonStore, Shelf
 from tests.mutants.waiting import FollowsTheServersClock, open_on_file
@@ -155,7 +155,10 @@ PROFILES = [
 ]
 SLOW = {
     "ClosesNothing",
+    "CountsTimeAfterItsQueue",
     "FailureLosesItsRace",
+    "KeepsATaskForEachRecord",
+    "LeaksAFailedOpening",
     "LeaksConnections",
     "LeaksConnectionsOfErrors",
     "MarksNoGap",
@@ -216,6 +219,10 @@ def test_the_correct_driver_on_a_file_passes_every_check_that_rejects_a_mutant(c
 @every("caught", unique(NETWORKED))
 def test_the_correct_networked_driver_passes_every_check_that_rejects_a_mutant(caught):
     run(DriverContract, caught, on_network(NetworkedDriver))
+
+
+def test_a_correct_driver_that_asks_something_when_it_is_opened_passes():
+    run(DriverContract, NETWORKED[LeaksAFailedOpening], on_network(GreetsTheServer))
 
 
 def test_a_correct_driver_whose_pool_grows_on_demand_passes():

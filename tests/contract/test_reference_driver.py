@@ -20,8 +20,16 @@ class TestMemoryDriver(DriverContract):
     def datastore(self):
         clock = FakeClock()
         url = f"memory://{uuid.uuid4().hex}"
+
+        async def stored(key):
+            store = vars(open_driver(url))["_store"]
+            return [name for name in store.scope(key.scope).records if name == key.name]
+
         return Datastore(
-            open=functools.partial(open_at, url, clock=clock, **SMALL), pass_time=clock.pass_time, tick=60.0
+            open=functools.partial(open_at, url, clock=clock, **SMALL),
+            pass_time=clock.pass_time,
+            tick=60.0,
+            stored=stored,
         )
 
 

@@ -27,8 +27,8 @@ PUBLIC = {
         default_token_estimator open_backend
     """,
         "stm_backends.drivers": """
-        ABSENT ANY AbsentType AnyType BackendPlugin Driver KEEP KeepType Key Page Purges Record Remains
-        Settings Traits WrapperDriver hookimpl new_version setting
+        ABSENT ANY AbsentType AnyType BackendPlugin Driver Erasing KEEP KeepType Key Page Purges Record
+        Remains Settings Traits WrapperDriver hookimpl new_version setting
     """,
         "stm_backends.tiers": """
         BackendGraph Embedder FleetingMemory GraphBackend InProcessGraph LongTermMemory MemoryEntry

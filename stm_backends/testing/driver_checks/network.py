@@ -14,7 +14,16 @@ import pytest
 
 from stm_backends.drivers.contract import KEEP, Driver, Key, Record
 from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, Unavailable
-from stm_backends.testing.driver_checks.steps import append_all, each_fails_in_time, loaded, longest
+from stm_backends.testing.driver_checks.steps import (
+    SLACK_S,
+    TRIES,
+    append_all,
+    each_fails_in_time,
+    end,
+    loaded,
+    longest,
+    recovered,
+)
 from stm_backends.testing.workbench.check import Contract, check, not_asked
 from stm_backends.testing.workbench.drivers import Bench
 from stm_backends.testing.workbench.expectations import must_be, must_end
@@ -34,6 +43,10 @@ the second, operations may fail that already use another."""
 
 ROUNDS: Final = 3
 """In how many rounds of failures in a row the number of connections rises if they are leaked."""
+
+QUEUED: Final = 8
+"""How many writers of one record there are in a stall: if each waits for the one before, and begins to count
+the time only then, the last one takes as many deadlines."""
 
 LATER_S: Final = 2.0
 """How long after an outage a write may still arrive that was sent into it."""
@@ -85,7 +98,7 @@ class Network(Contract):
             else:
                 must_be(found, True, "no one else wrote, so no race was lost")
                 must_be(stored, after, "the replace was acknowledged")
-            must_be(await _retried(place.fold), True, "a retry of the same write")
+            must_be(await recovered(place.fold, place.driver.traits), True, "a retry of the same write")
             must_be(await place.beside.load(place.key), after, "the write and its retry are applied once")
 
     @check("driver.outage")
@@ -143,6 +156,56 @@ class Network(Contract):
         async with _FAULTS[fault](proxy):
             await _all_of(*(fails() for fails in each_fails_in_time(driver, key)))
         await _usable(driver, key)
+
+    @check("driver.outage")
+    async def test_writers_of_one_record_end_in_time_however_many_wait(self, bench: Bench) -> None:
+        """The deadline begins once a write has waited for those before it, as for a lock of its record."""
+        proxy, driver = await _behind(bench)
+        key, clock = bench.key(), asyncio.get_running_loop().time
+        await append_all(driver, key, b"a")
+        limit = 2 * driver.traits.deadline + SLACK_S / 5
+        # A busy machine is late at times, and not again and again.
+        for is_last in (*[False] * (TRIES - 1), True):
+            began = clock()
+            async with proxy.stalled():
+                writers = [
+                    asyncio.ensure_future(_outcome(append_all(driver, key, b"%d" % number)))
+                    for number in range(QUEUED)
+                ]
+                _, waiting = await asyncio.wait(writers, timeout=limit)
+                took = clock() - began
+                await end(*waiting)
+            # So that no error of another kind is lost.
+            await _all_of(*(writer for writer in writers if writer not in waiting))
+            await _usable(driver, key)
+            if not waiting:
+                return
+            if is_last:
+                pytest.fail(
+                    f"{len(waiting)} of {QUEUED} writers of one record have not ended after {took:.1f} s; "
+                    f"their deadline is {driver.traits.deadline:g} s from their call"
+                )
+
+    @check("driver.lifecycle")
+    async def test_an_opening_that_meets_a_stall_leaves_nothing_behind(self, bench: Bench) -> None:
+        """What `open` had connected or started is kept when it fails, and nobody closes it."""
+        through, (proxy, driver) = bench.datastore.through, await _behind(bench)
+        assert through is not None, "`_behind` has asked for it"
+        await driver.close()
+        if not await _comes(lambda: proxy.connections == 0):
+            pytest.fail(f"{proxy.connections} connections are open after the driver was closed")
+        tasks = asyncio.all_tasks()
+        for _ in range(ROUNDS):
+            async with proxy.stalled(), must_end(longest(driver.traits), "`open` has a deadline"):
+                # One that connects when it is first used may be opened, and is closed again.
+                opened = await _outcome(through(proxy.address))
+            if not isinstance(opened, StorageError):
+                await opened.close()
+        if not await _comes(lambda: proxy.connections == 0):
+            pytest.fail(f"{proxy.connections} connections are open after {ROUNDS} openings met a stall")
+        if not await _comes(lambda: asyncio.all_tasks() <= tasks):
+            left = len(asyncio.all_tasks() - tasks)
+            pytest.fail(f"{left} tasks are running after {ROUNDS} openings met a stall")
 
     @check("driver.outage")
     async def test_connections_that_died_unnoticed_are_replaced(self, bench: Bench) -> None:
@@ -301,16 +364,6 @@ async def _outcome(work: Awaitable[T]) -> T | StorageError:
         return error
 
 
-async def _retried(work: Callable[[], Awaitable[T]]) -> T:
-    """Return the answer of an operation that may fail some times on broken connections."""
-    for _ in range(MOST_ANSWERS):
-        found = await _outcome(work())
-        if not isinstance(found, StorageError):
-            return found
-        await asyncio.sleep(0.05)
-    pytest.fail(f"the network is whole again, and each of {MOST_ANSWERS} operations still failed")
-
-
 async def _refused(driver: Driver, damaged: Key) -> None:
     """Fold a damaged record."""
     with contextlib.suppress(Corrupt, Unavailable, OutcomeUnknown):
@@ -318,7 +371,7 @@ async def _refused(driver: Driver, damaged: Key) -> None:
 
 
 async def _usable(driver: Driver, key: Key) -> None:
-    await _retried(lambda: driver.load(key))
+    await recovered(lambda: driver.load(key), driver.traits)
 
 
 async def _all_of(*work: Awaitable[Any]) -> None:

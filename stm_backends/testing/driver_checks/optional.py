@@ -18,7 +18,7 @@ from stm_backends.errors import OutcomeUnknown, Unavailable
 from stm_backends.testing.driver_checks.samples import NAMES
 from stm_backends.testing.driver_checks.steps import append_all, loaded, longest
 from stm_backends.testing.workbench.check import Contract, check, not_asked
-from stm_backends.testing.workbench.drivers import Bench
+from stm_backends.testing.workbench.drivers import Bench, Positions
 from stm_backends.testing.workbench.expectations import must_be, must_end
 
 LONG_S: Final = 86_400.0
@@ -211,7 +211,7 @@ async def _append_to_each(driver: Driver, scope: str, names: Iterable[str], *, t
 
 async def _names(erasing: Erasing, scope: str, *, limit: int = 100) -> list[str]:
     """Return the names of expired records that are still stored, as pages list them."""
-    listed: list[str] = []
+    listed, positions = list[str](), Positions()
     after: str | None = ""
     while after is not None:
         page = await erasing.scan_expired(scope, after=after, limit=limit)
@@ -219,5 +219,5 @@ async def _names(erasing: Erasing, scope: str, *, limit: int = 100) -> list[str]
         for name in page.names:
             assert name.encode() > after.encode(), f"a page after {after!r} must not hold {name!r}"
         listed += page.names
-        after = page.after
+        after = positions.next(page.after)
     return listed

@@ -28,6 +28,12 @@ HOLDS_LOADS: Final = (
     "the lock of writers"
 )
 
+PAUSE_S: Final = 0.05
+"""How long a check waits until it tries again what may fail at first."""
+
+ATTEMPTS: Final = 20
+"""How often it does, at least: each attempt may meet another connection that has died."""
+
 TRIES: Final = 3
 """How often a check holds a record up, if the writes that are to wait for it give up."""
 
@@ -185,18 +191,36 @@ def longest(traits: Traits) -> float:
     return traits.deadline + SLACK_S
 
 
-def rounds(bench: Bench) -> Iterator[bool]:
-    """Yield, for half of the time of all races, whether the next one is to be held up; at least one of each.
-
-    Two checks share that time.
-    """
+def rounds(bench: Bench, share: float) -> Iterator[bool]:
+    """Yield, for a share of `races_s`, whether the next race is to be held up; at least one of each."""
     clock = asyncio.get_running_loop().time
-    end, can_hold = clock() + bench.datastore.races_s / 2, bench.datastore.hold is not None
+    end, can_hold = clock() + bench.datastore.races_s * share, bench.datastore.hold is not None
     yield False
     yield can_hold
     while clock() < end:
         yield False
         yield can_hold
+
+
+async def recovered(work: Callable[[], Awaitable[T]], traits: Traits) -> T:
+    """Return the answer of an operation that may fail for one deadline after an outage.
+
+    A client library may be in a pause before it connects again, and refuse everything at once meanwhile.
+    """
+    __tracebackhide__ = True
+    clock = asyncio.get_running_loop().time
+    until, tried = clock() + traits.deadline, 0
+    while True:
+        tried += 1
+        try:
+            return await work()
+        except (Unavailable, OutcomeUnknown) as error:
+            if clock() >= until and tried >= ATTEMPTS:
+                raise AssertionError(
+                    f"the datastore has been within reach for a deadline of {traits.deadline:g} s, and "
+                    f"{tried} operations in a row have failed; the last one: {error}"
+                ) from error
+        await asyncio.sleep(PAUSE_S)
 
 
 async def take_steps(count: int) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
+import secrets
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -14,7 +17,8 @@ from typing import Any, Final, cast
 from stm_backends.drivers.contract import Driver, Key, Page, Record, Traits
 from stm_backends.drivers.plugins import open_driver
 from stm_backends.errors import ConfigurationError
-from stm_backends.testing.workbench.failures import Untidy, told
+from stm_backends.testing.workbench.failures import Met, Overheard, Untidy, told
+from stm_backends.testing.workbench.heard import Heard, hearing, packages_of
 from stm_backends.testing.workbench.history import History, Recorded, must_answer
 from stm_backends.testing.workbench.proxy import Proxy
 
@@ -23,6 +27,13 @@ QUICK_HISTORIES: Final = 3
 
 QUICK_RACES_S: Final = 1.0
 """How many seconds the races of a quick run take at most."""
+
+REPEATED: Final = 3
+"""How many pages of a listing end at one position until it counts as one that does not advance."""
+
+STANDS_STILL: Final = (
+    f"the listing does not advance: {REPEATED} of its pages have ended at the same position, so it has no end"
+)
 
 ANSWERS: Final[Mapping[str, tuple[type, ...]]] = {
     "load": (Record, type(None)),
@@ -53,13 +64,18 @@ class Datastore:
 
     `pass_time` lets seconds go by on the clock that judges expiry; with a real clock it sleeps. `tick` is
     a time to live in seconds that is longer than any operation takes and short enough to wait for.
-    `histories` is how many random histories of operations are tried, and `races_s` is how many seconds races
-    of writers are repeated; a quick run tries fewer.
+    Where its driver's `min_ttl` is longer, that is the tick. `histories` is how many random histories of
+    operations are tried, and `races_s` is how many seconds a race of writers is repeated, at most; a quick
+    run tries fewer. Races take their chances from a `seed`, which is a new one each time unless it is given.
 
     The rest is optional; a check that needs what is missing is reported as not asked:
 
     - `damage(key)` makes the record's stored bytes unreadable, past the driver.
+    - `cut(key)` removes a part of what is stored of the record, past the driver: an entry, or the end of one.
     - `peek(key)` returns the record as the datastore has it, past the driver.
+    - `stored(key)` returns everything that the datastore still holds of a key's record, past the driver: its
+      rows, keys or items, in any form. Nothing is an empty collection.
+    - `lag()` is a context in which replicas do not follow: what is written in it does not reach them.
     - `address` is the server's `host:port`, and `through(address)` returns an open driver that reaches the
       server at another address: the suite puts a proxy before the server, and does what networks do. The
       shorter the deadline of these drivers, the shorter the checks.
@@ -79,7 +95,11 @@ class Datastore:
     tick: float = 0.5
     histories: int = 30
     races_s: float = 20.0
+    seed: int | None = None
     damage: Callable[[Key], Awaitable[None]] | None = None
+    cut: Callable[[Key], Awaitable[None]] | None = None
+    stored: Callable[[Key], Awaitable[Collection[object]]] | None = None
+    lag: Callable[[], AbstractAsyncContextManager[object]] | None = None
     peek: Callable[[Key], Awaitable[Record | None]] | None = None
     address: str = ""
     through: Callable[[str], Awaitable[Driver]] | None = None
@@ -134,7 +154,7 @@ class Bench:
     """The workplace of one check; leaving it removes what the check stored and closes its drivers.
 
     `tell_untidy` is called with what leaving it met after the check had passed, and with an explanation;
-    without it, the check fails.
+    without it, the check fails. That is also a key or stored bytes in what was logged or raised meanwhile.
     """
 
     def __init__(
@@ -153,7 +173,6 @@ class Bench:
         self.datastore = datastore
         self.quick = quick
         self.tell_untidy = tell_untidy
-        self.tick = datastore.tick
         self.history = History()
         self.loads_go_on = False  # while `hold` holds a record: once a check has seen it
         self.traits: Traits | None = None
@@ -161,10 +180,35 @@ class Bench:
         self._proxy: Proxy | None = None
         self._scopes: list[str] = []
         self._damaged: list[Key] = []
+        self._is_entered = False
+        self._hearing = contextlib.ExitStack()
+        self._heard: Heard | None = None
+
+    @property
+    def tick(self) -> float:
+        """A time to live in seconds, which the drivers that were opened so far can honour."""
+        return max(self.datastore.tick, self.traits.min_ttl if self.traits else 0.0)
+
+    def chance(self) -> random.Random:
+        """Return what the check takes its chances from; the history says its seed."""
+        seed = secrets.randbits(32) if self.datastore.seed is None else self.datastore.seed
+        self.history.say(f"the chances are those of `Datastore.seed` {seed}")
+        return random.Random(seed)
 
     async def driver(self) -> Driver:
         """Return a new open driver on the datastore."""
         return self.adopt(await self.datastore.open())
+
+    async def unnoted(self) -> Driver:
+        """Return a new open driver whose operations the history does not keep."""
+        return self._add(await self.datastore.open())
+
+    def _add(self, driver: Driver) -> Driver:
+        self._drivers.append(driver)
+        self.traits = driver.traits
+        if self._is_entered and self._heard is None:
+            self._heard = self._hearing.enter_context(hearing(*packages_of(driver)))
+        return driver
 
     def proxy(self) -> Proxy:
         """Return the check's proxy before the datastore, which it has an address for."""
@@ -176,8 +220,7 @@ class Bench:
 
     def adopt(self, driver: Driver) -> Driver:
         """Record what an open driver does from now on, and close it in the end."""
-        self._drivers.append(driver)
-        self.traits = driver.traits
+        self._add(driver)
         who = f"driver{len(self._drivers)}"
         noted = (*OPERATIONS, "open", "close")
         return cast("Driver", Recorded(driver, self.history, who, noted, ANSWERS))
@@ -208,7 +251,15 @@ class Bench:
         self._damaged.append(key)
         await self.datastore.damage(key)
 
+    async def cut(self, key: Key) -> None:
+        """Remove a part of what is stored of a record; the check has seen that `Datastore.cut` is there."""
+        assert self.datastore.cut is not None
+        self.history.say(f"a part of {self.history.shown(key)} is removed", key)
+        self._damaged.append(key)
+        await self.datastore.cut(key)
+
     async def __aenter__(self) -> Bench:
+        self._is_entered = True
         return self
 
     async def __aexit__(
@@ -226,11 +277,22 @@ class Bench:
                         failures[0].add_note(f"Tidying up after the check failed too: {told(failure)}")
                     failures.append(failure)
         finally:
+            self._hearing.close()
             # Also if the limit of the check cancels this; the thread would outlive it.
             if self._proxy is not None:
                 self._proxy.stop()
         if error is None and failures:
             raise Untidy(failures[0]) from failures[0]
+        if error is None:
+            self._require_discretion()
+
+    def _require_discretion(self) -> None:
+        """Fail if anything that was logged or raised names a key, or shows stored bytes."""
+        if self._heard is None:
+            return
+        for message in {**dict.fromkeys(self._heard.messages), **self.history.errors}:
+            if found := message.tells(self.history.marks):
+                raise Overheard(Met(found, f"said by {message.where}"))
 
     async def _remove_all(self) -> None:
         # One of the check's own drivers may be closed by now, so this one is new.
@@ -249,10 +311,27 @@ class Bench:
 async def names_in(driver: Driver, scope: str, *, limit: int = 100) -> list[str]:
     """Return every name of a scope, as a listing in pages gives them."""
     names: list[str] = []
+    positions = Positions()
     after: str | None = ""
     while after is not None:
         page = await driver.scan(scope, after=after, limit=limit)
         must_answer("scan", page, ANSWERS["scan"])
         names += page.names
-        after = page.after
+        after = positions.next(page.after)
     return names
+
+
+class Positions:
+    """Where the pages of one listing have ended."""
+
+    def __init__(self) -> None:
+        self._ended = Counter[str]()
+
+    def next(self, after: str | None) -> str | None:
+        """Return where the next page begins; fail if pages have ended there again and again."""
+        __tracebackhide__ = True
+        if after is not None:
+            self._ended[after] += 1
+            if self._ended[after] == REPEATED:
+                raise Met(STANDS_STILL, STANDS_STILL)
+        return after
