@@ -219,9 +219,7 @@ async def test_a_cancelled_loss_loses_nothing(proxy: Proxy, connect: Connect) ->
     assert not lost.happened
 
 
-async def test_an_answer_is_held_back_while_others_act(
-    server: Lines, proxy: Proxy, connect: Connect
-) -> None:
+async def test_an_answer_is_held_back_while_others_act(server: Lines, proxy: Proxy, connect: Connect) -> None:
     client, other = await connect(), await connect()
     held = proxy.hold_answer(b"dear")
     assert await other.ask("a") == "1"
