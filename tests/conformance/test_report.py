@@ -110,6 +110,7 @@ def test_the_verdict_says_how_much_was_asked_and_the_line_before_it_what_would_a
     outage = f"needs `Datastore.outage`, or {NETWORK.removeprefix('needs ')}: the connection uses TLS"
     asks = "not asked, and what would ask it: "
     proxy = "a URL of one host and port without TLS, or `address` and `through` of a test class"
+    tls = f"2 checks with a proxy before the server (the connection uses TLS): {proxy}"
     of_full = "1 check of full records: a smaller `max_record_bytes` or the like"
     for run, grade, line in (
         (of_reasons(none), 3, ""),
@@ -119,8 +120,7 @@ def test_the_verdict_says_how_much_was_asked_and_the_line_before_it_what_would_a
         (
             of_reasons(outage, NETWORK, peek, large, none),
             1,
-            f"{asks}2 checks with a proxy before the server (the connection uses TLS): {proxy}; "
-            f"1 check with `peek`: a test class; {of_full}",
+            f"{asks}{tls}; 1 check with `peek`: a test class; {of_full}",
         ),
         # There is no network before a file.
         (of_reasons(outage, NETWORK, reach="host"), 3, ""),
