@@ -164,10 +164,14 @@ class Stepping(Contract):
                     return await _make_anew(driver, key)
 
                 done = await _both(bench, place, first, expire, longer=bench.tick * REST)
-                ended += done is not None
-                # One that was done before the expiry has made the record permanent. Where the second write
-                # had to wait for a lock of the first, no one has seen the record expired.
-                if done is not None and done.meanwhile and done.second == 1:
+                if done is None:
+                    continue
+                ended += 1
+                if not done.meanwhile:
+                    # It waits for a lock of the first, so no one sees the record expired from here on.
+                    break
+                # One that was done before the expiry has made the record permanent.
+                if done.second == 1:
                     judged += 1
                     await _must_be_the_new_one(place, what, "had expired and was made anew")
         if not judged and ended:
