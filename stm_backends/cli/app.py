@@ -246,7 +246,7 @@ def drivers(
         typer.echo(json.dumps(facts, indent=2))
     else:
         render.drivers(diagnoses)
-    if any(one.state in ("broken", "ambiguous") for one in diagnoses):
+    if any(one.state in ("broken", "ambiguous", "newer contract") for one in diagnoses):
         raise typer.Exit(FAILED)
 
 

@@ -30,6 +30,10 @@ class Key(NamedTuple):
     name: str
 
 
+CONTRACT: Final = 1
+"""The version of this contract. It rises with what a driver has to do more than before, and a plugin says
+for which one its driver was written."""
+
 MAX_KEY_BYTES: Final = 1_000
 
 DEFAULT_DEADLINE_S: Final = 5.0

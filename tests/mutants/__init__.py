@@ -295,6 +295,13 @@ from tests.mutants.sizes import (
     RewritesWithinARequest,
     SmallEntriesAreFree,
 )
+from tests.mutants.stepping import (
+    ComparesTheNumberOfEntries,
+    CountsTheWritesOfAKey,
+    CountsTheWritesOfALife,
+    TakesTheTimeBeforeItsTurn,
+    TrustsItsLock,
+)
 from tests.mutants.stores import (
     AnythingIsText,
     AppendsLists,
@@ -337,6 +344,7 @@ from tests.mutants.waiting import (
     WritesWhatItGaveUp,
 )
 from tests.support.networked import NetworkedDriver
+from tests.support.optimistic import OptimisticDriver
 
 
 class Caught(NamedTuple):
@@ -521,6 +529,19 @@ NETWORKED: Final[dict[type[NetworkedDriver], Caught]] = {
     ClosesForItsParent: Caught("test_a_forked_process_is_refused_and_disturbs_nothing"),
 }
 """Drivers that mistake what a network did to their requests."""
+
+OPTIMISTIC: Final[dict[type[OptimisticDriver], Caught]] = {
+    ComparesTheNumberOfEntries: Caught(
+        "test_of_two_writes_that_are_paused_between_their_requests_exactly_one_wins"
+    ),
+    TrustsItsLock: Caught("test_an_append_while_another_write_is_paused_is_not_lost"),
+    CountsTheWritesOfAKey: Caught("test_a_paused_write_does_not_bring_back_a_record_that_was_deleted"),
+    CountsTheWritesOfALife: Caught("test_a_paused_write_does_not_bring_back_a_record_that_has_expired"),
+    TakesTheTimeBeforeItsTurn: Caught(
+        "test_a_write_that_queues_behind_another_judges_expiry_when_its_turn_comes"
+    ),
+}
+"""Drivers that read, compare and write, and are wrong about what may happen in between."""
 
 STORES: Final[dict[type[JsonStore], Caught]] = {
     Merges: Caught("test_a_save_replaces_the_whole_state_and_never_merges"),

@@ -22,7 +22,7 @@ CONTRACTS = {DriverContract: Datastore, GraphContract: Graphs, PodsContract: Mem
 CAUGHT = {
     kind.__name__: caught.check
     for kinds in (
-        *(mutants.DRIVERS, mutants.FILES, mutants.NETWORKED),
+        *(mutants.DRIVERS, mutants.FILES, mutants.NETWORKED, mutants.OPTIMISTIC),
         *(mutants.PODS, mutants.BACKEND_GRAPHS),
     )
     for kind, caught in kinds.items()

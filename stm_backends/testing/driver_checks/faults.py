@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, AbsentType, Driver, Key, Record
@@ -12,13 +13,14 @@ from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, Unavailab
 from stm_backends.testing.driver_checks.steps import (
     append_all,
     assert_located,
+    behind,
     each_fails_in_time,
     loaded,
     noise,
     recovered,
 )
 from stm_backends.testing.workbench.check import Contract, check, not_asked
-from stm_backends.testing.workbench.drivers import Bench, names_in
+from stm_backends.testing.workbench.drivers import Bench, names_in, no_network
 from stm_backends.testing.workbench.expectations import must_be, must_raise
 
 LOOKS: Final = 8
@@ -34,22 +36,20 @@ class Faults(Contract):
     @check("driver.outage")
     async def test_during_an_outage_every_operation_raises_a_typed_error_in_time(self, bench: Bench) -> None:
         """An `except` clause turns errors of the client into an empty answer, or there is no deadline."""
-        if bench.datastore.outage is None:
-            not_asked("needs `Datastore.outage`")
-        driver, key = await bench.driver(), bench.key()
+        driver, outage = await _cut_off(bench)
+        key = bench.key()
         await append_all(driver, key, b"a")
-        async with bench.datastore.outage():
+        async with outage():
             for fails in each_fails_in_time(driver, key):
                 await fails()
 
     @check("driver.outage")
     async def test_after_an_outage_the_same_driver_works_and_nothing_is_lost(self, bench: Bench) -> None:
         """A broken connection is kept for good, or the client waits too long before it connects again."""
-        if bench.datastore.outage is None:
-            not_asked("needs `Datastore.outage`")
-        driver, key = await bench.driver(), bench.key()
+        driver, outage = await _cut_off(bench)
+        key = bench.key()
         await append_all(driver, key, b"a")
-        async with bench.datastore.outage():
+        async with outage():
             with must_raise(StorageError, "the datastore cannot be reached"):
                 await driver.load(key)
         found = await recovered(lambda: driver.load(key), driver.traits)
@@ -227,6 +227,16 @@ class Faults(Contract):
         await _count_requests(driver, first, count)
         trips = await _count_requests(driver, key, count)
         must_be(trips, dict.fromkeys(trips, 1), "an operation is one request")
+
+
+async def _cut_off(bench: Bench) -> tuple[Driver, Callable[[], AbstractAsyncContextManager[object]]]:
+    """Return a driver, and what cuts it off from its datastore; else end the check."""
+    if bench.datastore.outage is not None:
+        return await bench.driver(), bench.datastore.outage
+    if bench.datastore.through is None:
+        not_asked(f"needs `Datastore.outage`, or {no_network(bench.datastore).removeprefix('needs ')}")
+    proxy, driver = await behind(bench)
+    return driver, proxy.cut
 
 
 async def _count_requests(driver: Driver, key: Key, count: Callable[[], int]) -> dict[str, int]:

@@ -8,12 +8,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
+import pytest
+
 from stm_backends.drivers.contract import ABSENT, Driver, Key, Record, Traits
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing.workbench.check import not_asked
-from stm_backends.testing.workbench.drivers import OPERATIONS, Bench
+from stm_backends.testing.workbench.drivers import OPERATIONS, Bench, no_network
 from stm_backends.testing.workbench.expectations import must_be, must_end, must_raise
 from stm_backends.testing.workbench.failures import Met
+from stm_backends.testing.workbench.proxy import Proxy
 
 T = TypeVar("T")
 
@@ -37,6 +40,9 @@ ATTEMPTS: Final = 20
 TRIES: Final = 3
 """How often a check holds a record up, if the writes that are to wait for it give up."""
 
+MOST_ANSWERS: Final = 20
+"""How many answers of one operation are lost or held in turn, at most."""
+
 
 def full_of_largest(traits: Traits) -> int | None:
     """Return how many of the largest entries fill a record, so that one more cannot fit.
@@ -47,6 +53,36 @@ def full_of_largest(traits: Traits) -> int | None:
     most = traits.room(traits.max_entry)
     count = traits.max_record // max(1, most)
     return count if (count + 1) * (most - traits.overhead) > traits.max_record else None
+
+
+async def behind(bench: Bench) -> tuple[Proxy, Driver]:
+    """Return a proxy before the datastore, and a driver behind it; else end the check."""
+    if bench.datastore.through is None:
+        not_asked(no_network(bench.datastore))
+    proxy = bench.proxy()
+    driver = bench.adopt(await bench.datastore.through(proxy.address))
+    await driver.load(bench.key())
+    if not proxy.accepted:
+        pytest.fail("`Datastore.through` opened a driver that does not use the address it was given")
+    return proxy, driver
+
+
+def mark_of(key: Key) -> bytes:
+    """Return what the requests about a fresh key contain alone: of its scope, what no escaping changes."""
+    return key.scope.split(":")[1].encode()
+
+
+async def outcome(work: Awaitable[T]) -> T | StorageError:
+    """Return the answer, or an error that the network explains."""
+    try:
+        return await work
+    except (Unavailable, OutcomeUnknown) as error:
+        return error
+
+
+async def usable(driver: Driver, key: Key) -> None:
+    """Wait until a driver can load again."""
+    await recovered(lambda: driver.load(key), driver.traits)
 
 
 async def loaded(driver: Driver, key: Key) -> Record:

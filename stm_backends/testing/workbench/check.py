@@ -142,10 +142,14 @@ def not_asked(reason: str) -> NoReturn:
     raise NotAsked(reason, _use_item_location=True)
 
 
+WOULD_WRITE: Final = "would write "
+"""How the reason begins of a check that is not asked because of what it would write."""
+
+
 def would_write(size: int) -> str:
     """Return why a check that fills a record is not asked, and how to have it asked."""
     return (
-        f"would write {size:,} bytes; give the driver a smaller limit, by an option of the URL where it has "
+        f"{WOULD_WRITE}{size:,} bytes; give the driver a smaller limit, by an option of the URL where it has "
         "one, such as `max_record_bytes`"
     )
 

@@ -79,8 +79,8 @@ class Datastore:
     - `address` is the server's `host:port`, and `through(address)` returns an open driver that reaches the
       server at another address: the suite puts a proxy before the server, and does what networks do. The
       shorter the deadline of these drivers, the shorter the checks.
-    - `outage()` is a context in which the datastore cannot be reached by drivers that are open already. Two
-      checks need it, also where there is an `address`.
+    - `outage()` is a context in which the datastore cannot be reached by drivers that are open already; where
+      there is an `address`, the suite's proxy has one too.
     - `handed_in()` returns a driver on a client of the caller's.
     - `hold(key)` is a context in which writers to the record wait, because the test holds the datastore's own
       lock on it. Loads go on; where they wait for the same lock, leave it out. It may lock more than this
@@ -118,6 +118,22 @@ class Datastore:
     def waits(self) -> bool:
         """Whether time has to be waited for."""
         return self.pass_time is asyncio.sleep
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedDatastore(Datastore):
+    """The datastore that a backend's name and a URL stand for.
+
+    `no_proxy` says why no proxy is put before its server, where none is.
+    """
+
+    no_proxy: str = ""
+
+
+def no_network(datastore: Datastore) -> str:
+    """Return why the checks that put a proxy before the server are not asked."""
+    why = datastore.no_proxy if isinstance(datastore, NamedDatastore) else ""
+    return "needs `Datastore.address` and `Datastore.through`" + (f": {why}" if why else "")
 
 
 @dataclass

@@ -1,0 +1,49 @@
+"""Operations that are paused between their requests: what the suite finds so, and finds in no other way."""
+
+from __future__ import annotations
+
+import pytest
+
+from stm_backends.testing import Bench, DriverContract
+from stm_backends.testing.driver_checks.races import Races
+from stm_backends.testing.driver_checks.stepping import Stepping
+from stm_backends.testing.workbench.check import NotAsked, check_of
+from tests.mutants import OPTIMISTIC
+from tests.support.networked import NetworkedDriver, networked_datastore
+from tests.support.optimistic import OptimisticDriver, optimistic_datastore
+
+STEPPING = [name for name, member in vars(Stepping).items() if check_of(member)]
+
+
+def run(name: str, bench: Bench) -> None:
+    DriverContract.checks()[name](DriverContract(), bench)
+
+
+@pytest.mark.parametrize("kind", OPTIMISTIC, ids=lambda kind: kind.__name__)
+def test_a_mutant_passes_every_other_check_of_steps_and_of_races(kind: type[OptimisticDriver]) -> None:
+    others = [name for name in vars(Races) if check_of(getattr(Races, name)) and "of_any_size" not in name]
+    for name in (*STEPPING, *others):
+        # The driver and its mutants limit no sizes.
+        if name != OPTIMISTIC[kind].check and "many_writes_at_once" not in name:
+            run(name, Bench(optimistic_datastore(kind), quick=True))
+
+
+def test_a_driver_of_single_requests_passes_or_has_nothing_to_be_paused_in() -> None:
+    asked = 0
+    for name in STEPPING:
+        try:
+            run(name, Bench(networked_datastore(NetworkedDriver), quick=True))
+            asked += 1
+        except NotAsked as reason:
+            assert "one request each" in str(reason) or "do not queue" in str(reason)  # noqa: PT017 -- of some
+    assert asked == 3
+
+
+def test_the_pause_is_told_in_the_history_of_a_failure() -> None:
+    (kind, *_), (caught, *_) = OPTIMISTIC, OPTIMISTIC.values()
+    with pytest.raises(AssertionError) as rejected:
+        run(caught.check, Bench(optimistic_datastore(kind), quick=True))
+    (note,) = rejected.value.__notes__
+    assert "is paused after answer 1" in note
+    assert "the paused write goes on" in note
+    assert "exactly one can win" in str(rejected.value)
