@@ -30,7 +30,6 @@ from stm_backends.errors import (
     Unavailable,
 )
 from stm_backends.history import items
-from stm_backends.history import log as item_log
 from stm_backends.history.items import NOWHERE, Add, End, Entry, Folded, Log, Place, Pop, Tip
 from stm_backends.history.log import ItemLog
 from stm_backends.records import codec
