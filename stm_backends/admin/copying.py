@@ -437,7 +437,7 @@ def _judged(source: Record | None, target: Record | None) -> Outcome:
 async def _items(owner: Owner, *ends: Driver, kinds: Sequence[keys.Kind] = KINDS) -> AsyncIterator[Item]:
     """Yield the records of an owner that any of the ends has, each once."""
     async for user in _users(owner, *ends):
-        for kind in kinds if user else {*_SHARED} & {*kinds}:
+        for kind in [kind for kind in kinds if user or kind in _SHARED]:
             scope = keys.scope(owner.tenant, user, kind) if user else keys.shared_scope(owner.tenant)
             async for name in _union(*(operations.names(end, scope) for end in ends)):
                 yield Item(owner.tenant, user, kind, Key(scope, name))

@@ -43,11 +43,12 @@ class Converter:
         """Return a value as JSON, with lists and objects at most `deepest` levels deep, or `GONE`."""
         if value is None or isinstance(value, (bool, str, float)):
             return value
-        if deepest and id(value) not in self._within:
+        marker = id(value)
+        if deepest and marker not in self._within:
             if isinstance(value, (Mapping, list, tuple, AbstractSet)):
-                self._within.add(id(value))
+                self._within.add(marker)
                 found = self._inner(cast("object", value), deepest - 1)
-                self._within.discard(id(value))
+                self._within.discard(marker)
                 return found
             with suppress(Exception):  # a value may raise anything when it is asked for its text
                 if isinstance(value, int):

@@ -31,7 +31,7 @@ def has_bytes(value: object, deepest: int = DEEPEST) -> bool:
     if not isinstance(value, (dict, list, tuple)):
         return False
     _require_depth(deepest)
-    inner = cast("dict[object, object]", value).values() if isinstance(value, dict) else value
+    inner: object = cast("dict[object, object]", value).values() if isinstance(value, dict) else value
     return any(has_bytes(one, deepest - 1) for one in cast("Iterable[object]", inner))
 
 
@@ -64,7 +64,7 @@ def _each(content: Mapping[str, Any], change: Callable[[object], Any]) -> Steps[
 
 def _escape(value: object, deepest: int = DEEPEST) -> object:
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return {_BYTES: base64.b64encode(value).decode("ascii")}
+        return {_BYTES: base64.b64encode(cast("bytes", value)).decode("ascii")}
     if not isinstance(value, (dict, list, tuple)):
         return value
     _require_depth(deepest)
