@@ -1030,7 +1030,7 @@ async def test_a_session_that_nobody_continues_is_forgotten_after_its_time(backe
 
 async def test_sealed_sessions_show_nothing_and_are_read_with_the_key() -> None:
     store = MemoryStore()
-    sealing = Sealing(StaticKeys({"k": bytes(range(32))}))
+    sealing = Sealing(StaticKeys({"k": bytes(range(32))}, primary="k"))
     async with Backend(MemoryDriver(store), sealing=sealing) as backend:
         service = StmSessionService(backend)
         session = await filled(service, events=140)
@@ -1053,13 +1053,13 @@ async def test_the_command_line_shows_lists_and_counts_sessions(tmp_path: Path) 
     shown, listed, recent, stats = await asyncio.to_thread(
         lambda: (
             cli("show", f"{APP}:{USER}:s1"),
-            cli("ls", APP, USER),
-            cli("ls", APP, USER, "--recent"),
+            cli("ls", f"{APP}:{USER}"),
+            cli("ls", f"{APP}:{USER}", "--recent", "5"),
             cli("stats", APP, "--json"),
         )
     )
-    assert "MARKER 0" in shown
-    assert "log of  google-adk" in " ".join(shown.split(" "))
+    assert "MARKER 2" in shown
+    assert "log of google-adk items 4" in " ".join(shown.split())
     assert "s1" in listed
     assert "MARKER 0" in recent
-    assert json.loads(stats)["logs"] == 1
+    assert json.loads(stats.splitlines()[0])["logs"] == 1
