@@ -250,8 +250,12 @@ class StmSessionService(BaseSessionService):
             seen = _seen_by(session) or await self._seen_without_mark(key, session)
             tip = await self._store(key, seen, item, delta)
             if tip is None:
-                is_there = await self._exists(key)
-                raise StaleSessionError(_STALE) if is_there else SessionNotFoundError(_NOT_FOUND)
+                if await self._exists(key):
+                    raise StaleSessionError(_STALE)
+                with _surviving():
+                    # Else what was refused would be all that is stored of a deleted session.
+                    await self._log(key).fold()
+                raise SessionNotFoundError(_NOT_FOUND)
             with _surviving():
                 await self._advance(key, seen, item, tip)
             _mark(session, _Seen(tip, item["id"]))
