@@ -25,7 +25,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Hashable, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +47,7 @@ from stm_backends.errors import (
 from stm_backends.extras import missing_extra
 from stm_backends.history.log import ItemLog, LogState, Newest
 from stm_backends.history.shared_state import SharedState
+from stm_backends.integrations.blocking import Waits, elsewhere
 from stm_backends.records import keys, operations
 from stm_backends.records.state_store import States
 from stm_backends.types import MemoryKey
@@ -78,7 +79,6 @@ REMEMBERED: Final = 1_000
 """Of how many sessions, users and apps a service remembers what it saved last."""
 
 Json: TypeAlias = dict[str, Any]
-Run: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Any]
 T = TypeVar("T")
 
 
@@ -104,7 +104,7 @@ class StmSessionService(BaseSessionService):
     that are not JSON are converted as ADK's own database service does.
     """
 
-    def __init__(self, backend: Backend, *, ttl_s: float | None = None, run: Run | None = None) -> None:
+    def __init__(self, backend: Backend, *, ttl_s: float | None = None, run: Waits | None = None) -> None:
         super().__init__()
         require_backend(backend)
         if ttl_s is not None:
@@ -171,7 +171,7 @@ class StmSessionService(BaseSessionService):
         return await to_its_end(self._on_loop(self._append(session, event)))
 
     async def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        return await (work if self._run is None else asyncio.to_thread(self._run, work))
+        return await (work if self._run is None else elsewhere(self._run, work))
 
     # Each of these, on the loop of the backend
 
@@ -181,7 +181,7 @@ class StmSessionService(BaseSessionService):
         given_id = _stripped(session_id)
         key = MemoryKey(app_name, user_id, given_id or adk_uuid.new_uuid())
         created, given = adk_time.get_time(), _dumped_state(state or {})
-        item = {"type": "session", "id": _new_id(), "data": {"created": created, "state": given}}
+        item: Json = {"type": "session", "id": _new_id(), "data": {"created": created, "state": given}}
         delta, tip = _Delta.of(given), None
         # What is refused would stay in the log until it is folded.
         if not (given_id and await self._exists(key)):
@@ -220,7 +220,7 @@ class StmSessionService(BaseSessionService):
         users = [user_id] if user_id is not None else [user async for user in sessions.users(app_name)]
         listed: list[Session] = []
         for user in users:
-            there = [key async for kind, key in sessions.logs(app_name, user) if kind == KIND]
+            there = [key async for _, key in sessions.logs(app_name, user, KIND)]
             heads: list[tuple[MemoryKey, _Head]] = []
             for some in (there[start : start + AT_ONCE] for start in range(0, len(there), AT_ONCE)):
                 found = await operations.together(some, partial(self._read, limit=0))
@@ -244,14 +244,18 @@ class StmSessionService(BaseSessionService):
         data = _dumped(event)
         delta = _Delta.of(data["actions"]["state_delta"])
         role = "user" if event.author == "user" else "assistant"
-        item = {"type": "event", "id": _new_id(), "role": role, "data": data}
+        item: Json = {"type": "event", "id": _new_id(), "role": role, "data": data}
         # Branches of one invocation append to one object at once, and each of them is up to date.
         async with self._lock(key):
             seen = _seen_by(session) or await self._seen_without_mark(key, session)
             tip = await self._store(key, seen, item, delta)
             if tip is None:
-                is_there = await self._exists(key)
-                raise StaleSessionError(_STALE) if is_there else SessionNotFoundError(_NOT_FOUND)
+                if await self._exists(key):
+                    raise StaleSessionError(_STALE)
+                with _surviving():
+                    # Else what was refused would be all that is stored of a deleted session.
+                    await self._log(key).fold()
+                raise SessionNotFoundError(_NOT_FOUND)
             with _surviving():
                 await self._advance(key, seen, item, tip)
             _mark(session, _Seen(tip, item["id"]))
@@ -480,8 +484,10 @@ class _Head:
     def of(cls, content: Mapping[str, Any] | None) -> _Head | None:
         """Return the head in a saved state; `None` for none, and for what is none, which is replaced."""
         match content:
-            case {"tip": str(tip), "last": str(last), "at": float(at), "state": dict(state)}:
-                return cls(tip, last, at, cast("Json", state))
+            case {"tip": str(tip), "last": str(last), "at": float(at)} if isinstance(
+                content.get("state"), dict
+            ):
+                return cls(tip, last, at, cast("Json", content["state"]))
             case _:
                 return None
 
@@ -495,7 +501,7 @@ class _Found(NamedTuple):
 
 
 @contextmanager
-def _surviving() -> Iterator[None]:
+def _surviving() -> Generator[None]:
     """Log an outage that comes once an item is stored: whoever reads next makes up for what was not saved."""
     try:
         yield

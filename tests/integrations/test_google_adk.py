@@ -968,6 +968,39 @@ async def test_a_deleted_session_leaves_nothing_but_the_state_of_the_user(backen
     assert await records(backend) == [keys.blob_key(_user_state_name())]
 
 
+async def test_what_is_refused_for_a_deleted_session_is_not_kept() -> None:
+    async with open_backend("memory://") as backend:
+        service = StmSessionService(backend)
+        session = await filled(service)
+        await service.delete_session(app_name=APP, user_id=USER, session_id="s1")
+        with pytest.raises(SessionNotFoundError):
+            await service.append_event(session, said("MARKER"))
+        assert not any(b"MARKER" in entry for entry in await stored_bytes(backend))
+        again = await begun(service)
+        await service.append_event(again, said("new"))
+        assert texts(await read(service)) == ["new"]
+
+
+async def stored_bytes(backend: Backend) -> list[bytes]:
+    found = [await backend.driver.load(key) for key in await records(backend)]
+    return [part for one in found if one is not None for part in (one.body or b"", *one.tail)]
+
+
+async def test_a_session_of_adks_own_service_can_be_moved_here(ours: StmSessionService) -> None:
+    own = InMemorySessionService()
+    await filled(own)
+    old = await read(own)
+    new = await begun(ours, state=old.state)
+    for event in old.events:
+        await ours.append_event(new, event)
+    found = await read(ours)
+    assert (found.events, found.state, found.last_update_time) == (
+        old.events,
+        old.state,
+        old.last_update_time,
+    )
+
+
 async def test_an_exported_session_is_the_same_where_it_is_imported(backend: Backend, tmp_path: Path) -> None:
     session = await filled(StmSessionService(backend), events=20)
     lines = [line async for line in backend.sessions.export_log_lines(MemoryKey(APP, USER, "s1"), KIND)]
@@ -1030,7 +1063,7 @@ async def test_a_session_that_nobody_continues_is_forgotten_after_its_time(backe
 
 async def test_sealed_sessions_show_nothing_and_are_read_with_the_key() -> None:
     store = MemoryStore()
-    sealing = Sealing(StaticKeys({"k": bytes(range(32))}))
+    sealing = Sealing(StaticKeys({"k": bytes(range(32))}, primary="k"))
     async with Backend(MemoryDriver(store), sealing=sealing) as backend:
         service = StmSessionService(backend)
         session = await filled(service, events=140)
@@ -1053,13 +1086,13 @@ async def test_the_command_line_shows_lists_and_counts_sessions(tmp_path: Path) 
     shown, listed, recent, stats = await asyncio.to_thread(
         lambda: (
             cli("show", f"{APP}:{USER}:s1"),
-            cli("ls", APP, USER),
-            cli("ls", APP, USER, "--recent"),
+            cli("ls", f"{APP}:{USER}"),
+            cli("ls", f"{APP}:{USER}", "--recent", "5"),
             cli("stats", APP, "--json"),
         )
     )
-    assert "MARKER 0" in shown
-    assert "log of  google-adk" in " ".join(shown.split(" "))
+    assert "MARKER 2" in shown
+    assert "log of google-adk items 4" in " ".join(shown.split())
     assert "s1" in listed
     assert "MARKER 0" in recent
-    assert json.loads(stats)["logs"] == 1
+    assert json.loads(stats.splitlines()[0])["logs"] == 1

@@ -66,6 +66,7 @@ WRITER = """
 import asyncio, sys
 from google.adk.errors import StaleSessionError
 from google.adk.events import Event, EventActions
+from google.adk.sessions.base_session_service import GetSessionConfig
 from stm_backends import open_backend
 from stm_backends.integrations.google_adk import StmSessionService
 
@@ -78,7 +79,8 @@ async def main(url, writer, events, session_id):
             event = Event(author=writer, actions=EventActions(state_delta=delta))
             while True:
                 try:
-                    await service.append_event(await service.get_session(**of), event)
+                    session = await service.get_session(**of, config=GetSessionConfig(num_recent_events=1))
+                    await service.append_event(session, event)
                     break
                 except StaleSessionError:
                     await asyncio.sleep(0)
