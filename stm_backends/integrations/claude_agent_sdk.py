@@ -454,5 +454,5 @@ def _now() -> int:
     return int(time.time() * 1000)
 
 
-_UNSAFE: Final = re.compile("[%/#]")
+_UNSAFE: Final = re.compile("[%/+]")
 """What separates the parts of a session id, and what escapes it."""
