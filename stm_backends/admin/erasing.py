@@ -90,7 +90,8 @@ class Erasure:
         places |= {keys.log_key(key, kind): "logs" for kind in keys.LOG_KINDS}
         beside = [one for place in places for one in keys.beside_of(place)]
         for expired in (False, True):
-            places |= {place: "logs" async for place in self._beneath(beside, expired=expired)}
+            async for place in self._beneath(beside, expired=expired):
+                places[place] = "logs"
         states, prefixes = _states_of(key)
         places |= dict.fromkeys(states, "states")
         for place, kind in places.items():

@@ -183,7 +183,7 @@ class ItemLog:
     ) -> None:
         self._driver = driver
         self._key = key
-        self._kind = kind
+        self._kind: LogKind = kind
         self._where = keys.log_key(key, kind)
         self._owner = (key.tenant_id, key.user_id)
         self._whose = Whose(*self._owner, key.session_id)

@@ -223,12 +223,12 @@ class StmSessionStore(SessionStore):
     def _key(self, project_key: str, session_id: str) -> MemoryKey:
         """Return what `key_of` says."""
         try:
-            key: object = call_now(self._key_of, _required("project_key", project_key), session_id)
+            key = call_now(self._key_of, _required("project_key", project_key), session_id)
         except InvalidKey:
             raise
         except Exception as error:
             raise ConfigurationError(f"the function `key_of` failed ({described(error)})") from error
-        if not isinstance(key, MemoryKey):
+        if not isinstance(key, MemoryKey):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
             raise ConfigurationError(f"the function `key_of` returned {type(key).__name__}, not a MemoryKey")
         return key
 
@@ -454,5 +454,5 @@ def _now() -> int:
     return int(time.time() * 1000)
 
 
-_UNSAFE: Final = re.compile("[%/#]")
+_UNSAFE: Final = re.compile("[%/+]")
 """What separates the parts of a session id, and what escapes it."""

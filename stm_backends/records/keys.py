@@ -82,7 +82,7 @@ RESERVED_PREFIX: Final = "kv:v1:"
 _SHORT_TERM: Final = "#short-term"
 """How the session ids of conversations end that hold the short-term memory of a session."""
 
-_BESIDE: Final = "#beside/"
+_BESIDE: Final = "+beside/"
 """What stands in the session id of a log that belongs to another, before its own name; see `beside`."""
 
 WITH_BESIDE: Final[tuple[LogKind, ...]] = ("claude-agent-sdk",)

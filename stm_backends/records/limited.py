@@ -150,7 +150,7 @@ class LimitedDriver(WrapperDriver):
         # The record may have expired since the last answer.
         if self._steady() - known.at >= (math.inf if ttl is None else ttl):
             await self.load(key)
-        if known.exists or self._guard.limits.user_conversations is None:
+        if known.exists or self._most(key) is None:
             return await self._append(key, entry, known, append)
         async with self._creating(key.scope):
             if not known.exists:

@@ -50,6 +50,7 @@ from stm_backends.drivers import Key, WrapperDriver
 from stm_backends.drivers.plugins import open_driver
 from stm_backends.integrations import claude_agent_sdk
 from stm_backends.integrations.claude_agent_sdk import StmSessionStore, session_key
+from stm_backends.memory.touches import Touches
 from tests.support.sealed import SEALING
 
 PROJECT = "-srv-app"
@@ -144,7 +145,7 @@ async def cut(tmp_path: Path) -> AsyncIterator[tuple[Backend, Cut]]:
         yield backend, driver
 
 
-SUMMARY = "#beside/summary"
+SUMMARY = "+beside/summary"
 SESSION = KEY["session_id"]
 
 
@@ -387,7 +388,11 @@ async def test_a_cancelled_append_is_stored_once_when_it_is_repeated(backend: Ba
     await summary_of(store)
 
 
-async def test_an_append_takes_three_round_trips_and_one_for_a_subagent(cut: tuple[Backend, Cut]) -> None:
+async def test_an_append_takes_three_round_trips_and_one_for_a_subagent(
+    cut: tuple[Backend, Cut], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A touch of the catalogue reads the log, at a moment of its own.
+    monkeypatch.setattr(Touches, "note", lambda *_, **__: None)
     backend, driver = cut
     store = StmSessionStore(backend)
     await store.append(KEY, [said("1")])
@@ -443,8 +448,8 @@ async def test_entries_larger_than_a_record_are_stored(store: StmSessionStore) -
 
 
 async def test_a_batch_too_large_for_one_write_is_added_in_several(tmp_path: Path) -> None:
-    async with open_backend(f"sqlite:///{tmp_path}/stm.db", max_entry_bytes=2_000) as backend:
-        store, entries = StmSessionStore(backend), [said("x" * 300) for _ in range(40)]
+    async with open_backend(f"sqlite:///{tmp_path}/stm.db", max_entry_bytes=1_000) as backend:
+        store, entries = StmSessionStore(backend), [said("x" * 100) for _ in range(40)]
         await store.append(KEY, entries)
         await store.append(KEY, entries)
         await store.append(AGENT, entries)
@@ -452,7 +457,7 @@ async def test_a_batch_too_large_for_one_write_is_added_in_several(tmp_path: Pat
         await summary_of(store)
         with pytest.raises(TooLarge):
             await store.append(KEY, [said("small"), said("x" * 5_000)])
-        assert await texts(store) == ["x" * 300] * 40 + ["small"]
+        assert await texts(store) == ["x" * 100] * 40 + ["small"]
         await store.append(KEY, [said("after")])
         await summary_of(store)
 
@@ -512,7 +517,7 @@ async def test_what_is_no_entry_is_refused_with_its_path(
 
 
 async def test_sessions_of_all_names_stay_apart(store: StmSessionStore) -> None:
-    names = ["a", "a/b", "a%2Fb", "a:b", "a#beside/summary", "é", "\0"]
+    names = ["a", "a/b", "a%2Fb", "a:b", "a+beside/summary", "é", "\0"]
     for project in names:
         for session in names:
             await store.append(
@@ -566,7 +571,7 @@ async def test_a_function_that_fails_is_named_and_not_quoted(backend: Backend) -
                 await call
             assert "SECRET" not in str(refused.value)
     with pytest.raises(InvalidKey, match="part of a conversation"):
-        await StmSessionStore(backend, lambda *_: MemoryKey("a", "u", "s#beside/x")).append(KEY, [said("1")])
+        await StmSessionStore(backend, lambda *_: MemoryKey("a", "u", "s+beside/x")).append(KEY, [said("1")])
     with pytest.raises(InvalidKey, match="user_id"):
         await StmSessionStore(backend, lambda *_: MemoryKey("a", " ", "s")).append(KEY, [said("1")])
 
@@ -736,7 +741,7 @@ def test_the_command_line_shows_moves_and_erases_sessions(
 
     asyncio.run(fill())
     expected = asyncio.run(found(here))
-    assert f"{key}#beside/agent/subagents/agent-a1" in cli("ls", "acme:u1", "--url", here).stdout
+    assert f"{key}+beside/agent/subagents/agent-a1" in cli("ls", "acme:u1", "--url", here).stdout
     assert "Book a table" in cli("show", key, "--url", here).stdout
     assert "Book a table" in cli("history", key, "--url", here).stdout
     cli("export", key, "--url", here, "--output", file)

@@ -20,7 +20,7 @@ from tests.support.places import EACH, Place, quick_on
 
 PlaceOn = Callable[[str], Place]
 
-PODS, APPENDS = 4, 25
+PODS, APPENDS = 4, 15
 
 POD = """
 import asyncio, sys
@@ -72,7 +72,7 @@ async def test_processes_that_append_at_once_lose_nothing(datastore: str, place_
 
 
 @pytest.mark.parametrize("datastore", ["sqlite", "redis"])
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.full)])
 async def test_a_process_killed_at_any_write_loses_and_doubles_nothing(
     place_on: PlaceOn, datastore: str, every: int
 ) -> None:

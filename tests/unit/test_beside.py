@@ -65,9 +65,9 @@ async def test_the_logs_of_a_user_can_be_listed_without_those_beside_others(back
     await backend.item_log(KEY, KIND).beside("x").add(numbered(1))
     await backend.item_log(MemoryKey("acme", "u", "other"), KIND).add(numbered(1))
     await backend.item_log(KEY, "langchain").add(numbered(1))
-    assert sorted(await logs(backend)) == ["chat", "chat", "chat#beside/x", "other"]
+    assert sorted(await logs(backend)) == ["chat", "chat", "chat+beside/x", "other"]
     assert sorted(await logs(backend, kind=KIND, beside=False)) == ["chat", "other"]
-    assert await logs(backend, kind=KIND, prefix="chat") == ["chat#beside/x"]
+    assert await logs(backend, kind=KIND, prefix="chat") == ["chat+beside/x"]
     assert await logs(backend, prefix="oth") == ["other"]
 
 
@@ -137,7 +137,7 @@ async def test_erasing_a_conversation_erases_the_logs_beside_its_own(backend: Ba
     receipt = await backend.sessions.erase_with_receipt("acme", "u", "chat")
     assert (receipt.erased["logs"], receipt.complete) == (3, True)
     assert receipt.erased["pages"] > 0
-    parts = ("", "#beside/agent/large", "#beside/agent/x")
+    parts = ("", "+beside/agent/large", "+beside/agent/x")
     assert sorted(await logs(backend)) == sorted(f"{one}{part}" for one in ("cha", "chat2") for part in parts)
     await backend.sessions.erase(MemoryKey("acme", "u", "cha"))
     await backend.sessions.erase(MemoryKey("acme", "u", "chat2"))
