@@ -48,7 +48,7 @@ from stm_backends.records.large.driver import LargeEntries
 from stm_backends.records.limited import LimitedDriver
 from stm_backends.records.limits import Guard, Limits, Whose
 from stm_backends.records.seals import Clear
-from stm_backends.records.state_store import StateStore
+from stm_backends.records.state_store import StateStore, TenantStates
 from stm_backends.sealing.data_keys import EnvelopeKeys
 from stm_backends.sealing.guarded import guarded_source
 from stm_backends.sealing.keys import Owner, Sealing, StaticKeys
@@ -312,6 +312,13 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             ttl_s=ttl_s,
             touches=self._touches,
         )
+
+    def tenant_state(self, tenant: str) -> TenantStates:
+        """Return the states that belong to a tenant as a whole, and to none of its users.
+
+        Reads and writes nothing. Raises `InvalidKey` for a tenant that is blank.
+        """
+        return TenantStates(self.driver, self._codec, self._directory, tenant, self._guard)
 
     async def ping(self, tenant: str | None = None) -> float:
         """Load a record that does not exist; returns how many seconds that took.

@@ -278,6 +278,25 @@ class Erasure:
         except InvalidKey:
             pass
 
+    async def _shared(self, tenant: str) -> None:
+        """Erase the states of a tenant as a whole, and their parts, expired or not."""
+        scope = keys.shared_scope(tenant)
+        places: dict[str, Counted] = {scope: "states", keys.parts_of(Key(scope, "")).scope: "parts"}
+        for place, counted in places.items():
+            async for name in operations.names(self._driver, place):
+                self._keys_left |= await self._is_sealed(Key(place, name))
+                self._erased[counted] += await self._driver.delete(Key(place, name))
+            async for name in expired_names(self._driver, place):
+                await self._expired(Key(place, name))
+            await confirming.confirm(self._driver, (place,))
+
+    async def _is_sealed(self, place: Key) -> bool:
+        """Say whether a record has a sealed value that this backend, without sealing, cannot open."""
+        with suppress(Corrupt):
+            record = await self._driver.load(place, last=0)
+            return record is not None and operations.is_sealed(record)
+        return False
+
     async def _tenant(self, tenant: str) -> None:
         async for user in self._directory.users(tenant):
             await self._user(tenant, user)
@@ -285,13 +304,16 @@ class Erasure:
         # Whose entries have expired, but have not been removed. There may be such records, too.
         async for name in expired_names(self._driver, keys.directory_scope(tenant)):
             await self._user(tenant, keys.unname(name))
+        of_users = self._erased["states"]
+        await self._shared(tenant)
         # Before the keys: a mark names a key that exists.
         await self._directory.forget_seal(tenant)
         self._erased["data_keys"] += await self._erase_keys(tenant, "")
         async for _ in self._directory.users(tenant):
             self._found["directory_entries"] += 1
-        # The records were those of users.
-        self._observer.erased(Subject(tenant), 0)
+        async for _ in operations.names(self._driver, keys.shared_scope(tenant)):
+            self._found["states"] += 1
+        self._observer.erased(Subject(tenant), self._erased["states"] - of_users)
 
 
 def _counted(kind: keys.Kind) -> Counted:

@@ -178,9 +178,11 @@ class Purge:
             self._on_step(self.purged)
 
     async def tenant(self, tenant: str) -> None:
-        """Purge all users of a tenant."""
+        """Purge all users of a tenant, and what large values of its own states have left over."""
         async for user in self._directory.users(tenant):
             await self.user(tenant, user)
+        scope = keys.shared_scope(tenant)
+        await self._left_over(keys.parts_of(Key(scope, "")).scope, [scope])
 
     async def user(self, tenant: str, user: str) -> None:
         """Purge what is old, the left-over parts of large values, and the entry of a user without records."""
@@ -205,7 +207,8 @@ class Purge:
         if self._transcripts_older_than is not None:
             await self._transcripts(tenant, user, self._transcripts_older_than)
         await self._remove_pages(await self._dead_pages.of_user(tenant, user))
-        await self._left_over(tenant, user)
+        scopes = [keys.scope(tenant, user, kind) for kind in keys.KINDS]
+        await self._left_over(keys.scope(tenant, user, "part"), scopes)
         await self._left_over_cards(tenant, user)
         if not self._dry_run:
             await self._left_over_words(tenant, user)
@@ -265,10 +268,10 @@ class Purge:
         """Remove the body and the entries that were read, in bounded steps; `False` after a lost race."""
         # The time to live may end after that of the user's entry.
         await self._directory.note(*keys.owner_of(key.scope), ttl=ttl)
-        empty = self._body(kind, {EMPTIED: now})
-        unchanged = ledger.unchanged_by(lambda _: self._body(kind, {}))
+        unchanged = ledger.unchanged_by(lambda record: self._body(kind, {}, record))
         while True:
             drop = min(len(record.tail), self._driver.traits.max_drop)
+            empty = self._body(kind, {EMPTIED: now}, record, drop)
             change = ledger.Change(empty, drop=drop, ttl=ttl)
             if not await ledger.fold(self._driver, key, record, change, unchanged=unchanged):
                 return False
@@ -276,11 +279,12 @@ class Purge:
                 return True
             record = Record(change.version, empty, record.tail[drop:])
 
-    def _body(self, kind: Kind, extra: Mapping[str, Any]) -> bytes:
-        """Return the body of an empty record."""
+    def _body(self, kind: Kind, extra: Mapping[str, Any], record: Record, drop: int = 0) -> bytes:
+        """Return the body of a record that is empty, but for the entries that are not dropped."""
         if kind == "memory":
             return self._codec.seal_body(Body(extra=extra))
-        return items.seal_folded(items.Folded(extra=extra), self._codec)
+        log = items.read(record, self._codec)
+        return items.seal_folded(log.emptied(drop, extra), self._codec)
 
     async def _transcripts(self, tenant: str, user: str, older_than: float) -> None:
         """Shorten the transcripts of a user by the pages whose turns are all older."""
@@ -349,23 +353,22 @@ class Purge:
             self.purged.pages += 1
             self._on_step(self.purged)
 
-    async def _left_over(self, tenant: str, user: str) -> None:
+    async def _left_over(self, scope: str, of: Iterable[str]) -> None:
         """Remove parts of large values whose record is gone, as an interrupted erasure or purge leaves them.
 
-        Listing the scopes also lets Redis remove the names of expired records from its indexes.
+        `scope` has the parts, and `of` are those of the records. Listing the scopes also lets Redis remove
+        the names of expired records from its indexes.
         """
-        scope = keys.scope(tenant, user, "part")
         until = self._clock() - ORPHANED_S
         # Listed before the records: a part is older than its pointer, except for the first minutes.
         old = [name async for name in operations.names(self._driver, scope) if _is_part_before(name, until)]
         if self._dry_run and not old:
             return
         owners: set[str] = set()
-        for kind in keys.KINDS:
-            of_kind = keys.scope(tenant, user, kind)
-            async for name in operations.names(self._driver, of_kind):
+        for owner in of:
+            async for name in operations.names(self._driver, owner):
                 if old:
-                    owners.add(keys.parts_of(Key(of_kind, name)).name)
+                    owners.add(keys.parts_of(Key(owner, name)).name)
         for name in old:
             if keys.prefix_in(name) not in owners:
                 if not self._dry_run:

@@ -356,6 +356,13 @@ class Log:
             items, Forgotten() if has_ended else forgotten, young, transcript, self.folded.extra, head.place
         )
 
+    def emptied(self, count: int, extra: Mapping[str, Any]) -> Folded:
+        """Return the body of a log that has ended, once the oldest `count` entries are dropped.
+
+        Those that stay take effect as they do now.
+        """
+        return Folded(extra=extra, place=self.head(count).place._replace(exists=False))
+
     def leaving(self, epoch: str) -> list[Leaving]:
         """Return the remaining items that no page has, for pages of this epoch."""
         return [

@@ -408,10 +408,11 @@ class ItemLog:
         if self._touches is not None:
             self._touches.note(self._key, self._kind, None, ttl=self._ttl_s)
 
-    def _touch_erased(self) -> None:
+    def _touch_erased(self, *, at: float | None = 0.0) -> None:
+        """Note in the catalogue that items were erased, which is no activity unless it was `at` some time."""
         if self._touches is not None:
             # The records say whether anything is left of the conversation; nothing that was erased is.
-            self._touches.note(self._key, self._kind, None, ttl=self._ttl_s, at=0.0, reset=True)
+            self._touches.note(self._key, self._kind, None, ttl=self._ttl_s, at=at, reset=True)
 
     async def fold(self) -> bool:
         """Move the oldest entries into the body or to pages, which changes no item; whether any were moved.
@@ -553,14 +554,12 @@ class ItemLog:
             stored = await self._store(entry, operation)
             tip = await self._taken(entry, began, operation)
             if tip is not None and (isinstance(entry, End) or entry.instead):
+                self._touch_erased(at=0.0 if isinstance(entry, End) else None)
                 await self._wipe()
             return *stored, tip
 
         size, length, tip = await to_its_end(work())
-        if isinstance(entry, End):
-            if tip is not None:
-                self._touch_erased()
-        else:
+        if not isinstance(entry, End):
             await self._tidied(size, length)
         return None if tip is None else tip.text
 
@@ -590,9 +589,11 @@ class ItemLog:
 
         async def attempt() -> bool | Lost:
             found = await self._load("fold")
-            if found.log.wipe_within(found.log.length) is None:
+            wiped = found.log.wipe_within(found.log.length)
+            if wiped is None:
                 return True
-            return await self._fold(found) is None or Lost(found.log.version)
+            done = await self._fold(found)
+            return done is None or (done and wiped <= self._driver.traits.max_drop) or Lost(found.log.version)
 
         with self._logging_errors():
             await contend(attempt)
@@ -669,10 +670,10 @@ class ItemLog:
                 await pages.erase_dead(self._driver, self._where, self._mark, epoch=epoch)
             return done
         if not (to_pages or log.folded.transcript) and len(head.items) <= KEPT:
-            done = await self._folded(head, count, expect)
+            done = await self._folded(log, count, expect)
             if done is not None:
                 return done
-        return await self._paged(head, expect)
+        return await self._paged(log, count, expect)
 
     async def _folded(
         self,
@@ -702,11 +703,13 @@ class ItemLog:
 
     async def _popped(self, head: Log) -> Mapping[int, Copy]:
         """Return what pages have of the items that pops removed from them."""
+        numbers = [removal.number for removal in head.popped.values() if removal.number is not None]
         paged = head.folded.transcript
-        return {} if paged is None else await self._copies(head, head.low, paged.base)
+        return {} if paged is None or not numbers else await self._copies(head, min(numbers), paged.base)
 
-    async def _paged(self, head: Log, expect: str) -> bool | None:
-        """Move the items of a log with all entries folded in to pages; as `_replaced`."""
+    async def _paged(self, log: Log, count: int, expect: str) -> bool | None:
+        """Move the items of a log with the oldest `count` entries folded in to pages; as `_replaced`."""
+        head = log.head(count)
         before = head.folded.transcript or Transcript(expect)
         removed = await self._popped(head)
         # The item before those that move, which pops may have uncovered.
@@ -720,9 +723,8 @@ class ItemLog:
             # An item that fits an entry of the log, and not one of a page.
             return None
         after = start.moved([one.id for one in leaving], summarized=True)
-        done = await self._folded(
-            head, head.length, expect, transcript=replace(after, rev=head.rev), paged=removed
-        )
+        transcript = replace(after, rev=head.rev)
+        done = await self._folded(log, count, expect, transcript=transcript, paged=removed)
         if done:
             await self._pages.complete(self._where, start, leaving)
         elif leaving:

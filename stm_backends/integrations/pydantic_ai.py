@@ -129,8 +129,8 @@ class StmConversationStore(ConversationStore):
         """Store a record with its new entries, all or nothing, if the stored revision is the expected one.
 
         Two round trips, if this store has read the record that it replaces. A fork, and a return to an
-        earlier entry, read what they refer to. Raises `ConversationConflict`, `InvalidState` for values that could
-        not be read again, `TooLarge`, and `OutcomeUnknown`.
+        earlier entry, read what they refer to. Raises `ConversationConflict`, `InvalidState` for values that
+        could not be read again, `TooLarge`, and `OutcomeUnknown`.
         """
         conversation_id = record.conversation_id
         added, stored = _dumped(record, new_entries)

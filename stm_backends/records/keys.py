@@ -68,7 +68,10 @@ NO_NAME: Final = "%%"
 """The name of no record: `name` writes two hexadecimal digits after a "%"."""
 
 OTHER_BLOBS: Final = "::blob"
-"""The scope of saved states whose key names no tenant and user. No tenant is empty, so no user owns it."""
+"""The scope of saved states whose key names no tenant and user. No tenant is empty, so no user owns it.
+
+The states of a tenant as a whole are in a scope that ends so; see `shared_scope`.
+"""
 
 PAUSED_RUNS: Final = "::planner"
 """The scope of paused runs. A token names no tenant and user; a note in the user's scope does."""
@@ -313,10 +316,26 @@ def blob(key: str) -> tuple[Key, tuple[str, str] | None]:
     erasing the user erases them; every other string belongs to `OTHER_BLOBS`. Raises `InvalidKey` for an
     invalid key.
     """
-    if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
-        raise InvalidKey(f"the key of a saved state is a string, not {type(key).__name__}")
-    owner = blob_owner(key)
+    owner = blob_owner(_checked_state_key(key))
     return Key(OTHER_BLOBS if owner is None else scope(*owner, "blob"), name(key)), owner
+
+
+def shared_blob(tenant_id: str, key: str) -> Key:
+    """Return the key of the record for a state of a tenant as a whole. Raises `InvalidKey`."""
+    return Key(shared_scope(tenant_id), name(_checked_state_key(key)))
+
+
+def _checked_state_key(key: object) -> str:
+    if not isinstance(key, str):
+        raise InvalidKey(f"the key of a saved state is a string, not {type(key).__name__}")
+    return key
+
+
+def shared_scope(tenant_id: str) -> str:
+    """Return the scope of the states of a tenant as a whole or, with `""`, of those that name no tenant."""
+    if not tenant_id:
+        return OTHER_BLOBS
+    return _bounded(f"{_escape(require_part('tenant_id', tenant_id), _UNSAFE_IN_PART)}{OTHER_BLOBS}")
 
 
 def planner_key(token: str) -> Key:

@@ -281,7 +281,9 @@ def _counted(key: Key) -> bool:
     if kind == "graph":
         return key.name.startswith(keys.VERTICES)
     return kind in _CONVERSATIONS or (
-        kind == "blob" and key.scope != keys.OTHER_BLOBS and not key.name.startswith(keys.RESERVED_PREFIX)
+        kind == "blob"
+        and not key.scope.endswith(keys.OTHER_BLOBS)
+        and not key.name.startswith(keys.RESERVED_PREFIX)
     )
 
 
