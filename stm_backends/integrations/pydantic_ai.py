@@ -30,7 +30,6 @@ from stm_backends.records import operations
 from stm_backends.types import MemoryKey
 
 try:
-    from pydantic import ConfigDict, TypeAdapter
     from pydantic_ai.conversation_store import (
         ConversationConflict,
         ConversationEntry,
@@ -40,6 +39,9 @@ try:
     from pydantic_ai.messages import ModelMessagesTypeAdapter
 except ModuleNotFoundError as error:
     raise missing_extra("pydantic-ai", error) from error
+
+# It comes with Pydantic AI, whose lack is to be said first.
+from pydantic import ConfigDict, TypeAdapter
 
 REMEMBERED: Final = 10_000
 """Of how many conversations, and of how many entries, a store remembers what it has last seen."""

@@ -50,6 +50,7 @@ from stm_backends import (
 )
 from stm_backends.drivers import plugins
 from stm_backends.integrations.pydantic_ai import StmConversationStore
+from stm_backends.memory.touches import Touches
 from stm_backends.records import keys
 from tests.support.conversation_walk import Walk
 from tests.support.interrupted import Interrupted
@@ -346,8 +347,7 @@ async def test_random_calls_are_answered_as_by_the_official_store(
         await walk.step()
         if number % 20 == 19:
             await walk.compare()
-    # Calls of each kind have succeeded, and some were refused.
-    assert {"Conversation", "ConversationConflict", "UserError", "ConversationEntry"} <= {*walk.answers}
+    assert {"Conversation", "ConversationConflict", "UserError", "list"} <= {*walk.answers}
 
 
 # Ours: many machines
@@ -408,6 +408,12 @@ async def test_turns_of_two_machines_that_try_again_are_all_there_once(pods: tup
     assert len(there) == 40
 
 
+@pytest.fixture
+def _no_touches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is done in the background, where something may come in between at any time."""
+    monkeypatch.setattr(Touches, "note", lambda *_, **__: None)
+
+
 async def interrupted(
     url: str,
     during: Callable[[], Awaitable[object]],
@@ -440,6 +446,7 @@ async def interrupted(
         yield came, done
 
 
+@pytest.mark.usefixtures("_no_touches")
 async def test_whatever_is_saved_during_a_save_one_of_them_conflicts_and_leaves_nothing(
     tmp_path: Path,
 ) -> None:
@@ -458,7 +465,7 @@ async def test_whatever_is_saved_during_a_save_one_of_them_conflicts_and_leaves_
             outcomes.append(done)
             expected = ["a", "b"] + ["first"] * came + ["mine"] * done
             there = await said(ours(other))
-            # One that comes after the save itself, such as before its note in the catalogue, comes second.
+            # One that comes once the save is stored, before it is read again, comes second.
             assert sorted(there) == sorted(f"{text}{end}" for text in expected for end in "?!")
             await other.sessions.erase_user("acme", "u1")
     # Before the first load, and after everything.
@@ -467,6 +474,7 @@ async def test_whatever_is_saved_during_a_save_one_of_them_conflicts_and_leaves_
     assert False in outcomes
 
 
+@pytest.mark.usefixtures("_no_touches")
 async def test_no_fork_outlives_an_erasure_that_came_while_it_was_made(tmp_path: Path) -> None:
     url, outcomes = f"sqlite:///{tmp_path}/stm.db", list[bool]()
     async with open_backend(url) as other:

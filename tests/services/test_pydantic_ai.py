@@ -39,7 +39,7 @@ async def test_random_calls_are_answered_as_by_the_official_store(
 
 
 @pytest.mark.parametrize("datastore", ["sqlite", "redis"])
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("every", [11, pytest.param(3, marks=pytest.mark.full)])
 async def test_of_what_a_killed_process_saved_all_is_there_and_nothing_by_halves(
     datastore: str, place_on: PlaceOn, every: int
 ) -> None:
@@ -82,7 +82,7 @@ async def test_of_what_a_killed_process_saved_all_is_there_and_nothing_by_halves
 
 
 POD = """
-import asyncio, sys
+import asyncio, random, sys
 from pydantic_ai.conversation_store import ConversationConflict
 from stm_backends import open_backend
 from stm_backends.integrations.pydantic_ai import StmConversationStore
@@ -91,12 +91,12 @@ from tests.support.dying_conversation import say
 async def main(url, pod):
     async with open_backend(url) as backend:
         store = StmConversationStore(backend, "acme", "u1")
-        for number in range(15):
+        for number in range(8):
             while True:
                 try:
                     await say(store, f"{pod}.{number}")
                 except ConversationConflict:
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(random.uniform(0, 0.1))
                     continue
                 break
 
@@ -120,5 +120,5 @@ async def test_turns_of_four_processes_that_try_again_are_all_there_once(
         assert there is not None
         for pod in range(4):
             own = [text for text in there if text.startswith(f"{pod}.")]
-            assert own == [f"{pod}.{number}{end}" for number in range(15) for end in "?!"]
-        assert len(there) == 4 * 15 * 2
+            assert own == [f"{pod}.{number}{end}" for number in range(8) for end in "?!"]
+        assert len(there) == 4 * 8 * 2
