@@ -408,10 +408,11 @@ class ItemLog:
         if self._touches is not None:
             self._touches.note(self._key, self._kind, None, ttl=self._ttl_s)
 
-    def _touch_erased(self) -> None:
+    def _touch_erased(self, *, at: float | None = 0.0) -> None:
+        """Note in the catalogue that items were erased, which is no activity unless it was `at` some time."""
         if self._touches is not None:
             # The records say whether anything is left of the conversation; nothing that was erased is.
-            self._touches.note(self._key, self._kind, None, ttl=self._ttl_s, at=0.0, reset=True)
+            self._touches.note(self._key, self._kind, None, ttl=self._ttl_s, at=at, reset=True)
 
     async def fold(self) -> bool:
         """Move the oldest entries into the body or to pages, which changes no item; whether any were moved.
@@ -553,14 +554,12 @@ class ItemLog:
             stored = await self._store(entry, operation)
             tip = await self._taken(entry, began, operation)
             if tip is not None and (isinstance(entry, End) or entry.instead):
+                self._touch_erased(at=0.0 if isinstance(entry, End) else None)
                 await self._wipe()
             return *stored, tip
 
         size, length, tip = await to_its_end(work())
-        if isinstance(entry, End):
-            if tip is not None:
-                self._touch_erased()
-        else:
+        if not isinstance(entry, End):
             await self._tidied(size, length)
         return None if tip is None else tip.text
 

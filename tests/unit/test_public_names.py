@@ -15,14 +15,14 @@ PUBLIC = {
         DefaultShortTermMemory Denied History HistoryMessage
         DistributedShortTermMemory EditConflict EnvelopeKeys ExtractiveSummarizer
         InvalidKey InvalidState ItemLog
-        KeyErased KeyMismatch LimitReached Limits MemoryBudget
+        KeyErased KeyMismatch LimitReached Limits LogState MemoryBudget
         MemoryBudgetExceeded MemoryHealth MemoryIsolation MemoryKey MemoryRouter MessageNotFound
         MissingExtra OnConflict
         OutcomeUnknown OverflowPolicy SealMismatch Sealing SessionExists SessionNotFound Sessions
         ShortTermMemory
         ShortTermMemoryArtifacts ShortTermMemoryConfig ShortTermMemoryPersistence ShortTermMemorySerializable
-        StateStore StaticKeys StmError StorageError Strategy Summarizer SupportsMemoryState TokenEstimator
-        TooLarge
+        StateStore StaticKeys StmError StorageError Strategy Summarizer SupportsMemoryState TenantStates
+        TokenEstimator TooLarge
         TrajectoryDigest TranscriptPage TranscriptTurn Transform Unavailable UnknownBackend Usage __version__
         default_token_estimator open_backend
     """,
