@@ -120,9 +120,13 @@ class StmHistoryProvider(HistoryProvider):
         for index, message in enumerate(messages):
             if not isinstance(message, Message):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
                 raise InvalidState(f"messages[{index}] is {type(message).__name__}, not a Message")
-        items = [message.to_dict() for message in messages]
-        for index, item in enumerate(items):
-            require_json(item, f"messages[{index}]", deepest=DEEPEST_IN_TURN)
+        items: list[dict[str, Any]] = []
+        for index, message in enumerate(messages):
+            try:
+                items.append(message.to_dict())
+            except (RecursionError, ValueError):
+                raise InvalidState(f"messages[{index}] refers to itself") from None
+            require_json(items[-1], f"messages[{index}]", deepest=DEEPEST_IN_TURN)
         if items and not await to_its_end(self._add_new(log, items)):
             raise Unavailable(
                 "others added to the session all the time, and nothing was stored; try again",
@@ -269,7 +273,7 @@ class StmCheckpointStorage:
         return checkpoint.checkpoint_id
 
     async def load(self, checkpoint_id: str) -> WorkflowCheckpoint:
-        """Return a checkpoint, in three round trips. Raises `WorkflowCheckpointException` if there is none."""
+        """Return a checkpoint, in three round trips; `WorkflowCheckpointException` if there is none."""
         found = await self._first(await self._found(checkpoint_id))
         if found is None:
             raise WorkflowCheckpointException(f"No checkpoint found with ID {checkpoint_id}")

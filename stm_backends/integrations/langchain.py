@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 from stm_backends import logs
 from stm_backends.backend import Backend
@@ -25,6 +25,8 @@ except ModuleNotFoundError as error:
     raise missing_extra("langchain", error) from error
 
 logger = logging.getLogger("stm_backends")
+
+_T = TypeVar("_T")
 
 OnError: TypeAlias = Callable[[Exception], object]
 """A function that is called with an error before it is raised; it may be a coroutine function."""
