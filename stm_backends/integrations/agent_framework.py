@@ -149,7 +149,9 @@ class StmHistoryProvider(HistoryProvider):
 
     async def clear(self, session_id: str | None) -> None:
         """Erase the messages of a session."""
-        await self._log(self._key_of(session_id)).clear()
+        key = self._key_of(session_id)
+        await self._log(key).clear()
+        self._first[key] = None
 
     async def _add_new(self, key: MemoryKey, items: list[dict[str, Any]]) -> bool:
         log = self._log(key)
