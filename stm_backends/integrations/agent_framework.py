@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote
 
 from stm_backends import races
 from stm_backends.backend import Backend
+from stm_backends.drivers.bounded import Bounded
 from stm_backends.drivers.checks import require_backend, require_integer, require_items, require_seconds
 from stm_backends.drivers.tasks import all_of, to_its_end
 from stm_backends.errors import Corrupt, InvalidKey, InvalidState, Unavailable, located
@@ -28,6 +29,12 @@ except ModuleNotFoundError as error:
 
 # The framework's own storages take them from there: it exports no others.
 from agent_framework._workflows._checkpoint_encoding import decode_checkpoint_value, encode_checkpoint_value
+
+REMEMBERED: Final = 10_000
+"""Of how many sessions a provider remembers the first message, which tells most new messages from repeats."""
+
+MOST_READ: Final = 1_000
+"""How many messages are compared with the beginning of a history at most."""
 
 AT_ONCE: Final = 8
 """How many checkpoints are loaded concurrently."""
@@ -84,6 +91,8 @@ class StmHistoryProvider(HistoryProvider):
         self._key = key
         self._ttl_s = ttl_s
         self._limit = limit
+        # The first message of a history stays the first until it is cleared.
+        self._first: Bounded[MemoryKey, _Identity | None] = Bounded(REMEMBERED)
 
     async def get_messages(
         self, session_id: str | None, *, state: dict[str, Any] | None = None, **kwargs: Any
@@ -92,8 +101,11 @@ class StmHistoryProvider(HistoryProvider):
 
         Raises `Corrupt` for what the framework cannot read as a message.
         """
-        messages = self._stored(await self._log(session_id).items(self._limit))
-        if self._limit is not None:
+        key = self._key_of(session_id)
+        messages = self._stored(await self._log(key).items(self._limit))
+        if self._limit is None:
+            self._first[key] = _identity(messages[0]) if messages else None
+        else:
             # Providers refuse results of tools without the call, which was left out.
             while messages and messages[0].role == "tool":
                 del messages[0]
@@ -109,21 +121,26 @@ class StmHistoryProvider(HistoryProvider):
     ) -> None:
         """Add the messages that the session does not have yet, all or none.
 
-        What it has is judged as by the framework's own providers: messages that repeat the whole history or
-        its end are left out, so a client may send everything again, also several at once. Takes one round
-        trip to read as many of the newest messages as are given, and an addition. A call that is cancelled
-        has done that, or nothing. Raises `InvalidState` for what is no message or not JSON, `TooLarge`,
-        `LimitReached`, and `Unavailable` if others added to the session all the time.
+        Left out are messages that repeat the whole history or its end, as by the framework's own providers;
+        and two or more that are its beginning. So a client may send everything again, also several at once.
+        Takes a round trip to read as many of the newest messages as are given, two for the addition, and two
+        more if the first message is that of the history. A call that is cancelled has done that, or nothing.
+        Raises `InvalidState` for what is no message or not JSON, `TooLarge`, `LimitReached`, and
+        `Unavailable` if others added to the session all the time.
         """
-        log = self._log(session_id)
+        key = self._key_of(session_id)
         require_items("messages", messages)
         for index, message in enumerate(messages):
             if not isinstance(message, Message):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
                 raise InvalidState(f"messages[{index}] is {type(message).__name__}, not a Message")
-        items = [message.to_dict() for message in messages]
-        for index, item in enumerate(items):
-            require_json(item, f"messages[{index}]", deepest=DEEPEST_IN_TURN)
-        if items and not await to_its_end(self._add_new(log, items)):
+        items: list[dict[str, Any]] = []
+        for index, message in enumerate(messages):
+            try:
+                items.append(message.to_dict())
+            except (RecursionError, ValueError):
+                raise InvalidState(f"messages[{index}] refers to itself") from None
+            require_json(items[-1], f"messages[{index}]", deepest=DEEPEST_IN_TURN)
+        if items and not await to_its_end(self._add_new(key, items)):
             raise Unavailable(
                 "others added to the session all the time, and nothing was stored; try again",
                 backend=self._backend.name,
@@ -132,9 +149,12 @@ class StmHistoryProvider(HistoryProvider):
 
     async def clear(self, session_id: str | None) -> None:
         """Erase the messages of a session."""
-        await self._log(session_id).clear()
+        key = self._key_of(session_id)
+        await self._log(key).clear()
+        self._first[key] = None
 
-    async def _add_new(self, log: ItemLog, items: list[dict[str, Any]]) -> bool:
+    async def _add_new(self, key: MemoryKey, items: list[dict[str, Any]]) -> bool:
+        log = self._log(key)
         # As they will be read: what is not stored, such as the answer of a service, makes no difference.
         read = _messages(items)
         if read is None:
@@ -146,16 +166,31 @@ class StmHistoryProvider(HistoryProvider):
             stored = await log.read(len(items))
             known = [_identity(message) for message in self._stored(stored.items)]
             new = items[_repeated(known, given, complete=stored.count == len(known)) :]
-            if not new or await log.add_after(stored.tip, new) is not None:
+            comparable = 2 <= len(given) <= MOST_READ and stored.count > len(given) == len(new)
+            if not new or (comparable and await self._begins_with(key, log, given)):
                 return True
-            return races.Lost(stored.tip)
+            return await log.add_after(stored.tip, new) is not None or races.Lost(stored.tip)
 
         return await races.contend(attempt) or False
 
-    def _log(self, session_id: str | None) -> ItemLog:
+    async def _begins_with(self, key: MemoryKey, log: ItemLog, given: Sequence[_Identity]) -> bool:
+        """Say whether a history that is longer begins with these messages."""
+        first = self._first.get(key)
+        if first is not None and first != given[0]:
+            return False
+        page = await log.transcript(after=-1, limit=len(given))
+        known = [_identity(message) for message in self._stored([one.item for one in page.items])]
+        self._first[key] = known[0] if known else None
+        return known == given
+
+    def _key_of(self, session_id: str | None) -> MemoryKey:
         if not session_id:
             raise InvalidKey("the session has no id, so nothing says whose history it is")
-        return self._backend.item_log(self._key(session_id), "agent-framework", ttl_s=self._ttl_s)
+        key = self._key(session_id)
+        return MemoryKey(*(getattr(key, part, "") for part in ("tenant_id", "user_id", "session_id")))
+
+    def _log(self, key: MemoryKey) -> ItemLog:
+        return self._backend.item_log(key, "agent-framework", ttl_s=self._ttl_s)
 
     def _stored(self, items: Sequence[Mapping[str, Any]]) -> list[Message]:
         messages = _messages(items)
@@ -269,7 +304,7 @@ class StmCheckpointStorage:
         return checkpoint.checkpoint_id
 
     async def load(self, checkpoint_id: str) -> WorkflowCheckpoint:
-        """Return a checkpoint, in three round trips; raises `WorkflowCheckpointException` without one."""
+        """Return a checkpoint, in three round trips; `WorkflowCheckpointException` if there is none."""
         found = await self._first(await self._found(checkpoint_id))
         if found is None:
             raise WorkflowCheckpointException(f"No checkpoint found with ID {checkpoint_id}")

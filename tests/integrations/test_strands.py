@@ -215,7 +215,7 @@ def test_a_graph_goes_on_where_it_was(backend: sync.Backend, manager: Any) -> No
     def graph(model: Model) -> Any:
         builder = GraphBuilder()
         builder.add_node(Agent(model=model, callback_handler=None, agent_id="n1"), "n1")
-        builder.set_graph_id("g1")
+        builder.set_graph_id("g1").set_max_node_executions(10)
         builder.set_session_manager(manager(backend))
         return builder.build()
 
@@ -425,7 +425,7 @@ async def test_it_keeps_what_the_own_storage_of_strands_keeps(backend: sync.Back
             except StrandsStorageError:
                 assert not key.strip("/")
         one, other = chosen.choice(views)
-        query = chosen.choice(["", "a", "a/", "/a//", "a:", "%", key, key[:2]])
+        query = chosen.choice(["", "a", "a/", "/a//", "a:", "%", key])
         assert await one.list(query) == await other.list(query)
         if key.strip("/"):
             assert await one.read(key) == await other.read(key)
@@ -529,7 +529,7 @@ def test_a_list_of_conversations_shows_how_one_began(tmp_path: Path) -> None:
             "A red bike"
         )
     with sync.open_backend(url) as backend:
-        (found,) = backend.conversations.list("acme", "u1").conversations
+        (found,) = backend.conversations.list("acme", "u1").cards
         assert (found.key, found.kinds, found.preview) == (KEY, ("strands",), "Noted.")
 
 

@@ -22,6 +22,7 @@ THEIRS = "tests/workflow/test_checkpoint.py"
 LEFT_OUT = (
     # What looks at files.
     "test_file_checkpoint_storage_save_and_load",
+    "test_file_checkpoint_storage_delete",
     "test_file_checkpoint_storage_directory_creation",
     "test_file_checkpoint_storage_json_serialization",
 )
