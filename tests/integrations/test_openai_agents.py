@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from agents import Agent, RunConfig, Runner, SQLiteSession, function_tool
+from agents import Agent, ModelResponse, RunConfig, Runner, SQLiteSession, function_tool
 from agents.memory import OpenAIResponsesCompactionSession, Session, SessionSettings
 from agents.run_internal.session_persistence import rewind_session_items
 
@@ -392,6 +392,15 @@ class Compacts:
         return SimpleNamespace(output=[{"type": "compaction", "encrypted_content": "all"}], usage=None)
 
 
+class Responds(ScriptedModel):
+    """Its answers have ids, as those of OpenAI's API."""
+
+    async def get_response(self, *given: Any, **named: Any) -> ModelResponse:
+        response = await super().get_response(*given, **named)
+        response.response_id = "r1"
+        return response
+
+
 def compacting(session: StmSession, client: Compacts) -> OpenAIResponsesCompactionSession:
     return OpenAIResponsesCompactionSession(
         "chat",
@@ -404,7 +413,7 @@ def compacting(session: StmSession, client: Compacts) -> OpenAIResponsesCompacti
 
 async def test_a_run_compacts_what_it_has_read(backend: Backend) -> None:
     session = StmSession(backend, KEY)
-    agent = Agent("a", model=ScriptedModel("Hello.", "Yes."))
+    agent = Agent("a", model=Responds("Hello.", "Yes."))
     await Runner.run(agent, "Hi", session=compacting(session, Compacts()))
     assert [item.get("type") for item in await items_of(session)] == ["compaction"]
     await Runner.run(agent, "And?", session=session)
@@ -414,7 +423,7 @@ async def test_a_run_compacts_what_it_has_read(backend: Backend) -> None:
 async def test_a_compaction_drops_nothing_that_another_process_adds_meanwhile(backend: Backend) -> None:
     session, other = StmSession(backend, KEY), StmSession(backend, KEY)
     client = Compacts(lambda: other.add_items([user("from elsewhere")]))
-    agent = Agent("a", model=ScriptedModel("Hello."))
+    agent = Agent("a", model=Responds("Hello."))
     await Runner.run(agent, "Hi", session=compacting(session, client))
     texts = [item.get("content") for item in await items_of(session)]
     assert "Hi" in texts

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stm_backends.admin.copying import Copy, Owner
 from stm_backends.admin.expiring import Expire
 from stm_backends.admin.purging import Purge
 from stm_backends.backend import Backend
 from stm_backends.drivers.contract import Driver, Key, Record, Traits, first_of, new_version, version_after
-from stm_backends.drivers.in_memory import MemoryDriver
+from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import (
     ConfigurationError,
@@ -29,7 +30,6 @@ from stm_backends.errors import (
     Unavailable,
 )
 from stm_backends.history import items
-from stm_backends.history import log as item_log
 from stm_backends.history.items import NOWHERE, Add, End, Entry, Folded, Log, Place, Pop, Tip
 from stm_backends.history.log import ItemLog
 from stm_backends.records import codec
@@ -37,7 +37,8 @@ from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.records.limits import Limits
 from stm_backends.records.shortening import Shortening
-from tests.support.replicated import StillAnswersLoads
+from stm_backends.sealing.keys import Sealing, StaticKeys
+from tests.support.replicated import FailsOver
 from tests.unit.conftest import Lose
 from tests.unit.test_item_log import CODEC, KEY, WHERE, log_on, numbered, numbers, raw
 from tests.unit.test_paged_log import Interrupted, Stepping, filled, no_sleep, opened, pages_of, shrink
@@ -215,29 +216,18 @@ async def test_a_repeat_of_an_id_adds_nothing_also_after_a_fold(log: ItemLog) ->
     assert numbers(await log.items()) == [1]
 
 
-async def test_a_repeat_that_stays_keeps_its_id_whatever_is_forgotten(driver: Driver) -> None:
+def test_a_repeat_that_stays_keeps_its_id_whatever_is_forgotten() -> None:
     """Else it would become an item, and what was accepted after it would be refused."""
-    now = 0.0
-    log = log_on(driver, clock=lambda: now)
-    await log.add(numbered(0), id="repeated")
-    for number in range(400):
-        await log.add(numbered(number))
-    while await log.fold():
-        pass
-    await log.add(numbered(0), id="repeated")
-    tip = (await log.read()).tip
-    assert await log.add_after(tip, numbered(401))
-    before = await log.items()
-    now = 1e6
-    for number in range(300):
-        await log.add(numbered(number))
-    record = await raw(driver)
-    found = item_log._ReadLog(record, items.read(record, CODEC))  # noqa: SLF001 -- folds a part alone
-    # All but what came after the repeat.
-    index = [entry.id for entry in found.log.entries].index("repeated")
-    if index:
-        assert await log._replaced(found, index)  # noqa: SLF001
-    assert (await log.items())[: len(before)] == before
+    first = [Add("repeated", numbered(0), 1.0), *(Add(f"a{n}", numbered(n), 1.0) for n in range(300))]
+    body = Log("v", Folded(), first).fold(len(first), now=1.0, keep_for=60.0)
+    more: list[Entry] = [Add(f"b{n}", numbered(n), 1.0) for n in range(300)]
+    tail = [*more, first[0], Add("after", numbered(7), 1.0, Tip("v", len(first) + len(more)))]
+    log = Log("w", body, tail)
+    assert "after" in log.ids
+    folded = log.fold(len(more), now=1e6, keep_for=60.0)
+    assert "a0" not in folded.forgotten
+    after = Log("x", folded, tail[len(more) :])
+    assert (after.items, [*after.ids]) == (log.items, ["after"])
 
 
 async def test_an_addition_that_was_done_is_done_when_it_is_sent_again(log: ItemLog) -> None:
@@ -335,26 +325,32 @@ async def test_a_load_that_fails_after_the_addition_is_an_unknown_outcome(
     assert numbers(await log.items()) == [1]
 
 
-async def test_an_entry_that_a_former_master_does_not_show_is_confirmed_first() -> None:
-    """The entry is on the new server; a load of the former one lacks it."""
+class Demoted(FailsOver):
+    """A former master that answers some loads, while the new one does all writes."""
 
-    class Hides(StillAnswersLoads):
-        hides = 2
+    answers = 0
 
-        async def load(self, key: Key, *, last: int | None = None) -> Record | None:
-            if key == WHERE and self.hides:
-                self.hides -= 1
-                return await self.inner.load(key, last=last)
-            return await self.new.load(key, last=last)
+    async def load(self, key: Key, *, last: int | None = None) -> Record | None:
+        if self.answers:
+            self.answers -= 1
+            return await self.inner.load(key, last=last)
+        return await self.new.load(key, last=last)
 
-    driver = Hides()
+    async def append(self, key: Key, entry: bytes, **options: Any) -> int:
+        return await self.new.append(key, entry, **options)
+
+
+async def test_an_entry_that_a_former_master_does_not_show_is_looked_for_again() -> None:
+    driver = Demoted()
     await driver.open()
-    log = log_on(driver)
     for server in (driver.inner, driver.new):
         entry = items.seal_entry(Add("first", numbered(0)), CODEC)
         await server.append(WHERE, entry, initial_version="v", ttl=None)
+    log = log_on(driver, directory=Directory(driver.new, CODEC))
     tip = (await log.read()).tip
+    driver.answers = 1
     assert await log.add_after(tip, numbered(1))
+    assert await contents(driver.new) == [0, 1]
 
 
 # Who else writes: deterministic races
@@ -940,6 +936,66 @@ async def test_a_purge_of_an_old_log_keeps_what_is_added_on_its_moment(driver: D
     assert purge.purged.logs == 1
     assert await contents(driver) == [1]
     assert (await log.read()).exists
+
+
+async def test_resealing_a_log_without_a_body_leaves_its_moments() -> None:
+    store, old, new = MemoryStore(), bytes(range(32)), bytes(range(32, 64))
+    async with Backend(MemoryDriver(store), sealing=Sealing(StaticKeys({"k1": old}, primary="k1"))) as before:
+        log = before.item_log(KEY, "langchain")
+        tip = await log.add_after("", numbered(0)) or ""
+        assert await log.add_after("", numbered(1)) is None
+    rotated = Sealing(StaticKeys({"k1": old, "k2": new}, primary="k2"))
+    async with Backend(MemoryDriver(store), sealing=rotated) as backend:
+        log = backend.item_log(KEY, "langchain")
+        assert (await backend.sessions.reseal("acme")).ok
+        assert (await backend.sessions.reseal("acme")).records == 0
+        assert (await log.read()).tip == Tip(Tip.of(tip).life, 2).text
+        assert numbers(await log.items()) == [0]
+        assert await log.add_after(tip, numbered(2))
+        assert await log.add_after(tip, numbered(3)) is None
+        assert numbers(await log.items()) == [0, 2]
+
+
+async def test_a_copy_has_the_moments_and_an_import_the_items_alone(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shrink(monkeypatch)
+    log, target = log_on(driver), await opened()
+    await Directory(driver, CODEC).note("acme", "u")
+    tip = await log.add_after("", numbered(0)) or ""
+    for number in range(1, 12):
+        assert await log.add_after("", numbered(-1)) is None
+        tip = await log.add_after(tip, numbered(number)) or ""
+    moving = Copy(driver, target, [Owner("acme")])
+    await moving.copy()
+    await moving.verify()
+    assert moving.ok
+    assert await contents(target) == [*range(12)]
+    assert await log_on(target).add_after(tip, numbered(12))
+    other = Backend(await opened())
+    importing = other.sessions.importing()
+    async for line in Backend(driver).sessions.export_log_lines(KEY, "langchain"):
+        await importing.add(line)
+    imported = other.item_log(KEY, "langchain")
+    state = await imported.read()
+    assert (numbers(state.items), state.exists) == ([*range(12)], True)
+    assert await imported.add_after(tip, numbered(13)) is None
+    assert await imported.add_after(state.tip, numbered(14))
+
+
+async def test_a_log_that_was_purged_or_ended_leaves_no_record_once_its_user_is_erased(
+    driver: Driver,
+) -> None:
+    backend = Backend(driver)
+    log = backend.item_log(KEY, "langchain")
+    await log.add_after("", numbered(0))
+    assert await log.clear_after((await log.read()).tip)
+    assert await driver.load(WHERE) is not None
+    assert await backend.sessions.erase_user("acme", "u") == 1
+    assert await driver.load(WHERE) is None
+    await log.add_after("", numbered(0))
+    assert await backend.sessions.erase(KEY)
+    assert await log.items() == []
 
 
 def test_an_emptied_log_has_ended() -> None:
