@@ -43,7 +43,7 @@ _TASK: Final = ":"
 
 @dataclass(slots=True)
 class Space:
-    """The checkpoints of one namespace; `newest` has the version of each channel that was stored last."""
+    """The checkpoints of one namespace; `newest` has the last version of each channel that has a value."""
 
     puts: dict[str, Put] = field(default_factory=dict[str, Put])
     writes: dict[str, dict[tuple[str, int], Write]] = field(
@@ -246,8 +246,9 @@ class View:
                 return
             for channel, version, *blob in said["blobs"]:
                 base = space.blobs.get((channel, blob[2])) if len(blob) > 2 else None
-                space.blobs[channel, version] = load_blob(blob, base)
-                space.newest[channel] = version
+                space.blobs[channel, version] = value = load_blob(blob, base)
+                if value != EMPTY:
+                    space.newest[channel] = version
             older = space.puts.get(said["checkpoint"][2]) if len(said["checkpoint"]) > 2 else None
             space.puts[said["id"]] = Put(
                 said["parent"],
