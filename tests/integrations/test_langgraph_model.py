@@ -20,7 +20,7 @@ from stm_backends import Backend, MemoryKey
 from stm_backends.integrations.langgraph import StmSaver
 from stm_backends.integrations.langgraph.threads import View
 
-SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(6, 40))]
+SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(3, 40))]
 
 
 def extended(state: list[str], writes: list[list[str]]) -> list[str]:
@@ -32,6 +32,13 @@ class State(TypedDict, total=False):
     steps: Annotated[list[str], DeltaChannel(extended, snapshot_frequency=5)]
     rare: Annotated[list[str], DeltaChannel(extended, snapshot_frequency=1000)]
     count: Annotated[int, operator.add]
+    note: str
+
+
+class Told(TypedDict):
+    """What the inner graph tells the outer one; lists would be added to those that it was given."""
+
+    note: str
 
 
 def answer(state: State) -> State:
@@ -48,11 +55,11 @@ def left(state: State) -> State:
 
 
 def right(state: State) -> State:
-    return {"steps": [f"right {len(state['steps'])}"], "count": 1, "rare": ["right"]}
+    return {"steps": [f"right {len(state['steps'])}"], "note": f"{len(state['rare'])}", "rare": ["right"]}
 
 
 def graph_with(saver: Any) -> Any:
-    inner: Any = StateGraph(State)
+    inner: Any = StateGraph(State, output_schema=Told)
     inner.add_node("first", right)
     inner.add_node("second", left)
     inner.add_edge(START, "first")
@@ -82,8 +89,8 @@ def what_is_seen(state: Any) -> Any:
     return (
         state.values,
         state.next,
-        state.metadata["source"],
-        state.metadata["step"],
+        state.metadata.get("source"),
+        state.metadata.get("step"),
         [
             (task.name, task.result, bool(task.error), [one.value for one in task.interrupts])
             for task in state.tasks
@@ -193,7 +200,7 @@ async def test_graphs_on_either_saver_show_the_same_after_any_operations(
     due = rng.choice((0.0, 0.1, 1.0))
     monkeypatch.setattr(View, "is_frame_due", property(lambda view: view.count > 1 and rng.random() < due))
     walk = Walk(backend, rng)
-    for _ in range(25):
+    for _ in range(20):
         what = await walk.step()
         try:
             await walk.compare()
@@ -300,9 +307,10 @@ async def test_either_saver_answers_alike_whatever_is_put(
     due = rng.choice((0.0, 0.1, 1.0))
     monkeypatch.setattr(View, "is_frame_due", property(lambda view: view.count > 1 and rng.random() < due))
     calls = Calls(backend, rng)
-    for _ in range(60):
+    for number in range(60):
         await calls.write()
-        await calls.compare()
+        if number % 3 == 0:
+            await calls.compare()
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -159,11 +159,11 @@ async def test_a_graph_killed_anywhere_keeps_each_acknowledged_turn_once(
             assert found[: len(expected)] == expected, thread
             assert len(found) == len({*found}) <= len(expected) + 2, thread
             assert values.get("steps", [])[: len(expected)] == expected, thread
-            # Another process goes on, whatever was half done.
+            # Another process goes on. LangGraph drops what was half done for a new question.
             await graph.ainvoke(asked("more"), on(thread))
             after = (await graph_with(StmSaver(backend)).aget_state(on(thread))).values
             said = [one.content for one in after["messages"]]
-            assert said[: len(found)] == found, thread
+            assert said[: len(expected)] == expected, thread
             assert said[-2:] == ["qmore", "amore"], thread
             assert after["steps"][: len(expected)] == expected, thread
             assert after["steps"][-2:] == ["qmore", "amore"], thread

@@ -202,7 +202,8 @@ except MissingExtra as error:
     )
     assert ran.stdout.startswith(library)
     assert f"the extra stm-backends[{module.replace('_', '-')}]" in ran.stdout
-    assert f'pip install "{package}>=' in ran.stdout
+    assert "pip install " in ran.stdout
+    assert f'"{package}>=' in ran.stdout
 
 
 def test_a_module_that_the_framework_itself_lacks_is_no_matter_of_the_extra() -> None:

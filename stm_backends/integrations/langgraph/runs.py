@@ -11,7 +11,7 @@ which its later calls have a copy of.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
@@ -63,7 +63,7 @@ class Runs:
 
 
 @contextmanager
-def copying() -> Iterator[None]:
+def copying() -> Generator[None]:
     """Within this context, checkpoints are stored after any other, as they are in another thread."""
     token = _copying.set(True)
     try:

@@ -436,12 +436,17 @@ class StmSaver(BaseCheckpointSaver[str]):
 
 
 def _text_in(values: Iterable[object]) -> str:
-    """Return the beginning of the last message of a list of LangChain's messages, if it is a text."""
+    """Return the beginning of the last message of a list of LangChain's messages, if it is a text.
+
+    The list is the value of a channel, or a part of the input, which is one, too.
+    """
     for value in values:
-        last: object = cast("list[object]", value)[-1] if isinstance(value, list) and value else None
-        content = getattr(last, "content", None)
-        if isinstance(content, str) and getattr(last, "type", "") in ("human", "ai"):
-            return beginning_of(content)
+        parts = cast("Mapping[str, object]", value).values() if isinstance(value, Mapping) else [value]
+        for part in parts:
+            last: object = cast("list[object]", part)[-1] if isinstance(part, list) and part else None
+            content = getattr(last, "content", None)
+            if isinstance(content, str) and getattr(last, "type", "") in ("human", "ai"):
+                return beginning_of(content)
     return ""
 
 

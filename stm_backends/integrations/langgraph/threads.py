@@ -43,7 +43,7 @@ _TASK: Final = ":"
 
 @dataclass(slots=True)
 class Space:
-    """The checkpoints of one namespace; `newest` has the version of each channel that was stored last."""
+    """The checkpoints of one namespace; `newest` has the last version of each channel that has a value."""
 
     puts: dict[str, Put] = field(default_factory=dict[str, Put])
     writes: dict[str, dict[tuple[str, int], Write]] = field(
@@ -104,10 +104,12 @@ class View:
         space = self.space(name)
         writes: dict[str, list[tuple[str, Blob]]] = {channel: [] for channel in channels}
         seeds: dict[str, Blob] = {}
-        put = space.puts.get(checkpoint_id)
+        put = target = space.puts.get(checkpoint_id)
         while put is not None and writes.keys() - seeds.keys():
             left = writes.keys() - seeds.keys()
             if put.history is not None:
+                if put is target and not self.whole and self._with_values(space, put, left, versions_of):
+                    return None
                 for channel in left & put.history.keys():
                     said = put.history[channel]
                     writes[channel] += reversed(said.writes)
@@ -132,6 +134,13 @@ class View:
         return {
             channel: History(tuple(reversed(said)), seeds.get(channel)) for channel, said in writes.items()
         }
+
+    @staticmethod
+    def _with_values(space: Space, put: Put, channels: Collection[str], versions_of: VersionsOf) -> bool:
+        """Say whether one of some channels has a value in a checkpoint."""
+        versions = versions_of(put.checkpoint)
+        named = ((channel, versions[channel]) for channel in versions.keys() & set(channels))
+        return any(space.blobs.get(one, EMPTY) != EMPTY for one in named)
 
     def item(self, new: New) -> Item:
         """Return the item that adds a checkpoint or writes after those of this view."""
@@ -237,8 +246,9 @@ class View:
                 return
             for channel, version, *blob in said["blobs"]:
                 base = space.blobs.get((channel, blob[2])) if len(blob) > 2 else None
-                space.blobs[channel, version] = load_blob(blob, base)
-                space.newest[channel] = version
+                space.blobs[channel, version] = value = load_blob(blob, base)
+                if value != EMPTY:
+                    space.newest[channel] = version
             older = space.puts.get(said["checkpoint"][2]) if len(said["checkpoint"]) > 2 else None
             space.puts[said["id"]] = Put(
                 said["parent"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 from weakref import WeakValueDictionary
@@ -32,7 +32,7 @@ class Turns:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def turn(self, key: MemoryKey, wait_s: float | None) -> AsyncIterator[None]:
+    async def turn(self, key: MemoryKey, wait_s: float | None) -> AsyncGenerator[None]:
         """Hold the claim of a thread within this context; raises `EditConflict` after `wait_s` seconds."""
         name, token = f"{RESERVED_PREFIX}{key.composite()}:langgraph-turn", secrets.token_hex(12)
         # One run of this process asks the datastore at a time; the others wait in their order.
@@ -71,7 +71,7 @@ class Turns:
             await asyncio.sleep(LEASE_S / 3)
             try:
                 state, version = await self._states.load_versioned(name)
-                if state == {"by": token} and version is not None:
+                if state is not None and version is not None and state.get("by") == token:
                     await self._states.save_if(name, state, expect=version, ttl=LEASE_S)
             except StorageError as error:
                 logger.warning(
@@ -87,7 +87,7 @@ class Turns:
             await asyncio.wait({renewing})
         with suppress(StorageError):
             state, version = await self._states.load_versioned(name)
-            if state == {"by": token} and version is not None:
+            if state is not None and version is not None and state.get("by") == token:
                 await self._states.delete_if(name, expect=version)
 
 
