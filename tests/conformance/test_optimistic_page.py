@@ -88,7 +88,7 @@ class TestOptimisticDriver(DriverContract):
             kv.rows[last] = value[:-1], revision
 
         async def damage(key: Key) -> None:
-            (head,) = (at for at in keys_of(key) if at.endswith(b"\0"))
+            head = next(at for at in keys_of(key) if at.endswith(b"\0") and at.startswith(b"record"))
             value, revision = kv.rows[head]
             kv.rows[head] = value[:-1], revision
 

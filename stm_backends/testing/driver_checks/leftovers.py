@@ -62,7 +62,10 @@ class Leftovers(Contract):
         # The first round opens as many connections as there will be.
         await _use(driver, (Key(scope, name) for name in itertools.islice(names, KEYS)))
         counts = [_counted()]
-        for _ in range(ROUNDS):
+        for turn in range(ROUNDS):
+            bench.history.say(
+                f"after {(turn + 1) * KEYS} records: {dict(zip(COUNTED, counts[-1], strict=True))}"
+            )
             await _use(driver, (Key(scope, name) for name in itertools.islice(names, KEYS)))
             for _ in range(100):
                 if all(now <= before for now, before in zip(_counted(), counts[-1], strict=True)):
@@ -88,6 +91,7 @@ class Leftovers(Contract):
                 not_asked(f"needs to use {FEWEST_KEYS:,} records, and {used:,} took {clock() - began:.0f} s")
             gc.collect()
             counts.append((used, len(gc.get_objects())))
+            bench.history.say(f"{used:,} records were stored, changed and deleted, one after the other")
         (first, before), (last, after) = counts[-2:]
         grown = (after - before) / max(1, last - first)
         assert grown < 0.5, f"each record that was used and deleted leaves {grown:.1f} objects in the process"

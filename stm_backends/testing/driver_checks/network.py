@@ -172,11 +172,11 @@ class Network(Contract):
                     asyncio.ensure_future(outcome(append_all(driver, key, b"%d" % number)))
                     for number in range(QUEUED)
                 ]
-                _, waiting = await asyncio.wait(writers, timeout=limit)
+                ended, waiting = await asyncio.wait(writers, timeout=limit)
                 took = clock() - began
                 await end(*waiting)
-            # So that no error of another kind is lost.
-            await _all_of(*(writer for writer in writers if writer not in waiting))
+            for writer in ended:
+                writer.result()  # so that no error of another kind is lost
             await usable(driver, key)
             if not waiting:
                 return

@@ -49,7 +49,7 @@ class Message(NamedTuple):
         return ""
 
 
-@dataclass
+@dataclass(eq=False)
 class Heard(logging.Handler):
     """What was logged or warned of, and how often each place in the code warned.
 
@@ -63,8 +63,6 @@ class Heard(logging.Handler):
 
     def __post_init__(self) -> None:
         super().__init__()
-
-    __hash__ = logging.Handler.__hash__
 
     def emit(self, record: logging.LogRecord) -> None:
         """Note a message of a logger, with its arguments and its traceback."""

@@ -232,7 +232,7 @@ class Recorded:
             if isinstance(place, Key) and name in ("append", "replace"):
                 history.sends(place, *(arguments[1:2] if name == "append" else named.get("rewrite", ())))
             if isinstance(place, Key) or name == "scan":
-                history.given(cast("Key | str", place), *arguments[1:], *named.get("rewrite", ()))
+                history.given(place, *arguments[1:], *named.get("rewrite", ()))
             began = time.monotonic()
             try:
                 answer = await method(*arguments, **named)
