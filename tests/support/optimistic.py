@@ -11,12 +11,14 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
 
 from stm_backends.drivers.contract import (
     ABSENT,
     ANY,
+    DEFAULT_DEADLINE_S,
     KEEP,
     AbsentType,
     AnyType,
@@ -122,6 +124,11 @@ class OptimisticDriver(NetworkedDriver):
     """The five operations as a read, a decision and a conditional write, again if the condition fails."""
 
     compared: ClassVar[tuple[str, ...]] = ("revision",)
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        # Many writers of one record take turns.
+        self.traits = replace(self.traits, deadline=DEFAULT_DEADLINE_S)
 
     def start_over(self) -> None:
         super().start_over()
