@@ -298,15 +298,13 @@ async def _both(
 
 async def _must_be_the_new_one(place: _Place, what: str, happened: str) -> None:
     """Fail unless a record is the one that was made anew; an append may have added its entry."""
-    found = await place.beside.load(place.key)
-    tail = found.tail if found else ()
-    others = tuple(entry for entry in tail if entry != b"late")
+    found = await place.beside.load(place.key) or Record("none", None, ())
+    others = tuple(entry for entry in found.tail if entry != b"late")
     must_be(others, (b"x", b"y"), f"the record {happened} while {what} was paused")
-    assert found is not None, "it has entries"
     must_be(found.body, None, f"{what} was about the record before")
-    late = tail.count(b"late")
+    late = found.tail.count(b"late")
     assert late <= (what == "an append"), f"the entry was appended once at most, and stands {late} times"
-    must_be(found.version, "late" if tail[0] == b"late" else "anew", "an append keeps the version")
+    must_be(found.version, "late" if found.tail[0] == b"late" else "anew", "an append keeps the version")
 
 
 def _must_be_judged(count: int) -> None:
