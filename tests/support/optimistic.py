@@ -231,4 +231,4 @@ def the_server() -> DictionaryServer:
 
 def optimistic_datastore(kind: Callable[[str], OptimisticDriver] = OptimisticDriver) -> Datastore:
     """Return a datastore of drivers of a class, with its address."""
-    return networked_datastore(kind, the_server())
+    return replace(networked_datastore(kind, the_server()), tick=0.3)
