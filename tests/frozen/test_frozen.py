@@ -94,7 +94,7 @@ class TestFrozenDuckDriver(DriverContract):
         pytest.importorskip("duckdb", reason="the dependency group `strangers` brings it")
         from tests.frozen.release_0_1.strangers.duck import open_duck  # noqa: PLC0415 -- it needs that
 
-        return Datastore(open=functools.partial(open_duck, f"duck:///{tmp_path}/file.duckdb"))
+        return Datastore(open=functools.partial(open_duck, f"duck:///{tmp_path}/file.duckdb?deadline_s=30"))
 
 
 @pytest.mark.full
@@ -106,7 +106,7 @@ class TestFrozenRocksDriver(DriverContract):
         pytest.importorskip("rocksdict", reason="the dependency group `strangers` brings it")
         from tests.frozen.release_0_1.strangers.rocks import open_rocks  # noqa: PLC0415 -- it needs that
 
-        return Datastore(open=functools.partial(open_rocks, f"rocks:///{tmp_path}"))
+        return Datastore(open=functools.partial(open_rocks, f"rocks:///{tmp_path}?deadline_s=30"))
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,8 @@ def test_the_conformance_command_puts_its_proxy_before_a_server(
     file = tmp_path / "report.json"
     clauses = [f"--clause=driver.{clause}" for clause in ("resent", "outage", "lifecycle")]
 
-    done = cli("conformance", datastore, "--url", url, "--quick", "--create", "--json", file, *clauses)
+    options = ("--url", url, "--quick", "--create", "--json", file, *clauses)
+    done = cli("conformance", datastore, *options, timeout=290)
 
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(file.read_text())

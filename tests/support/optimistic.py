@@ -11,12 +11,14 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
 
 from stm_backends.drivers.contract import (
     ABSENT,
     ANY,
+    DEFAULT_DEADLINE_S,
     KEEP,
     AbsentType,
     AnyType,
@@ -123,6 +125,11 @@ class OptimisticDriver(NetworkedDriver):
 
     compared: ClassVar[tuple[str, ...]] = ("revision",)
 
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        # Many writers of one record take turns.
+        self.traits = replace(self.traits, deadline=DEFAULT_DEADLINE_S)
+
     def start_over(self) -> None:
         super().start_over()
         # The writers of one driver queue for a record, instead of refusing each other at the server.
@@ -224,4 +231,4 @@ def the_server() -> DictionaryServer:
 
 def optimistic_datastore(kind: Callable[[str], OptimisticDriver] = OptimisticDriver) -> Datastore:
     """Return a datastore of drivers of a class, with its address."""
-    return networked_datastore(kind, the_server())
+    return replace(networked_datastore(kind, the_server()), tick=0.3)

@@ -54,7 +54,8 @@ def means(options: Mapping[str, Any]) -> dict[str, Any]:
     given = _with_deadline({**options})
 
     async def through(address: str, *, create: bool = False) -> Driver:
-        return await open_at(**{**given, "url": server.at(address), "create": create})
+        changed: dict[str, Any] = {**given, "url": server.at(address), "create": create}
+        return await open_at(**changed)
 
     first = functools.partial(through, create=bool(options.get("create")))
     with WATCHDOG.watching("the first use of the driver by way of a proxy", 4 * _LONGEST_S):
@@ -70,12 +71,16 @@ def server_in(url: str) -> Server | str:
     if "," in parts["hosts"]:
         return SEVERAL
     if _HOST_AND_PORT.fullmatch(parts["hosts"]):
-        return Server(parts["hosts"], lambda address: f"{parts['before']}{address}{parts['after']}")
+        return Server(parts["hosts"], functools.partial(_in_place, parts["before"], parts["after"]))
     for value in re.finditer(r"[?&][^=&]*=([^&]*)", url):
         inner = server_in(unquote(value[1]))
         if not isinstance(inner, str):
             return Server(inner.address, functools.partial(_in_query, url, value.span(1), inner.at))
     return NO_HOST
+
+
+def _in_place(before: str, after: str, address: str) -> str:
+    return f"{before}{address}{after}"
 
 
 def _in_query(url: str, place: tuple[int, int], at: Callable[[str], str], address: str) -> str:
@@ -86,7 +91,7 @@ def _in_query(url: str, place: tuple[int, int], at: Callable[[str], str], addres
 
 def _with_deadline(options: dict[str, Any]) -> dict[str, Any]:
     """Return options with a short deadline, if the backend has the setting and the URL does not give it."""
-    shorter = {**options, "deadline_s": DEADLINE_S}
+    shorter: dict[str, Any] = {**options, "deadline_s": DEADLINE_S}
     try:
         driver = open_driver(**shorter)
         return shorter if driver.traits.deadline == DEADLINE_S else options
