@@ -436,8 +436,9 @@ def _judged(source: Record | None, target: Record | None) -> Outcome:
 
 async def _items(owner: Owner, *ends: Driver, kinds: Sequence[keys.Kind] = KINDS) -> AsyncIterator[Item]:
     """Yield the records of an owner that any of the ends has, each once."""
+    shared: Sequence[keys.Kind] = [kind for kind in _SHARED if kind in kinds]
     async for user in _users(owner, *ends):
-        for kind in kinds if user else {*_SHARED} & {*kinds}:
+        for kind in kinds if user else shared:
             scope = keys.scope(owner.tenant, user, kind) if user else keys.shared_scope(owner.tenant)
             async for name in _union(*(operations.names(end, scope) for end in ends)):
                 yield Item(owner.tenant, user, kind, Key(scope, name))

@@ -31,22 +31,25 @@ _CONVERTED: Final[tuple[tuple[tuple[type, ...], Callable[[Any], object]], ...]] 
 class Converter:
     """Converts values to JSON; `left_out` has the types of those that are left out.
 
-    Sets become lists, and keys that are numbers become texts. What is nested too deeply is left out.
+    Sets become lists, and keys that are numbers become texts. What is nested too deeply is left out, and so
+    is what contains itself, within itself.
     """
 
     def __init__(self) -> None:
         self.left_out: dict[str, None] = {}
+        self._within: set[int] = set()
 
     def plain(self, value: object, deepest: int) -> object:
         """Return a value as JSON, with lists and objects at most `deepest` levels deep, or `GONE`."""
         if value is None or isinstance(value, (bool, str, float)):
             return value
-        if deepest:
-            if isinstance(value, Mapping):
-                return self._mapping(cast("Mapping[object, object]", value), deepest - 1)
-            if isinstance(value, (list, tuple, AbstractSet)):
-                found = [self.plain(one, deepest - 1) for one in cast("Iterable[object]", value)]
-                return [one for one in found if one is not GONE]
+        marker = id(value)
+        if deepest and marker not in self._within:
+            if isinstance(value, (Mapping, list, tuple, AbstractSet)):
+                self._within.add(marker)
+                found = self._inner(cast("object", value), deepest - 1)
+                self._within.discard(marker)
+                return found
             with suppress(Exception):  # a value may raise anything when it is asked for its text
                 if isinstance(value, int):
                     str(value)  # raises for one of more digits than Python prints
@@ -56,9 +59,12 @@ class Converter:
                         return self.plain(convert(value), deepest - 1)
         return self._gone(value)
 
-    def _mapping(self, value: Mapping[object, object], deepest: int) -> object:
+    def _inner(self, value: object, deepest: int) -> object:
+        if not isinstance(value, Mapping):
+            items = [self.plain(one, deepest) for one in cast("Iterable[object]", value)]
+            return [one for one in items if one is not GONE]
         found: dict[str, object] = {}
-        for key, one in value.items():
+        for key, one in cast("Mapping[object, object]", value).items():
             name = key if isinstance(key, (str, int, float)) else self._gone(key)
             plain = GONE if name is GONE else self.plain(one, deepest)
             if plain is not GONE:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from stm_backends.errors import Corrupt, InvalidState
@@ -31,8 +31,9 @@ def has_bytes(value: object, deepest: int = DEEPEST) -> bool:
     if not isinstance(value, (dict, list, tuple)):
         return False
     _require_depth(deepest)
-    inner = cast("dict[object, object]", value).values() if isinstance(value, dict) else value
-    return any(has_bytes(one, deepest - 1) for one in cast("Iterable[object]", inner))
+    if isinstance(value, dict):
+        return any(has_bytes(one, deepest - 1) for one in cast("dict[object, object]", value).values())
+    return any(has_bytes(one, deepest - 1) for one in cast("Sequence[object]", value))
 
 
 def escaped(content: Mapping[str, Any]) -> Steps[dict[str, Any]]:
@@ -64,7 +65,7 @@ def _each(content: Mapping[str, Any], change: Callable[[object], Any]) -> Steps[
 
 def _escape(value: object, deepest: int = DEEPEST) -> object:
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return {_BYTES: base64.b64encode(value).decode("ascii")}
+        return {_BYTES: base64.b64encode(cast("bytes", value)).decode("ascii")}
     if not isinstance(value, (dict, list, tuple)):
         return value
     _require_depth(deepest)

@@ -42,11 +42,14 @@ BEFORE = Sealing(StaticKeys({"k1": OLD}, primary="k1"))
 ROTATED = Sealing(StaticKeys({"k1": OLD, "k2": NEW}, primary="k2"))
 AFTER = Sealing(StaticKeys({"k2": NEW}, primary="k2"))
 LARGE = {"text": "x" * 60_000}
-SMALL = {"max_entry_bytes": 12_000, "max_record_bytes": 50_000}
+
+
+def small(store: MemoryStore) -> MemoryDriver:
+    return MemoryDriver(store, max_entry_bytes=12_000, max_record_bytes=50_000)
 
 
 def on(store: MemoryStore, **options: Any) -> Backend:
-    return Backend(MemoryDriver(store, **SMALL), **options)
+    return Backend(small(store), **options)
 
 
 @pytest.fixture
@@ -224,7 +227,7 @@ async def test_states_of_a_sealed_tenant_are_sealed_and_resealed() -> None:
 async def key_ids(store: MemoryStore) -> set[str | None]:
     """Return the ids of the keys that what a tenant has as a whole needs."""
     found = set[str | None]()
-    raw = MemoryDriver(store, **SMALL)
+    raw = small(store)
     await raw.open()
     for place in await stored(raw, "acme"):
         record = await raw.load(place)
