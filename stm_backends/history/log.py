@@ -29,6 +29,7 @@ from stm_backends.drivers.tasks import to_its_end
 from stm_backends.errors import (
     Corrupt,
     InvalidState,
+    LimitReached,
     OutcomeUnknown,
     StorageError,
     TooLarge,
@@ -575,15 +576,26 @@ class ItemLog:
         data = items.seal_entry(entry, self._codec)
         if isinstance(entry, Add):
             self._guard.require("conversation_bytes", len(data))
+        is_limited = False
+
+        async def send() -> Appended:
+            nonlocal is_limited
+            try:
+                return await self._send(data)
+            except LimitReached:
+                is_limited = isinstance(entry, Add)
+                raise
 
         async def make_room() -> bool:
             found = await self._load(operation)
             if found.log.length:
                 return await self._shorten(found) is not None
-            return bool(found.log.held) and await self._fold(found, to_pages=True) is not None
+            # What is in pages does not count for a limit, so moving it there makes no room for more.
+            has_more = not is_limited and (found.log.held or found.log.popped)
+            return bool(has_more) and await self._fold(found, to_pages=True, removals=False) is not None
 
         try:
-            appended = await to_its_end(ledger.append_to_full(lambda: self._send(data), make_room))
+            appended = await to_its_end(ledger.append_to_full(send, make_room))
         except asyncio.CancelledError:
             # It may have been stored.
             self._touch()
@@ -687,7 +699,7 @@ class ItemLog:
         return await self._fold(found, older or found.log.length, to_pages=to_pages)
 
     async def _fold(
-        self, found: _ReadLog, count: int | None = None, *, to_pages: bool = False
+        self, found: _ReadLog, count: int | None = None, *, to_pages: bool = False, removals: bool = True
     ) -> bool | None:
         """Fold the oldest `count` entries that were read, or all that one step folds.
 
@@ -699,14 +711,16 @@ class ItemLog:
         if wiped is not None:
             return await self._replaced(found, wiped)
         count = min(self._covered(log), log.length if count is None else count)
-        return await self._replaced(found, count, to_pages=to_pages)
+        return await self._replaced(found, count, to_pages=to_pages, removals=removals)
 
-    async def _replaced(self, found: _ReadLog, count: int, *, to_pages: bool = False) -> bool | None:
+    async def _replaced(
+        self, found: _ReadLog, count: int, *, to_pages: bool = False, removals: bool = True
+    ) -> bool | None:
         """Fold the oldest `count` entries that were read into the body.
 
         Items that are too many for a body go to pages, and all of them with `to_pages`, or if some are there.
-        Keeps what recent pops removed if there is room. `False` after a lost race, `None` if there is no
-        room.
+        Keeps what recent pops removed if there is room, and with `removals`. `False` after a lost race,
+        `None` if there is no room.
         """
         record, log = found
         if record is None:
@@ -724,10 +738,10 @@ class ItemLog:
                 await pages.erase_dead(self._driver, self._where, self._mark, epoch=epoch)
             return done
         if not (to_pages or log.folded.transcript) and len(head.items) <= KEPT:
-            done = await self._folded(log, count, expect)
+            done = await self._folded(log, count, expect, removals=removals)
             if done is not None:
                 return done
-        return await self._paged(log, count, expect)
+        return await self._paged(log, count, expect, removals=removals)
 
     async def _folded(
         self,
@@ -735,18 +749,19 @@ class ItemLog:
         count: int,
         expect: str,
         *,
+        removals: bool = True,
         transcript: Transcript | None = None,
         paged: Mapping[int, Copy] | None = None,
     ) -> bool | None:
         """Store the body of a log with the oldest `count` entries folded in; as `_replaced`."""
         keep_for = REMEMBERED_FOR * self._driver.traits.deadline
         removed = {number: items.item_in(copy.turn)[0] for number, copy in (paged or {}).items()}
-        for removals in (True, False):
+        for remembers in (True, False) if removals else (False,):
             folded = log.fold(
                 count,
                 now=self._clock(),
                 keep_for=keep_for,
-                removals=removals,
+                removals=remembers,
                 transcript=transcript,
                 paged=removed,
             )
@@ -761,7 +776,7 @@ class ItemLog:
         paged = head.folded.transcript
         return {} if paged is None or not numbers else await self._copies(head, min(numbers), paged.base)
 
-    async def _paged(self, log: Log, count: int, expect: str) -> bool | None:
+    async def _paged(self, log: Log, count: int, expect: str, *, removals: bool) -> bool | None:
         """Move the items of a log with the oldest `count` entries folded in to pages; as `_replaced`."""
         head = log.head(count)
         before = head.folded.transcript or Transcript(expect)
@@ -778,7 +793,7 @@ class ItemLog:
             return None
         after = start.moved([one.id for one in leaving], summarized=True)
         transcript = replace(after, rev=head.rev)
-        done = await self._folded(log, count, expect, transcript=transcript, paged=removed)
+        done = await self._folded(log, count, expect, removals=removals, transcript=transcript, paged=removed)
         if done:
             await self._pages.complete(self._where, start, leaving)
         elif leaving:
