@@ -40,7 +40,7 @@ def text_of(item: Mapping[str, Any]) -> str:
     message: object = item.get("message")
     if isinstance(message, Mapping) and "parts" in message:
         return SHAPES["pydantic-ai"].text(cast("Mapping[str, Any]", message))
-    inner = (item.get("data"), message)
+    inner: tuple[object, object] = (item.get("data"), message)
     holder = next((cast("Mapping[str, Any]", one) for one in inner if isinstance(one, Mapping)), item)
     content: object = holder.get("content", holder.get("contents"))
     if isinstance(content, Mapping):

@@ -229,7 +229,7 @@ def test_the_only_dependency_is_pluggy() -> None:
         "stm_backends.telemetry.opentelemetry": {"opentelemetry"},
         "stm_backends.integrations": {
             *("openai", "agents", "langchain_core", "claude_agent_sdk", "google", "langgraph"),
-            *("pydantic_ai", "agent_framework", "strands"),
+            *("pydantic_ai", "pydantic", "agent_framework", "strands"),
         },
         "stm_backends.sealing": {"cryptography"},
     }
