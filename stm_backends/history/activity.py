@@ -40,8 +40,9 @@ def text_of(item: Mapping[str, Any]) -> str:
     message: object = item.get("message")
     if isinstance(message, Mapping) and "parts" in message:
         return SHAPES["pydantic-ai"].text(cast("Mapping[str, Any]", message))
-    inner: tuple[object, object] = (item.get("data"), message)
-    holder = next((cast("Mapping[str, Any]", one) for one in inner if isinstance(one, Mapping)), item)
+    data: object = item.get("data")
+    inner = data if isinstance(data, Mapping) else message
+    holder = cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else item
     content: object = holder.get("content", holder.get("contents"))
     if isinstance(content, Mapping):
         content = cast("Mapping[str, Any]", content).get("parts")
