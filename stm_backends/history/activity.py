@@ -41,7 +41,7 @@ def text_of(item: Mapping[str, Any]) -> str:
     if isinstance(message, Mapping) and "parts" in message:
         return SHAPES["pydantic-ai"].text(cast("Mapping[str, Any]", message))
     data: object = item.get("data")
-    inner = data if isinstance(data, Mapping) else message
+    inner: object = data if isinstance(data, Mapping) else message
     holder = cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else item
     content: object = holder.get("content", holder.get("contents"))
     if isinstance(content, Mapping):
