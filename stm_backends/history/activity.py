@@ -40,9 +40,11 @@ def text_of(item: Mapping[str, Any]) -> str:
     message: object = item.get("message")
     if isinstance(message, Mapping) and "parts" in message:
         return SHAPES["pydantic-ai"].text(cast("Mapping[str, Any]", message))
-    data: object = item.get("data")
-    inner: object = data if isinstance(data, Mapping) else message
-    holder = cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else item
+    holder = item
+    for name in ("message", "data"):
+        inner: object = item.get(name)
+        if isinstance(inner, Mapping):
+            holder = cast("Mapping[str, Any]", inner)
     content: object = holder.get("content", holder.get("contents"))
     if isinstance(content, Mapping):
         content = cast("Mapping[str, Any]", content).get("parts")
