@@ -12,7 +12,7 @@ import typer
 from stm_backends.admin.stats import ConversationStats, Damaged, Found, Totals
 from stm_backends.backend import Backend
 from stm_backends.catalogue.card import Card
-from stm_backends.cli import datastores, figures, transfer
+from stm_backends.cli import datastores, figures, item_logs, transfer
 from stm_backends.cli.completion import owners as owners_like
 from stm_backends.cli.options import BackendName, SealingName, Url
 from stm_backends.cli.outcome import FAILED, Named, counted, interruptible, run, say_nothing_stored
@@ -214,7 +214,7 @@ async def _users(backend: Backend, tenant: str, listing: _Listing) -> None:
 
 async def _conversations(backend: Backend, tenant: str, user: str, listing: _Listing) -> None:
     logs: dict[MemoryKey, list[str]] = {}
-    async for kind, key in backend.sessions.logs(tenant, user):
+    async for kind, key in item_logs.of_user(backend, tenant, user):
         logs.setdefault(key, []).append(kind)
     if listing.long:
         async for stats in _readable(backend, tenant, user, listing):

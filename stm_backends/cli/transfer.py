@@ -160,7 +160,7 @@ async def selected(
     if whose is not None:
         async for key in backend.sessions.list(*whose):
             yield key, None
-        async for kind, key in backend.sessions.logs(*whose):
+        async for kind, key in item_logs.of_user(backend, *whose):
             yield key, kind
 
 

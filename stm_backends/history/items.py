@@ -193,9 +193,9 @@ class Log:
     Those in pages are the numbers from `first` to `low - 1`. `popped` maps the id of each pop to what it
     removed. `rev` counts all pops. `waste` is how many of the `length` entries hold no remaining item.
     `folded` is the body, `entries` are those of the tail, and `added` has the time of each. `ids` has the
-    place before each entry that took effect, by its id, and `place` is the one after all. `wipes` has the
-    indices of entries that replaced all before them. If older entries were `skipped`, only `newest` and
-    `follows` are right and, of an entry that follows its place, `taken`.
+    place before each entry that took effect, by its id, and `place` is the one after all. `wipes` has how many
+    entries are void by one that replaced all before it, or ended the log and is void, too. If older entries
+    were `skipped`, only `newest` and `follows` are right and, of an entry that follows its place, `taken`.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class Log:
             if isinstance(entry, End) or (isinstance(entry, Add) and entry.instead):
                 # As if nothing had been in a page: those of the items before are removed with these entries.
                 held, self.first, self.low, self.rev = [], 0, 0, 0
-                self.wipes.append(index)
+                self.wipes.append(index + isinstance(entry, End))
             if isinstance(entry, End):
                 self.ids, self.popped, self.forgotten = {}, {}, Forgotten()
             self.ids[entry.id] = before
@@ -262,9 +262,9 @@ class Log:
         return Tip(self.life, self.place.gone) if self.place.exists else NOWHERE
 
     def wipe_within(self, most: int) -> int | None:
-        """Return how many of the oldest `most` entries an entry has replaced; `None` for nothing at all.
+        """Return how many of the oldest `most` entries are void; `None` for nothing at all.
 
-        It may have replaced what is folded alone.
+        An entry may have replaced what is folded alone.
         """
         wiped = max((index for index in self.wipes if index <= most), default=-1)
         is_stored = wiped > 0 or len(self.folded.items) > 0 or self.folded.transcript is not None
@@ -303,13 +303,15 @@ class Log:
         """
         start = max(0, len(self.items) - count)
         if self.skipped and count:
-            first = self.held[start].place if len(self.items) >= count else max([0, *self.wipes])
+            # From the entry that is replaced last, or that ended the log, on.
+            after = max([0, *(void - 1 for void in self.wipes)])
+            first = self.held[start].place if len(self.items) >= count else after
             if first < MARGIN:
                 return None
             usual = median_low(entry.at for entry in self.entries[:MARGIN])
             for position, entry in enumerate(self.entries[first:], self._start + first):
-                after = None if isinstance(entry, Pop) else entry.after
-                if entry.at < usual or (after is not None and after.position != position):
+                tip = None if isinstance(entry, Pop) else entry.after
+                if entry.at < usual or (tip is not None and tip.position != position):
                     return None
         return self.items[start:]
 
@@ -335,16 +337,14 @@ class Log:
 
         It remembers the ids, and with `removals` what pops removed, for `keep_for` seconds. `now` is in epoch
         seconds. With a `transcript`, their items are in pages; `paged` has by number what pops removed there.
-        If the next entry has replaced all before it, they leave nothing behind.
+        If they are void, they leave no item behind.
         """
         head = self.head(count)
         is_void = self.wipe_within(count) == count
-        has_ended = is_void and isinstance(self.entries[count], End)
         young = {
             entry_id: found
             for entry_id, removal in head.popped.items()
             if removals
-            and not has_ended
             and removal.at > now - keep_for
             and (found := removal.resolved(paged or {}, now=now)) is not None
         }
@@ -352,9 +352,7 @@ class Log:
         left = {entry.id for entry in self.entries[count:]}
         forgotten = head.forgotten.adding(list(head.ids), now=now, keep_for=keep_for, copies=left)
         items = () if is_void or transcript is not None else head.items
-        return Folded(
-            items, Forgotten() if has_ended else forgotten, young, transcript, self.folded.extra, head.place
-        )
+        return Folded(items, forgotten, young, transcript, self.folded.extra, head.place)
 
     def emptied(self, count: int, extra: Mapping[str, Any]) -> Folded:
         """Return the body of a log that has ended, once the oldest `count` entries are dropped.

@@ -618,9 +618,12 @@ class ItemLog:
 
         async def work() -> tuple[int, int, Tip | None]:
             stored = await self._store(entry, operation)
-            tip = await self._taken(entry, began, operation)
-            if tip is not None and (isinstance(entry, End) or entry.instead):
+            tip, exists = await self._taken(entry, began, operation)
+            replaces = tip is not None and (isinstance(entry, End) or entry.instead)
+            if replaces:
                 self._touch_erased(at=0.0 if isinstance(entry, End) else None)
+            # Else what was refused would be all that is stored of a log that was erased.
+            if replaces or not exists:
                 await self._wipe()
             return *stored, tip
 
@@ -629,10 +632,11 @@ class ItemLog:
             await self._tidied(size, length)
         return None if tip is None else tip.text
 
-    async def _taken(self, entry: Add | End, began: float, operation: str) -> Tip | None:
+    async def _taken(self, entry: Add | End, began: float, operation: str) -> tuple[Tip | None, bool]:
         """Return the place after a conditional entry that was appended; `None` if it takes no effect.
 
-        The newest entries tell if it is the first one after its place, and otherwise all do.
+        Also returns whether the log may exist. The newest entries tell both if the entry is the first one
+        after its place, and otherwise all do.
         """
         after = entry.after or NOWHERE
         try:
@@ -648,18 +652,23 @@ class ItemLog:
         took = asyncio.get_running_loop().time() - began
         if took >= (REMEMBERED_FOR - 1) * self._driver.traits.deadline and not log.has(entry.id):
             raise self._lost(operation, "an entry was stored, and whether it was in time is no longer known")
-        return log.taken(entry.id, after)
+        return log.taken(entry.id, after), log.skipped > 0 or log.place.exists
 
     async def _wipe(self) -> None:
-        """Erase what an entry has replaced; only logs a failure, because the work is done."""
+        """Erase what an entry has replaced, or what was refused for a log that does not exist.
+
+        Only logs a failure, because the work is done.
+        """
 
         async def attempt() -> bool | Lost:
             found = await self._load("fold")
-            wiped = found.log.wipe_within(found.log.length)
-            if wiped is None:
+            log = found.log
+            void = log.wipe_within(log.length)
+            if void is None and (log.place.exists or not log.length):
                 return True
             done = await self._fold(found)
-            return done is None or (done and wiped <= self._driver.traits.max_drop) or Lost(found.log.version)
+            is_all = void is None or void <= self._driver.traits.max_drop
+            return done is None or (done and is_all) or Lost(log.version)
 
         with self._logging_errors():
             await contend(attempt)
