@@ -193,9 +193,10 @@ class Log:
     Those in pages are the numbers from `first` to `low - 1`. `popped` maps the id of each pop to what it
     removed. `rev` counts all pops. `waste` is how many of the `length` entries hold no remaining item.
     `folded` is the body, `entries` are those of the tail, and `added` has the time of each. `ids` has the
-    place before each entry that took effect, by its id, and `place` is the one after all. `wipes` has how many
-    entries are void by one that replaced all before it, or ended the log and is void, too. If older entries
-    were `skipped`, only `newest` and `follows` are right and, of an entry that follows its place, `taken`.
+    place before each entry that took effect, by its id, and `place` is the one after all. `wipes` says how
+    many entries are void by one that replaced all before it, or that ended the log and is void, too. If older
+    entries were `skipped`, only `newest` and `follows` are right and, of an entry that follows its place,
+    `taken`.
     """
 
     def __init__(

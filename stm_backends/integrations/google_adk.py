@@ -10,8 +10,8 @@ head    {"tip": ..., "last": ..., "at": 1760000000.0, "state": {...}}
 ```
 
 A head is a saved state beside the log: the session's own state after the item `last`, when the log had this
-`tip`. It may lag behind the log, and whoever reads both makes up for that from the items. So a list reads no
-event, and the newest events suffice for a session.
+`tip`. So a list reads no event, and the newest events suffice for a session. No event waits for the head,
+which is saved by a task. It may lag behind the log, and whoever reads both makes up for that from the items.
 
 The state of a user, and that of an app, is a saved state of its own; see `history.shared_state`. The note of
 an item says which item is before it: if another has come after that one, this one never will.
@@ -45,6 +45,7 @@ from stm_backends.errors import (
     located,
 )
 from stm_backends.extras import missing_extra
+from stm_backends.history.items import Tip
 from stm_backends.history.log import ItemLog, LogState, Newest
 from stm_backends.history.shared_state import SharedState
 from stm_backends.integrations.blocking import Waits, elsewhere
@@ -114,8 +115,12 @@ class StmSessionService(BaseSessionService):
         self._run = run
         self._locks: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
         self._logs: Bounded[MemoryKey, ItemLog] = Bounded(REMEMBERED)
-        self._heads: Bounded[MemoryKey, tuple[_Head, str]] = Bounded(REMEMBERED)
+        # The newest that are known, and the versions of those that are saved.
+        self._heads: Bounded[MemoryKey, tuple[_Head, str | None]] = Bounded(REMEMBERED)
         self._states: Bounded[tuple[str, str], SharedState] = Bounded(REMEMBERED)
+        # The sessions whose heads are to be saved, and the task that does it.
+        self._late: dict[MemoryKey, None] = {}
+        self._saving: asyncio.Task[None] | None = None
 
     # What ADK calls
 
@@ -160,8 +165,9 @@ class StmSessionService(BaseSessionService):
     async def append_event(self, session: Session, event: Event) -> Event:
         """Store an event of a session and what it changes of the state, and add it to the object.
 
-        One append, and another write for the head; two more for each of the states of a user and an app that
-        it changes. Partial events, and one that the object has already, are not stored.
+        One append, and a load that says whether another event came first; two writes more for each of the
+        states of a user and an app that it changes. Partial events, and one that the object has already, are
+        not stored.
         Raises `StaleSessionError` if another event came after the last one of this object, and
         `SessionNotFoundError` if there is no such session; nothing was stored then. After `OutcomeUnknown`,
         read the session to see whether the event is there.
@@ -169,6 +175,13 @@ class StmSessionService(BaseSessionService):
         if event.partial or any(one.id == event.id and one == event for one in session.events):
             return event
         return await to_its_end(self._on_loop(self._append(session, event)))
+
+    async def flush(self) -> None:
+        """Wait until what was stored so far is saved in the form that lists read; `Runner.close` calls this.
+
+        Nothing is lost without it: what could not be saved is read from the events.
+        """
+        await self._on_loop(self._saved())
 
     async def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         return await (work if self._run is None else elsewhere(self._run, work))
@@ -189,12 +202,8 @@ class StmSessionService(BaseSessionService):
         if tip is None:
             raise AlreadyExistsError("there is already a session with this id")
         head = _Head(tip, item["id"], created, delta.own)
-        with _surviving():
-            if not await self._save_head(key, head, None):
-                # What is there is of a former session.
-                await self._backend.state_store.save_memory_state(
-                    _head_name(key), head.content, ttl=self._ttl_s
-                )
+        self._heads[key] = head, None
+        self._save_later(key)
         return await self._session(key, head, ())
 
     async def _get(
@@ -236,6 +245,8 @@ class StmSessionService(BaseSessionService):
         if session_id:
             key = MemoryKey(app_name, user_id, session_id)
             await self._log(key).clear()
+            self._heads.pop(key)
+            self._late.pop(key, None)
             # After the log: a process that reads the session meanwhile saves no head then.
             await self._backend.state_store.delete_memory_state(_head_name(key))
 
@@ -250,14 +261,9 @@ class StmSessionService(BaseSessionService):
             seen = _seen_by(session) or await self._seen_without_mark(key, session)
             tip = await self._store(key, seen, item, delta)
             if tip is None:
-                if await self._exists(key):
-                    raise StaleSessionError(_STALE)
-                with _surviving():
-                    # Else what was refused would be all that is stored of a deleted session.
-                    await self._log(key).fold()
-                raise SessionNotFoundError(_NOT_FOUND)
-            with _surviving():
-                await self._advance(key, seen, item, tip)
+                exists = await self._exists(key)
+                raise StaleSessionError(_STALE) if exists else SessionNotFoundError(_NOT_FOUND)
+            self._advance(key, seen, item, tip)
             _mark(session, _Seen(tip, item["id"]))
             session.last_update_time = event.timestamp
             return await super().append_event(session=session, event=event)
@@ -281,11 +287,17 @@ class StmSessionService(BaseSessionService):
         (saved, version), read = cast(
             "tuple[tuple[_Head | None, str | None], LogState | Newest]", tuple(both)
         )
-        if read.exists and (saved is None or saved.tip != read.tip):
+        head, known = saved, self._heads.get(key)
+        if known is not None and known[0].tip == read.tip:
+            head = known[0]
+            if saved is None or saved.tip != read.tip:
+                self._save_later(key)
+        elif saved is not None and saved.tip == read.tip:
+            self._heads[key] = saved, version
+        if read.exists and (head is None or head.tip != read.tip):
             # Once more, so that the head is not of a later moment.
             reach = None if limit is None else max(LOOK, limit)
             read = await log.read(reach)
-        head = saved
         while read.exists and (head is None or head.tip != read.tip):
             is_whole = reach is None or len(read.items) < reach
             with located(self._backend.name, "get_session"):
@@ -314,7 +326,9 @@ class StmSessionService(BaseSessionService):
         store, name = self._backend.state_store, _head_name(key)
         saved = await store.save_versioned(name, head.content, expect=version, ttl=self._ttl_s)
         if saved is not None:
-            self._heads[key] = (head, saved)
+            known = self._heads.get(key)
+            # An event may have come meanwhile.
+            self._heads[key] = known[0] if known is not None and known[0].follows(head) else head, saved
         return saved is not None
 
     async def _forget_deleted(self, key: MemoryKey) -> None:
@@ -322,15 +336,47 @@ class StmSessionService(BaseSessionService):
         if not await self._exists(key):
             await self._backend.state_store.delete_memory_state(_head_name(key))
 
-    async def _advance(self, key: MemoryKey, seen: _Seen, item: Json, tip: str) -> None:
-        """Save the head after an item that was stored."""
+    def _advance(self, key: MemoryKey, seen: _Seen, item: Json, tip: str) -> None:
+        """Note the head after an item that was stored."""
         known = self._heads.pop(key)
-        head, version = known if known and known[0].tip == seen.tip else await self._saved_head(key)
-        if head is not None and head.tip == seen.tip:
-            after = _head_after(head, (item,), tip, is_whole=True)
-            await self._save_head(key, after or head, version)
-        else:
-            await self._read(key, 0)
+        if known is not None and known[0].tip == seen.tip:
+            after = _head_after(known[0], (item,), tip, is_whole=True)
+            self._heads[key] = after or known[0], known[1]
+        self._save_later(key)
+
+    def _save_later(self, key: MemoryKey) -> None:
+        """Let a task save the head of a session; several that come meanwhile are saved as one."""
+        self._late[key] = None
+        if self._running() is None:
+            self._saving = asyncio.create_task(self._save_late(), name="stm-google-adk")
+
+    def _running(self) -> asyncio.Task[None] | None:
+        """Return the task that saves heads, unless it has ended, as it does with its event loop."""
+        task, loop = self._saving, asyncio.get_running_loop()
+        return task if task is not None and not task.done() and task.get_loop() is loop else None
+
+    async def _saved(self) -> None:
+        while (task := self._running()) is not None:
+            await asyncio.wait((task,))
+
+    async def _save_late(self) -> None:
+        while self._late:
+            some = [*itertools.islice(self._late, AT_ONCE)]
+            for key in some:
+                del self._late[key]
+            await operations.together(some, self._catch_up)
+
+    async def _catch_up(self, key: MemoryKey) -> None:
+        """Save the head of a session; an outage does not matter, because whoever reads makes up for it."""
+        try:
+            known = self._heads.get(key)
+            if known is None or not await self._save_head(key, *known):
+                self._heads.pop(key)
+                await self._read(key, 0)  # which saves it
+            elif known[1] is None:
+                await self._forget_deleted(key)
+        except StmError as error:
+            logger.debug("could not save the head of a session: %s", type(error).__name__)
 
     async def _seen_without_mark(self, key: MemoryKey, session: Session) -> _Seen:
         """Return what an object has seen that was made by hand: all, if its last event is the last one."""
@@ -354,9 +400,9 @@ class StmSessionService(BaseSessionService):
         return self._shared(app_name, KIND, self._backend.tenant_state(app_name))
 
     def _of_user(self, app_name: str, user_id: str) -> SharedState:
-        # Of this user, and of no session: the third part of a composite has no such "%".
-        own = MemoryKey(app_name, user_id, "-").composite()[:-1]
-        return self._shared(app_name, f"{keys.RESERVED_PREFIX}{own}%{KIND}", self._backend.state_store)
+        # Of no session: the third part of a composite has no such "%".
+        name = keys.user_state(app_name, user_id, f"%{KIND}")
+        return self._shared(app_name, name, self._backend.state_store)
 
     def _shared(self, app_name: str, name: str, store: States) -> SharedState:
         state = self._states.use((app_name, name))
@@ -475,6 +521,11 @@ class _Head:
     last: str
     at: float
     state: Json
+
+    def follows(self, other: _Head) -> bool:
+        """Say whether it is of a later moment of the same log."""
+        own, others = Tip.of(self.tip), Tip.of(other.tip)
+        return own.life == others.life and own.position > others.position
 
     @property
     def content(self) -> Json:

@@ -186,6 +186,11 @@ def state_beside(key: MemoryKey, kind: LogKind) -> str:
     return f"{RESERVED_PREFIX}{key.composite()}:{kind}"
 
 
+def user_state(tenant_id: str, user_id: str, own: str) -> str:
+    """Return the key of a state that belongs to a user and to no conversation; `own` is not like `ID:...`."""
+    return f"{RESERVED_PREFIX}{MemoryKey(tenant_id, user_id, '-').composite()[:-1]}{own}"
+
+
 def card_key(key: MemoryKey) -> Key:
     """Return the key of a conversation's card, one for all kinds of its records.
 

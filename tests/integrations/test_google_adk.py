@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
@@ -611,20 +612,24 @@ async def counted() -> AsyncIterator[tuple[StmSessionService, Counting]]:
         yield StmSessionService(backend), driver
 
 
-async def test_a_list_reads_no_event(counted: tuple[StmSessionService, Counting]) -> None:
-    service, driver = counted
-    for number in range(10):
-        session = await begun(service, f"s{number}", state={"n": number})
-        for step in range(20):
-            await service.append_event(session, said(actions=EventActions(state_delta={"step": step})))
-    driver.clear()
-    listed = (await service.list_sessions(app_name=APP, user_id=USER)).sessions
-    assert [(one.id, one.state) for one in listed] == [
-        (f"s{number}", {"n": number, "step": 19}) for number in range(10)
-    ]
-    assert driver.entries == 0
-    assert [kind for operation, kind in driver.calls if operation == "load"].count(KIND) == 10
-    assert {operation for operation, _ in driver.calls} == {"load", "scan"}
+async def test_a_list_reads_no_event() -> None:
+    driver = Counting(MemoryDriver(MemoryStore()))
+    async with Backend(driver) as backend:
+        service = StmSessionService(backend)
+        for number in range(10):
+            session = await begun(service, f"s{number}", state={"n": number})
+            for step in range(20):
+                await service.append_event(session, said(actions=EventActions(state_delta={"step": step})))
+        await service.flush()
+        for reader in (service, StmSessionService(backend)):
+            driver.clear()
+            listed = (await reader.list_sessions(app_name=APP, user_id=USER)).sessions
+            assert [(one.id, one.state) for one in listed] == [
+                (f"s{number}", {"n": number, "step": 19}) for number in range(10)
+            ]
+            assert driver.entries == 0
+            assert [kind for operation, kind in driver.calls if operation == "load"].count(KIND) == 10
+            assert {operation for operation, _ in driver.calls} == {"load", "scan"}
 
 
 async def test_the_newest_events_of_a_long_session_are_read_alone(
@@ -634,6 +639,7 @@ async def test_the_newest_events_of_a_long_session_are_read_alone(
     session = await begun(service, state={"a": 1, "user:a": 1})
     for number in range(300):
         await service.append_event(session, said(str(number)))
+    await service.flush()
     driver.clear()
     found = await read(service, config=GetSessionConfig(num_recent_events=10))
     assert texts(found) == [str(number) for number in range(290, 300)]
@@ -648,16 +654,98 @@ async def test_the_newest_events_of_a_long_session_are_read_alone(
     assert texts(await read(service)) == [str(number) for number in range(300)]
 
 
-async def test_an_event_is_one_append_and_one_write_of_the_head(
+class Held(WrapperDriver):
+    """Holds up what is saved as a state until it may go on, and counts it."""
+
+    def __init__(self, inner: Driver) -> None:
+        super().__init__(inner)
+        self.goes_on = asyncio.Event()
+        self.saved = 0
+        self.waited_for: list[str] = []
+
+    async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[Any]]) -> Any:
+        scope = key if isinstance(key, str) else key.scope
+        if operation == "replace" and scope.endswith(":blob"):
+            self.saved += 1
+            await self.goes_on.wait()
+        elif scope.endswith(f":{KIND}"):
+            self.waited_for.append(operation)
+        return await send()
+
+
+@pytest.fixture
+async def held() -> AsyncIterator[tuple[Held, StmSessionService, StmSessionService]]:
+    """A driver that holds up heads, a service on it, and that of another process."""
+    store = MemoryStore()
+    driver = Held(MemoryDriver(store))
+    async with Backend(driver) as one, Backend(MemoryDriver(store)) as two:
+        yield driver, StmSessionService(one), StmSessionService(two)
+        driver.goes_on.set()
+
+
+async def test_no_event_waits_for_the_head_and_many_are_saved_as_one(
+    held: tuple[Held, StmSessionService, StmSessionService],
+) -> None:
+    driver, mine, theirs = held
+    session = await begun(mine, state={"n": 0})
+    await asyncio.sleep(0.05)  # The catalogue is told by a task of its own, at most once a minute.
+    for number in range(1, 20):
+        driver.waited_for.clear()
+        await mine.append_event(session, changing(n=number))
+        assert driver.waited_for == ["append", "load"]
+    for service in (mine, theirs):
+        (listed,) = (await service.list_sessions(app_name=APP, user_id=USER)).sessions
+        assert (listed.state, listed.last_update_time) == ({"n": 19}, session.last_update_time)
+        assert await read(service) == session
+    driver.goes_on.set()
+    await mine.flush()
+    assert driver.saved <= 3
+    assert (await read(theirs)).state == (await read(mine)).state == {"n": 19}
+
+
+async def test_a_session_deleted_before_its_head_is_saved_leaves_none(
+    held: tuple[Held, StmSessionService, StmSessionService],
+) -> None:
+    driver, mine, theirs = held
+    for by in (theirs, mine):
+        driver.goes_on.clear()
+        session = await begun(mine, state={"secret": 1})
+        await mine.append_event(session, changing(secret=2))
+        await by.delete_session(app_name=APP, user_id=USER, session_id="s1")
+        driver.goes_on.set()
+        await mine.flush()
+        assert await records(theirs._backend) == []  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
+async def test_a_head_that_another_process_has_saved_is_continued(
+    held: tuple[Held, StmSessionService, StmSessionService],
+) -> None:
+    driver, mine, theirs = held
+    session = await begun(mine, state={"n": 0})
+    await mine.append_event(session, changing(n=1))
+    await theirs.append_event(await read(theirs), changing(n=2))
+    await theirs.flush()
+    driver.goes_on.set()
+    await mine.flush()
+    with pytest.raises(StaleSessionError):
+        await mine.append_event(session, changing(n=3))
+    await mine.append_event(await read(mine), changing(n=3))
+    await mine.flush()
+    (listed,) = (await theirs.list_sessions(app_name=APP, user_id=USER)).sessions
+    assert listed.state == {"n": 3}
+
+
+async def test_an_event_is_one_append_one_load_and_later_one_write_of_the_head(
     counted: tuple[StmSessionService, Counting],
 ) -> None:
     service, driver = counted
     session = await begun(service)
     await service.append_event(session, said())
-    await asyncio.sleep(0)
+    await service.flush()
+    await asyncio.sleep(0.05)  # as above
     driver.clear()
     await service.append_event(session, said())
-    # The catalogue is told by a task of its own, at most once a minute.
+    await service.flush()
     written = [(operation, kind) for operation, kind in driver.calls if kind in (KIND, "blob")]
     assert written == [("append", KIND), ("load", KIND), ("replace", "blob")]
 
@@ -807,23 +895,25 @@ async def test_a_head_that_is_behind_or_gone_is_made_up_for(backend: Backend) ->
     session = await begun(service, state={"a": 0, "b": 0})
     for number in range(1, 40):
         await service.append_event(session, changing(a=number))
+    await service.flush()
     name = f"kv:v1:{APP}:{USER}:s1:{KIND}"
     head = await backend.state_store.load_memory_state(name)
     assert head is not None
     assert head["state"] == {"a": 39, "b": 0}
-    behind = StmSessionService(backend)
-    for made in (
+    damaged = (
         {"tip": "no tip"},
         None,
         {**head, "last": "unknown", "tip": "5:x", "state": {"a": 7, "b": 0}},
-    ):
+    )
+    for reader, made in itertools.product((service, StmSessionService(backend)), damaged):
         if made is None:
             await backend.state_store.delete_memory_state(name)
         else:
             await backend.state_store.save_memory_state(name, made)
-        (listed,) = (await behind.list_sessions(app_name=APP, user_id=USER)).sessions
+        (listed,) = (await reader.list_sessions(app_name=APP, user_id=USER)).sessions
         assert listed.state == {"a": 39, "b": 0}
         assert listed.last_update_time == session.last_update_time
+        await reader.flush()
         assert await backend.state_store.load_memory_state(name) == head
 
 

@@ -179,6 +179,24 @@ async def test_a_log_that_is_cleared_at_a_moment_is_as_one_that_never_was(
     assert numbers(await log.items()) == [1]
 
 
+@pytest.mark.parametrize("erase", ["clear", "clear_after"])
+async def test_nothing_stays_of_what_is_refused_for_a_log_that_is_no_more(
+    driver: Driver, log: ItemLog, erase: str
+) -> None:
+    tip = await log.add_after("", numbered(0)) or ""
+    await act(log, erase, 0, tip)
+    for call in (log.add_after, log.rewrite):
+        assert await call(tip, [{"text": "secret"}]) is None
+        record = await driver.load(WHERE)
+        assert record is not None
+        assert record.tail == ()
+        assert b"secret" not in (record.body or b"")
+        assert not (await log.newest(0)).exists
+    assert await log.clear_after(tip) is False
+    assert await log.add_after("", numbered(1))
+    assert await contents(driver) == [1]
+
+
 async def test_the_moment_of_an_erased_log_is_none_of_the_next(log: ItemLog) -> None:
     await log.add(numbered(0))
     tip = (await log.read()).tip

@@ -42,9 +42,8 @@ from stm_backends.integrations.langgraph.matching import (
 )
 from stm_backends.races import Lost, contend
 from stm_backends.records.identity import DEFAULT_TENANT
-from stm_backends.records.keys import RESERVED_PREFIX, require_part
+from stm_backends.records.keys import require_part, user_state
 from stm_backends.records.state_store import States, TenantStates
-from stm_backends.types import MemoryKey
 
 Owner: TypeAlias = tuple[str, str | None]
 """A tenant and one of its users, or `None` for the tenant as a whole."""
@@ -345,9 +344,7 @@ class StmStore(BaseStore):
         beginning = PREFIX + "".join(f"{_escaped(label)}/" for label in namespace)
         if user is None:
             return _Place(self._backend.tenant_state(tenant), beginning)
-        # A key that begins so belongs to the user.
-        named = f"{RESERVED_PREFIX}{MemoryKey(tenant, user, '-').composite()[:-1]}"
-        return _Place(self._backend.state_store, named + beginning)
+        return _Place(self._backend.state_store, user_state(tenant, user, beginning))
 
     def _owner(self, namespace: Namespace) -> Owner | None:
         try:
