@@ -218,10 +218,14 @@ class Purge:
             await self._directory.forget_if_unused(tenant, user)
 
     async def _state_beside(self, kind: Kind, key: MemoryKey) -> None:
-        """Erase the state that belongs to a log which was emptied."""
+        """Erase the states that belong to a log which was emptied."""
         if kind != "memory":
             with suppress(InvalidKey):  # under so long a key, there is none
-                await ledger.erase(self._driver, keys.blob_key(keys.state_beside(key, kind)))
+                own = keys.state_beside(key, kind)
+                await ledger.erase(self._driver, keys.blob_key(own))
+                scope, prefix = keys.blob_key(f"{own}/")
+                async for name in operations.names_of(self._driver, scope, prefix):
+                    await ledger.erase(self._driver, Key(scope, name))
 
     def _count(self, kind: Kind, where: Key, outcome: str | None) -> None:
         """Count a record that was judged, and report one that was purged by its age."""

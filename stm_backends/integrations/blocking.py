@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from stm_backends.drivers.tasks import to_its_end
+from stm_backends.errors import ConfigurationError
 
 _T = TypeVar("_T")
 
@@ -15,6 +16,14 @@ class Waits(Protocol):
     """Runs a coroutine on the event loop that the backend was opened on, and returns its result."""
 
     def __call__(self, work: Coroutine[Any, Any, _T], /) -> _T: ...
+
+
+def refuse(method: str, instead: str) -> NoReturn:
+    """Raise the error of a blocking method without `run`, which says what to do instead."""
+    raise ConfigurationError(
+        f"{method} blocks and needs an event loop in another thread: {instead}, or pass run=..., a function "
+        "that runs a coroutine on the loop that the backend was opened on"
+    )
 
 
 async def elsewhere(run: Waits, work: Coroutine[Any, Any, _T]) -> _T:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from stm_backends import logs
 from stm_backends.backend import Backend
@@ -12,7 +12,7 @@ from stm_backends.drivers.checks import require_backend, require_integer, requir
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, located
 from stm_backends.extras import missing_extra
 from stm_backends.handed_in import call
-from stm_backends.integrations.blocking import Waits
+from stm_backends.integrations.blocking import Waits, refuse
 from stm_backends.integrations.converting import GONE, Converter
 from stm_backends.plain_json import DEEPEST_IN_TURN, require_json
 from stm_backends.records import keys
@@ -176,24 +176,17 @@ class StmChatMessageHistory(BaseChatMessageHistory):
     def messages(self) -> list[BaseMessage]:  # pyright: ignore[reportIncompatibleVariableOverride] -- LangChain's guide says to override it so
         """The messages, oldest first; see `aget_messages`."""
         if self._run is None:
-            _refuse("messages", "aget_messages")
+            refuse("messages", "await aget_messages()")
         return self._run(self.aget_messages())
 
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Add messages at the end, all or none; see `aadd_messages`."""
         if self._run is None:
-            _refuse("add_messages", "aadd_messages")
+            refuse("add_messages", "await aadd_messages()")
         self._run(self.aadd_messages(messages))
 
     def clear(self) -> None:
         """Erase the conversation's messages."""
         if self._run is None:
-            _refuse("clear", "aclear")
+            refuse("clear", "await aclear()")
         self._run(self.aclear())
-
-
-def _refuse(method: str, instead: str) -> NoReturn:
-    raise ConfigurationError(
-        f"{method} blocks and needs an event loop in another thread: await {instead}(), or pass run=..., "
-        "a function that runs a coroutine on the loop that the backend was opened on"
-    )

@@ -182,7 +182,10 @@ def log_with(where: Key) -> Key:
 
 
 def state_beside(key: MemoryKey, kind: LogKind) -> str:
-    """Return the key of the state that belongs to a log: erased and purged with it, and with the user."""
+    """Return the key of the state that belongs to a log: erased and purged with it, and with the user.
+
+    So do those whose keys go on with "/" after it.
+    """
     return f"{RESERVED_PREFIX}{key.composite()}:{kind}"
 
 

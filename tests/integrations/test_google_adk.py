@@ -1010,6 +1010,7 @@ async def filled(service: BaseSessionService, events: int = 3) -> Session:
     for number in range(events):
         delta = {"own": number, "user:k": number, f"app:k{number}": number}
         await service.append_event(session, said(f"MARKER {number}", actions=EventActions(state_delta=delta)))
+    await service.flush()
     return session
 
 

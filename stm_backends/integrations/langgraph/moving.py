@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
+from stm_backends.errors import ConfigurationError
 from stm_backends.integrations.langgraph.runs import copying
 from stm_backends.integrations.langgraph.saver import StmSaver
 
@@ -24,10 +25,14 @@ async def copy_threads(
     checkpoint with its parent, metadata and pending writes, the oldest first, and holds one at a time. What
     `target` has of these threads stays, so a copy that was interrupted can be repeated. Stop the graphs that
     use the threads meanwhile: a checkpoint that comes later is copied by the next call. Changes nothing in
-    `source`, which may be one with blocking methods only.
+    `source`, which may be one with blocking methods only. Raises `ConfigurationError` if it cannot list all
+    threads, and what it raises.
     """
     if thread_ids is None:
-        threads = dict.fromkeys(_thread_of(one) for one in await _listed(source, None))
+        try:
+            threads = dict.fromkeys(_thread_of(one) for one in await _listed(source, None))
+        except ValueError as error:
+            raise ConfigurationError("the source cannot list its threads: name those to be copied") from error
     else:
         threads = dict.fromkeys(thread_ids)
     count = 0

@@ -24,7 +24,7 @@ from stm_backends.backend import Backend
 from stm_backends.catalogue.card import beginning_of
 from stm_backends.drivers.checks import require_backend, require_items, require_seconds
 from stm_backends.errors import ConfigurationError, InvalidKey
-from stm_backends.integrations.langgraph.blocking import Waits, refuse
+from stm_backends.integrations.blocking import Waits, refuse
 from stm_backends.integrations.langgraph.items import EMPTY, Blob, NewPut, NewWrites, Put
 from stm_backends.integrations.langgraph.runs import Runs
 from stm_backends.integrations.langgraph.stored import Threads, thread_key
@@ -99,8 +99,8 @@ class StmSaver(BaseCheckpointSaver[str]):
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return a checkpoint of a thread, or the latest one; `None` if there is none.
 
-        One round trip for the latest one, which reads only what is new if this saver has used the thread
-        before. An older one takes a few.
+        One round trip for the latest one, which reads no checkpoint if this saver knows it, and another one
+        for what others have added. An older one takes a few.
         """
         found = await self._found(config)
         self._note(config, found)
@@ -394,7 +394,7 @@ class StmSaver(BaseCheckpointSaver[str]):
     def _wait(self, method: str, work: Coroutine[Any, Any, _T]) -> _T:
         if self._run is None:
             work.close()
-            refuse(method)
+            refuse(method, f"use a{method} (graph.ainvoke instead of graph.invoke)")
         return self._run(work)
 
     def _note(self, config: RunnableConfig, found: CheckpointTuple | None) -> None:

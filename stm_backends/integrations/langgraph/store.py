@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -30,9 +29,10 @@ from langgraph.store.base import (
 
 from stm_backends.backend import Backend
 from stm_backends.drivers.checks import require_backend, require_items, require_seconds
+from stm_backends.drivers.tasks import all_of, to_its_end
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidKey, Unavailable
 from stm_backends.handed_in import call_now, described
-from stm_backends.integrations.langgraph.blocking import Waits, refuse
+from stm_backends.integrations.blocking import Waits, refuse
 from stm_backends.integrations.langgraph.matching import (
     Namespace,
     is_match,
@@ -138,21 +138,22 @@ class StmStore(BaseStore):
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """Do some operations; those that read see the store as it was before those that write.
 
-        Of two writes of one item, the last one counts. They are done concurrently, and each by itself.
+        Of two writes of one item, the last one counts. They are done concurrently, and each by itself. A call
+        that is cancelled has ended when the cancellation is raised.
         """
         asked = [*ops]
         for op in asked:
             validate_op_namespace(op)
-        results: list[Result] = list(await asyncio.gather(*map(self._answer, asked)))
+        results: list[Result] = await all_of(map(self._answer, asked))
         puts = {(op.namespace, op.key): op for op in asked if isinstance(op, PutOp)}
         vectors = await self._embedded([*puts.values()])
-        await asyncio.gather(*(self._put(op, vectors.get(place, {})) for place, op in puts.items()))
+        await to_its_end(all_of(self._put(op, vectors.get(place, {})) for place, op in puts.items()))
         return results
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Do some operations; see `abatch`."""
         if self._run is None:
-            refuse("batch")
+            refuse("batch", "use abatch (graph.ainvoke instead of graph.invoke)")
         return self._run(self.abatch(ops))
 
     async def _answer(self, op: Op) -> Result:
@@ -195,7 +196,7 @@ class StmStore(BaseStore):
             rest = [(None, one) for one in found if not one.vectors]
             scored += rest[: max(0, op.limit - len(scored))]
         if op.refresh_ttl:
-            await asyncio.gather(*(self._refresh(one) for _, one in scored))
+            await all_of(self._refresh(one) for _, one in scored)
         return [
             SearchItem(
                 namespace=one.item.namespace,
@@ -221,7 +222,7 @@ class StmStore(BaseStore):
     async def _under(self, prefix: Namespace) -> AsyncIterator[_Found]:
         places = [place async for place in self._places(prefix)]
         for start in range(0, len(places), AT_ONCE):
-            for one in await asyncio.gather(*map(self._load, places[start : start + AT_ONCE])):
+            for one in await all_of(map(self._load, places[start : start + AT_ONCE])):
                 if one is not None:
                     yield one
 

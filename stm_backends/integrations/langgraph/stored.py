@@ -92,7 +92,8 @@ class Threads:
     async def views(self, thread: str) -> AsyncGenerator[View]:
         """Yield what is stored of a thread: from its last frame on, and then more and more, up to all of it.
 
-        One round trip, and one for each further view, which has four times as many items.
+        One round trip, another one if others have added to a thread that is known, and one for each further
+        view, which has four times as many items.
         """
         log = self._log(thread)
         async with self._lock(thread):
@@ -249,9 +250,9 @@ class Threads:
         known = self._known.use(thread)
         if known is None:
             return self._remember(thread, *await self._latest(log, thread))
-        state = await log.read(NEWS)
-        if state.tip == known.tip:
+        if (await log.newest(0)).tip == known.tip:
             return known
+        state = await log.newest(NEWS)
         places = (place for place, item in enumerate(state.items, 1) if item.get("i") == known.view.last)
         place = next(places, None)
         self._known.pop(thread)
@@ -280,10 +281,7 @@ class Threads:
         return known
 
     def _lock(self, thread: str) -> asyncio.Lock:
-        lock = self._locks.get(thread)
-        if lock is None:
-            self._locks[thread] = lock = asyncio.Lock()
-        return lock
+        return self._locks.setdefault(thread, asyncio.Lock())
 
     def _log(self, thread: str) -> ItemLog:
         log = self._logs.use(thread)

@@ -35,40 +35,46 @@ class Turns:
     async def turn(self, key: MemoryKey, wait_s: float | None) -> AsyncGenerator[None]:
         """Hold the claim of a thread within this context; raises `EditConflict` after `wait_s` seconds."""
         name, token = f"{RESERVED_PREFIX}{key.composite()}:langgraph-turn", secrets.token_hex(12)
+        until = None if wait_s is None else asyncio.get_running_loop().time() + wait_s
         # One run of this process asks the datastore at a time; the others wait in their order.
-        lock = self._locks.get(name)
-        if lock is None:
-            self._locks[name] = lock = asyncio.Lock()
+        lock = self._locks.setdefault(name, asyncio.Lock())
         try:
-            async with asyncio.timeout(wait_s):
+            async with asyncio.timeout_at(until):
                 await lock.acquire()
         except TimeoutError:
             raise _busy() from None
-        renewing: asyncio.Task[None] | None = None
+        ended, renewing = asyncio.Event(), None
         try:
-            await self._claim(name, token, wait_s)
-            renewing = asyncio.create_task(self._renew(name, token, key), name="stm-langgraph-turn")
+            await self._claim(name, token, until)
+            renewing = asyncio.create_task(self._renew(name, token, key, ended), name="stm-langgraph-turn")
             yield
         finally:
+            ended.set()
             try:
                 await to_its_end(self._release(name, token, renewing))
             finally:
                 lock.release()
 
-    async def _claim(self, name: str, token: str, wait_s: float | None) -> None:
-        tries = 0
-        try:
-            async with asyncio.timeout(wait_s):
-                while not await self._states.save_if(name, {"by": token}, expect=None, ttl=LEASE_S):
-                    tries += 1
-                    await asyncio.sleep(pause(0.02, tries, 0.5))
-        except TimeoutError:
-            raise _busy() from None
+    async def _claim(self, name: str, token: str, until: float | None) -> None:
+        """Take a claim, trying once at least; raises `EditConflict` at `until`, by the loop's clock."""
+        tries, now = 0, asyncio.get_running_loop().time
+        # A write that is cut short might arrive when nobody holds the claim.
+        while not await to_its_end(self._states.save_if(name, {"by": token}, expect=None, ttl=LEASE_S)):
+            tries += 1
+            wait = pause(0.02, tries, 0.5)
+            if until is not None:
+                wait = min(wait, until - now())
+            if wait <= 0:
+                raise _busy()
+            await asyncio.sleep(wait)
 
-    async def _renew(self, name: str, token: str, key: MemoryKey) -> None:
-        """Renew a claim until this is cancelled. If it is lost, the saver refuses one of the two runs."""
-        while True:
-            await asyncio.sleep(LEASE_S / 3)
+    async def _renew(self, name: str, token: str, key: MemoryKey, ended: asyncio.Event) -> None:
+        """Renew a claim until it has ended. If it is lost, the saver refuses one of the two runs."""
+        while not ended.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LEASE_S / 3):
+                    await ended.wait()
+                    return
             try:
                 state, version = await self._states.load_versioned(name)
                 if state is not None and version is not None and state.get("by") == token:
@@ -83,7 +89,6 @@ class Turns:
     async def _release(self, name: str, token: str, renewing: asyncio.Task[None] | None) -> None:
         """Give up a claim; one that cannot be given up expires."""
         if renewing is not None:
-            renewing.cancel()
             await asyncio.wait({renewing})
         with suppress(StorageError):
             state, version = await self._states.load_versioned(name)
