@@ -18,7 +18,9 @@ from stm_backends.drivers.checks import require_backend, require_integer, requir
 from stm_backends.drivers.tasks import all_of, to_its_end
 from stm_backends.errors import Corrupt, InvalidKey, InvalidState, Unavailable, located
 from stm_backends.extras import missing_extra
+from stm_backends.history.items import Tip
 from stm_backends.history.log import ItemLog
+from stm_backends.integrations.whose import key_from
 from stm_backends.plain_json import DEEPEST_IN_TURN, require_json
 from stm_backends.types import MemoryKey
 
@@ -91,8 +93,8 @@ class StmHistoryProvider(HistoryProvider):
         self._key = key
         self._ttl_s = ttl_s
         self._limit = limit
-        # The first message of a history stays the first until it is cleared.
-        self._first: Bounded[MemoryKey, _Identity | None] = Bounded(REMEMBERED)
+        # The first message of a history stays the first in the life of its log, which ends if it is cleared.
+        self._first: Bounded[MemoryKey, tuple[str, _Identity]] = Bounded(REMEMBERED)
 
     async def get_messages(
         self, session_id: str | None, *, state: dict[str, Any] | None = None, **kwargs: Any
@@ -102,10 +104,14 @@ class StmHistoryProvider(HistoryProvider):
         Raises `Corrupt` for what the framework cannot read as a message.
         """
         key = self._key_of(session_id)
-        messages = self._stored(await self._log(key).items(self._limit))
+        log = self._log(key)
         if self._limit is None:
-            self._first[key] = _identity(messages[0]) if messages else None
+            state = await log.read()
+            messages = self._stored(state.items)
+            if messages:
+                self._first[key] = Tip.of(state.tip).life, _identity(messages[0])
         else:
+            messages = self._stored(await log.items(self._limit))
             # Providers refuse results of tools without the call, which was left out.
             while messages and messages[0].role == "tool":
                 del messages[0]
@@ -151,7 +157,6 @@ class StmHistoryProvider(HistoryProvider):
         """Erase the messages of a session."""
         key = self._key_of(session_id)
         await self._log(key).clear()
-        self._first[key] = None
 
     async def _add_new(self, key: MemoryKey, items: list[dict[str, Any]]) -> bool:
         log = self._log(key)
@@ -167,27 +172,27 @@ class StmHistoryProvider(HistoryProvider):
             known = [_identity(message) for message in self._stored(stored.items)]
             new = items[_repeated(known, given, complete=stored.count == len(known)) :]
             comparable = 2 <= len(given) <= MOST_READ and stored.count > len(given) == len(new)
-            if not new or (comparable and await self._begins_with(key, log, given)):
+            if not new or (comparable and await self._begins_with(key, log, given, stored.tip)):
                 return True
             return await log.add_after(stored.tip, new) is not None or races.Lost(stored.tip)
 
         return await races.contend(attempt) or False
 
-    async def _begins_with(self, key: MemoryKey, log: ItemLog, given: Sequence[_Identity]) -> bool:
-        """Say whether a history that is longer begins with these messages."""
-        first = self._first.get(key)
-        if first is not None and first != given[0]:
+    async def _begins_with(self, key: MemoryKey, log: ItemLog, given: Sequence[_Identity], tip: str) -> bool:
+        """Say whether a history that is longer begins with these messages; `tip` is its moment."""
+        life, first = Tip.of(tip).life, self._first.get(key)
+        if first is not None and first[0] == life and first[1] != given[0]:
             return False
         page = await log.transcript(after=-1, limit=len(given))
         known = [_identity(message) for message in self._stored([one.item for one in page.items])]
-        self._first[key] = known[0] if known else None
+        if known:
+            self._first[key] = life, known[0]
         return known == given
 
     def _key_of(self, session_id: str | None) -> MemoryKey:
         if not session_id:
             raise InvalidKey("the session has no id, so nothing says whose history it is")
-        key = self._key(session_id)
-        return MemoryKey(*(getattr(key, part, "") for part in ("tenant_id", "user_id", "session_id")))
+        return key_from("key", self._key, session_id)
 
     def _log(self, key: MemoryKey) -> ItemLog:
         return self._backend.item_log(key, "agent-framework", ttl_s=self._ttl_s)

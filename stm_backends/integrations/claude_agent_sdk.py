@@ -32,8 +32,8 @@ from stm_backends.errors import (
     TooLarge,
 )
 from stm_backends.extras import missing_extra
-from stm_backends.handed_in import call_now, described
 from stm_backends.history.log import ItemLog
+from stm_backends.integrations.whose import key_from
 from stm_backends.plain_json import DEEPEST_IN_TURN, encode_json, require_json
 from stm_backends.records.keys import LogKind
 from stm_backends.types import MemoryKey
@@ -99,7 +99,7 @@ class StmSessionStore(SessionStore):
     append to that; `None`: never. The constructor reads and writes nothing.
 
     All methods raise `StorageError`; an outage is never an empty session. They raise `InvalidKey` for a key
-    that names no session, and `ConfigurationError` if `key_of` fails.
+    that names no session, and if `key_of` fails.
     """
 
     def __init__(self, backend: Backend, key_of: KeyOf = session_key, *, ttl_s: float | None = None) -> None:
@@ -222,15 +222,7 @@ class StmSessionStore(SessionStore):
 
     def _key(self, project_key: str, session_id: str) -> MemoryKey:
         """Return what `key_of` says."""
-        try:
-            key = call_now(self._key_of, _required("project_key", project_key), session_id)
-        except InvalidKey:
-            raise
-        except Exception as error:
-            raise ConfigurationError(f"the function `key_of` failed ({described(error)})") from error
-        if not isinstance(key, MemoryKey):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
-            raise ConfigurationError(f"the function `key_of` returned {type(key).__name__}, not a MemoryKey")
-        return key
+        return key_from("key_of", self._key_of, _required("project_key", project_key), session_id)
 
     # Appending
 

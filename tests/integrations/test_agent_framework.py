@@ -258,6 +258,19 @@ async def test_four_replays_of_20_messages_stay_20(history: StmHistoryProvider, 
     assert texts(await history.get_messages("chat")) == [str(number) for number in range(20)]
 
 
+async def test_a_beginning_is_known_again_after_another_machine_has_cleared_the_history(
+    pods: tuple[Backend, Backend],
+) -> None:
+    mine, theirs = (StmHistoryProvider(pod, of_u1) for pod in pods)
+    await mine.save_messages("chat", [Message("user", ["a"]), Message("assistant", ["b"])])
+    assert texts(await mine.get_messages("chat")) == ["a", "b"]
+    await theirs.clear("chat")
+    said = [Message("user", ["c"]), Message("assistant", ["d"]), Message("user", ["e"])]
+    await theirs.save_messages("chat", said)
+    await mine.save_messages("chat", said[:2])
+    assert texts(await mine.get_messages("chat")) == ["c", "d", "e"]
+
+
 async def test_a_client_that_sends_all_of_it_each_time_stores_each_once(history: StmHistoryProvider) -> None:
     for end in range(2, 41, 2):
         await history.save_messages("chat", numbered(*range(end)))
@@ -445,6 +458,13 @@ async def test_a_session_without_an_id_or_a_key_has_no_history(backend: Backend)
         given: Any = lambda _, key=key: key  # noqa: E731 -- of any type
         with pytest.raises(InvalidKey):
             await StmHistoryProvider(backend, given).save_messages("chat", numbered(0))
+
+    def failing(session_id: str) -> MemoryKey:
+        raise KeyError(f"SECRET {session_id}")
+
+    with pytest.raises(InvalidKey, match=r"`key` failed \(KeyError\)") as refused:
+        await StmHistoryProvider(backend, failing).get_messages("chat")
+    assert "SECRET" not in str(refused.value)
 
 
 async def test_tenants_and_users_never_meet(backend: Backend) -> None:

@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m stm_backends.integrations.langgraph",
         description="Copy threads of LangGraph from another checkpointer to a backend. Stop the graphs that "
-        "use them before. May be repeated: what was copied is not copied again. Changes nothing in the source.",
+        "use them before. May be repeated: what was copied is not copied again. The source stays as it is.",
     )
     parser.add_argument(
         "source",

@@ -15,13 +15,11 @@ from stm_backends.errors import (
     ConfigurationError,
     Corrupt,
     EditConflict,
-    InvalidKey,
     SessionExists,
     StorageError,
     Unavailable,
     located,
 )
-from stm_backends.handed_in import call_now, described
 from stm_backends.history.log import ItemLog
 from stm_backends.integrations.langgraph.items import EMPTY, Item, New, NewPut, VersionsOf
 from stm_backends.integrations.langgraph.threads import (
@@ -31,10 +29,10 @@ from stm_backends.integrations.langgraph.threads import (
     rebuilt,
     widest_view,
 )
+from stm_backends.integrations.whose import key_from
 from stm_backends.logs import conversation
 from stm_backends.races import Lost, contend
 from stm_backends.records.identity import DEFAULT_TENANT, DEFAULT_USER
-from stm_backends.records.keys import require_key
 from stm_backends.types import MemoryKey
 
 logger = logging.getLogger("stm_backends")
@@ -291,12 +289,7 @@ class Threads:
 
     def key(self, thread: str) -> MemoryKey:
         """Return whose a thread is, and what its log is called. Raises `InvalidKey`."""
-        try:
-            key = call_now(self._key_of, thread)
-        except Exception as error:
-            raise InvalidKey(f"the function `key_of` failed ({described(error)})") from error
-        require_key(key)
-        return key
+        return key_from("key_of", self._key_of, thread)
 
 
 def _chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
