@@ -17,6 +17,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph, add_messages
 from langgraph.types import Command, interrupt
+from typer.testing import CliRunner
 
 from stm_backends import (
     Backend,
@@ -29,9 +30,12 @@ from stm_backends import (
     open_backend,
     sync,
 )
+from stm_backends.cli.app import app as command
+from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.integrations.langgraph import StmSaver, StmStore, copy_threads, turns
 from stm_backends.integrations.langgraph.deltas import delta, patch
 from tests.support.catalogue import touched
+from tests.support.delayed import Delayed
 from tests.support.sealed import SEALING
 
 TURN_CONFIG: Any = {"configurable": {"thread_id": "chat"}}
@@ -276,6 +280,44 @@ async def test_a_turn_that_does_not_come_is_given_up(
         pass
 
 
+async def test_a_turn_waits_no_longer_than_it_is_told_and_tries_once_at_least(tmp_path: Any) -> None:
+    async with open_backend(f"sqlite:///{tmp_path}/stm.db") as backend:
+        one, other = StmSaver(backend), StmSaver(backend)
+        async with one.turn("chat", wait_s=0):
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(EditConflict):
+                async with other.turn("chat", wait_s=0.3):
+                    pytest.fail("two have the turn")
+            assert asyncio.get_running_loop().time() - began < 0.6
+            with pytest.raises(EditConflict):
+                async with other.turn("chat", wait_s=0):
+                    pytest.fail("two have the turn")
+        async with other.turn("chat", wait_s=0):
+            pass
+
+
+async def test_a_turn_that_is_cancelled_while_it_is_claimed_leaves_no_claim() -> None:
+    driver = Delayed(MemoryDriver(MemoryStore()))
+    async with Backend(driver) as backend:
+        saver, entered = StmSaver(backend), asyncio.Event()
+
+        async def run() -> None:
+            async with saver.turn("chat"):
+                entered.set()
+
+        driver.goes_on.clear()
+        task = asyncio.create_task(run())
+        await driver.reached.wait()
+        task.cancel()
+        await asyncio.sleep(0.01)
+        driver.goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not entered.is_set()
+        async with StmSaver(backend).turn("chat", wait_s=0):
+            pass
+
+
 # How much is stored, and read
 
 
@@ -407,6 +449,43 @@ async def test_a_sealed_thread_is_read_with_its_keys_alone(tmp_path: Any) -> Non
     async with open_backend(url) as backend:
         with pytest.raises(SealMismatch):
             await StmSaver(backend).aget_tuple(on("chat"))
+
+
+async def test_a_thread_of_which_nothing_is_left_is_listed_no_more(tmp_path: Any) -> None:
+    url = f"sqlite:///{tmp_path}/stm.db"
+    async with open_backend(url) as backend:
+        saver = StmSaver(backend)
+        for thread in ("gone", "kept"):
+            await graph_with(saver).ainvoke(said("1"), {**on(thread), "metadata": {"run_id": thread}})
+        await saver.adelete_for_runs(["gone"])
+        assert {one.config["configurable"]["thread_id"] async for one in saver.alist(None)} == {"kept"}
+
+    def cli(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(command, [*arguments, "--url", url])
+        return done.exit_code, done.stdout
+
+    of_user = "default:anonymous"
+    assert await asyncio.to_thread(cli, "ls", of_user) == (0, f"{of_user}:kept\n")
+    code, _ = await asyncio.to_thread(cli, "show", f"{of_user}:gone")
+    assert code == 1
+    code, exported = await asyncio.to_thread(cli, "export", "--user", of_user)
+    assert (code, "gone" in exported) == (0, False)
+
+
+async def test_a_run_of_a_thread_that_was_erased_stores_nothing_of_its_next_step(
+    pods: tuple[Backend, Backend],
+) -> None:
+    one, other = (StmSaver(pod) for pod in pods)
+    await chat_with(one).ainvoke(said("MARKER"), on("chat"))
+    read = await one.aget_tuple(on("chat"))
+    assert read is not None
+    await other.adelete_thread("chat")
+    with pytest.raises(EditConflict):
+        await one.aput(read.config, point({"a": "MARKER"}), {"source": "loop"}, {"a": "1"})
+    log = pods[1].item_log(MemoryKey("default", "anonymous", "chat"), "langgraph")
+    assert not (await log.newest(0)).exists
+    await chat_with(one).ainvoke(said("anew"), on("chat"))
+    assert await texts(chat_with(other), on("chat")) == ["anew", "re: anew"]
 
 
 async def test_all_threads_of_no_tenant_are_an_error(backend: Backend) -> None:

@@ -21,7 +21,9 @@ from langgraph.store.base import (
 from langgraph.store.memory import InMemoryStore
 
 from stm_backends import Backend, ConfigurationError, InvalidKey, InvalidState, sync
+from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.integrations.langgraph import StmStore
+from tests.support.delayed import Delayed
 
 SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(4, 30))]
 
@@ -288,3 +290,21 @@ def test_blocking_methods_run_on_the_loop_of_the_backend() -> None:
 async def test_blocking_methods_without_a_loop_say_what_to_do(backend: Backend) -> None:
     with pytest.raises(ConfigurationError, match="batch blocks"):
         StmStore(backend).get(("a",), "k")
+
+
+async def test_a_cancelled_put_is_done_when_the_cancellation_is_raised() -> None:
+    driver = Delayed(MemoryDriver(MemoryStore()))
+    async with Backend(driver) as backend:
+        store = StmStore(backend)
+        driver.goes_on.clear()
+        task = asyncio.create_task(store.aput(("notes",), "n", {"a": 1}))
+        await driver.reached.wait()
+        task.cancel()
+        await asyncio.sleep(0.01)
+        assert not task.done()
+        driver.goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        found = await store.aget(("notes",), "n")
+        assert found is not None
+        assert found.value == {"a": 1}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, CheckpointTuple
 
 from stm_backends.errors import ConfigurationError
 from stm_backends.integrations.langgraph.runs import copying
@@ -38,13 +39,16 @@ async def copy_threads(
     count = 0
     for thread in threads:
         named: RunnableConfig = {"configurable": {"thread_id": thread}}
-        there = {_name_of(one) for one in await _listed(target, named)}
+        # How many writes of each task each checkpoint has.
+        there = {
+            _name_of(one.config): Counter(task for task, _, _ in one.pending_writes or ())
+            async for one in target.alist(named)
+        }
         stored: set[tuple[str, str, object]] = set()
         for config in reversed(await _listed(source, named)):
             found = await _read(source, config)
             if found is not None:
-                new = await _copied(found, thread, target, stored, write=_name_of(config) not in there)
-                count += new
+                count += await _copied(found, thread, target, stored, there.get(_name_of(config)))
     return count
 
 
@@ -53,10 +57,12 @@ async def _copied(
     thread: str,
     target: StmSaver,
     stored: set[tuple[str, str, object]],
-    *,
-    write: bool,
+    written: Mapping[str, int] | None,
 ) -> int:
-    """Store one checkpoint unless it is there; `stored` has the channels of those before it."""
+    """Store one checkpoint unless it is there; returns whether it was not.
+
+    `stored` has the channels of those before it, and `written` how many writes of each task are there.
+    """
     checkpoint = found.checkpoint.copy()
     name, checkpoint_id = _name_of(found.config)
     # Versions are compared, and ours are texts.
@@ -68,8 +74,6 @@ async def _copied(
     }
     new = {channel: one for channel, one in versions.items() if (name, channel, one) not in stored}
     stored |= {(name, channel, one) for channel, one in new.items()}
-    if not write:
-        return 0
     place: dict[str, Any] = {"thread_id": thread, "checkpoint_ns": name}
     if found.parent_config is not None:
         place["checkpoint_id"] = found.parent_config.get("configurable", {}).get("checkpoint_id")
@@ -78,8 +82,13 @@ async def _copied(
         tasks.setdefault(task, []).append((channel, value))
     at: RunnableConfig = {"configurable": {**place, "checkpoint_id": checkpoint_id}}
     for nth, (task, writes) in enumerate(tasks.items()):
-        # Paths are not listed. Those of these keep the order in which the writes were.
-        await target.aput_writes(at, writes, task, f"{nth:06}")
+        # Also of one that is there: they may have come when it was the latest. The signs of an interruption are
+        # last, because the places of all others are counted. Paths are not listed; these keep the order.
+        if written is None or len(writes) > written.get(task, 0):
+            signs_last = sorted(writes, key=lambda one: one[0] in WRITES_IDX_MAP)
+            await target.aput_writes(at, signs_last, task, f"{nth:06}")
+    if written is not None:
+        return 0
     # Last, so that a repeated copy finds it only with its writes.
     with copying():
         await target.aput({"configurable": place}, checkpoint, found.metadata, {**new})
