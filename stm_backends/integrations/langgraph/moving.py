@@ -82,8 +82,8 @@ async def _copied(
         tasks.setdefault(task, []).append((channel, value))
     at: RunnableConfig = {"configurable": {**place, "checkpoint_id": checkpoint_id}}
     for nth, (task, writes) in enumerate(tasks.items()):
-        # Also of one that is there: they may have come when it was the latest. The signs of an interruption are
-        # last, because the places of all others are counted. Paths are not listed; these keep the order.
+        # Also of one that is there: they may have come when it was the latest. The signs of an interruption
+        # are last, because the places of all others are counted. Paths are not listed; these keep the order.
         if written is None or len(writes) > written.get(task, 0):
             signs_last = sorted(writes, key=lambda one: one[0] in WRITES_IDX_MAP)
             await target.aput_writes(at, signs_last, task, f"{nth:06}")
