@@ -2,10 +2,10 @@
 
     python -m tests.support.dying_agents FRAMEWORK URL EVERY
 
-FRAMEWORK is the name of a module of `stm_backends.integrations`, one of `WORKS`. Runs a few exchanges once for
-the user `whole`, and then for the users `u1`, `u1 + EVERY`, ... in processes that are killed before that
-operation. Then another process begins anew, and says what it misses of what was acknowledged, or what is there
-twice. Prints how many operations the whole takes.
+FRAMEWORK is the name of a module of `stm_backends.integrations`, one of `WORKS`. Runs a few exchanges once
+for the user `whole`, and then for the users `u1`, `u1 + EVERY`, ... in processes that are killed before that
+operation. Then another process begins anew, and says what it misses of what was acknowledged, or what is
+there twice. Prints how many operations the whole takes.
 """
 
 from __future__ import annotations
