@@ -671,7 +671,13 @@ def test_blocking_graphs_run_on_the_loop_of_the_backend(tmp_path: Any) -> None:
         saver = StmSaver(backend.asynchronous, run=backend.run)
         graph = graph_with(saver)
         for text in ("first", "second"):
-            graph.invoke(said(text), on("chat"))
+            with saver.turn("chat"):
+                graph.invoke(said(text), on("chat"))
+                other = StmSaver(backend.asynchronous, run=backend.run)
+                with pytest.raises(EditConflict), other.turn("chat", wait_s=0):
+                    pytest.fail("two have the turn")
+        with pytest.raises(ZeroDivisionError), saver.turn("chat"):
+            _ = 1 / 0
         history = [*graph.get_state_history(on("chat"))]
         assert [one.content for one in history[0].values["messages"]][-1] == "re: second"
         graph.invoke(said("instead"), history[-1].config)
@@ -694,6 +700,8 @@ async def test_blocking_methods_without_a_loop_say_what_to_do(backend: Backend) 
     saver = StmSaver(backend)
     with pytest.raises(ConfigurationError, match=r"get_tuple blocks .* use aget_tuple"):
         saver.get_tuple(on("chat"))
+    with pytest.raises(ConfigurationError, match="write `async with`"), saver.turn("chat"):
+        pytest.fail("nothing was claimed")
     with pytest.raises(ConfigurationError, match="list blocks"):
         next(saver.list(None))
     with pytest.raises(ConfigurationError, match="put_writes blocks"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from langgraph.checkpoint.base import (
@@ -29,7 +29,7 @@ from stm_backends.integrations.langgraph.items import EMPTY, Blob, NewPut, NewWr
 from stm_backends.integrations.langgraph.runs import Runs
 from stm_backends.integrations.langgraph.stored import Threads, thread_key
 from stm_backends.integrations.langgraph.threads import View
-from stm_backends.integrations.langgraph.turns import Turns
+from stm_backends.integrations.langgraph.turns import Turn, Turns
 from stm_backends.records.identity import DEFAULT_TENANT
 from stm_backends.types import MemoryKey
 
@@ -82,17 +82,18 @@ class StmSaver(BaseCheckpointSaver[str]):
         self._turns = Turns(backend)
         self._run = run
 
-    def turn(self, thread_id: str, *, wait_s: float | None = None) -> AbstractAsyncContextManager[None]:
+    def turn(self, thread_id: str, *, wait_s: float | None = None) -> Turn:
         """Return a context in which no other process runs the thread, if all use this: others wait.
 
-        `async with saver.turn("chat_001"): await graph.ainvoke(...)`. Waits at most `wait_s` seconds, for as
+        `async with saver.turn("chat_001"): await graph.ainvoke(...)`, or `with` and `graph.invoke(...)` where
+        the saver has `run`. Waits at most `wait_s` seconds, for as
         long as it takes by default; then raises `EditConflict`, and nothing was done. The claim is renewed
         while the context lasts. That of a process that dies ends after 15 seconds. Not to be entered again
         within itself.
         """
         if wait_s is not None:
             require_seconds("wait_s", wait_s, zero=True)
-        return self._turns.turn(self._threads.key(str(thread_id)), wait_s)
+        return Turn(self._turns.turn(self._threads.key(str(thread_id)), wait_s), self._run)
 
     # Reading
 

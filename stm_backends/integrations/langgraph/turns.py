@@ -6,13 +6,20 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    suppress,
+)
+from types import TracebackType
 from typing import Final
 from weakref import WeakValueDictionary
 
 from stm_backends.backend import Backend
 from stm_backends.drivers.tasks import to_its_end
 from stm_backends.errors import EditConflict, StorageError
+from stm_backends.integrations.blocking import Waits, refuse
 from stm_backends.logs import conversation
 from stm_backends.races import pause
 from stm_backends.records.keys import RESERVED_PREFIX
@@ -22,6 +29,40 @@ logger = logging.getLogger("stm_backends")
 
 LEASE_S: Final = 15.0
 """For how long a claim holds that its process does not renew. It is renewed three times within it."""
+
+
+class Turn(AbstractAsyncContextManager[None], AbstractContextManager[None]):
+    """A context in which no other process runs a thread: `async with`, or `with` in another thread."""
+
+    def __init__(self, held: AbstractAsyncContextManager[None], run: Waits | None) -> None:
+        self._held = held
+        self._run = run
+
+    async def __aenter__(self) -> None:
+        await self._held.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        return await self._held.__aexit__(kind, error, traceback)
+
+    def __enter__(self) -> None:
+        if self._run is None:
+            refuse("with", "write `async with`")
+        self._run(self.__aenter__())
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        if self._run is None:
+            return None
+        return self._run(self.__aexit__(kind, error, traceback))
 
 
 class Turns:
