@@ -293,7 +293,7 @@ class StmSessionService(BaseSessionService):
             if saved is None or saved.tip != read.tip:
                 self._save_later(key)
         elif saved is not None and saved.tip == read.tip:
-            self._heads[key] = saved, version
+            self._remember(key, saved, version)
         if read.exists and (head is None or head.tip != read.tip):
             # Once more, so that the head is not of a later moment.
             reach = None if limit is None else max(LOOK, limit)
@@ -326,10 +326,13 @@ class StmSessionService(BaseSessionService):
         store, name = self._backend.state_store, _head_name(key)
         saved = await store.save_versioned(name, head.content, expect=version, ttl=self._ttl_s)
         if saved is not None:
-            known = self._heads.get(key)
-            # An event may have come meanwhile.
-            self._heads[key] = known[0] if known is not None and known[0].follows(head) else head, saved
+            self._remember(key, head, saved)
         return saved is not None
+
+    def _remember(self, key: MemoryKey, head: _Head, version: str | None) -> None:
+        """Note a head that is saved; one of an event that came meanwhile is yet to be saved over it."""
+        known = self._heads.get(key)
+        self._heads[key] = known[0] if known is not None and known[0].follows(head) else head, version
 
     async def _forget_deleted(self, key: MemoryKey) -> None:
         """Erase the head of a session that was deleted before its head was saved."""
