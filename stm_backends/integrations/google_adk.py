@@ -363,11 +363,12 @@ class StmSessionService(BaseSessionService):
             await asyncio.wait((task,))
 
     async def _save_late(self) -> None:
-        while self._late:
-            some = [*itertools.islice(self._late, AT_ONCE)]
-            for key in some:
-                del self._late[key]
-            await operations.together(some, self._catch_up)
+        with self._backend.observer.background():
+            while self._late:
+                some = [*itertools.islice(self._late, AT_ONCE)]
+                for key in some:
+                    del self._late[key]
+                await operations.together(some, self._catch_up)
 
     async def _catch_up(self, key: MemoryKey) -> None:
         """Save the head of a session; an outage does not matter, because whoever reads makes up for it."""
