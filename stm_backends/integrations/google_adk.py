@@ -288,7 +288,7 @@ class StmSessionService(BaseSessionService):
             "tuple[tuple[_Head | None, str | None], LogState | Newest]", tuple(both)
         )
         head, known = saved, self._heads.get(key)
-        if known is not None and known[0].tip == read.tip:
+        if read.exists and known is not None and known[0].tip == read.tip:
             head = known[0]
             if saved is None or saved.tip != read.tip:
                 self._save_later(key)

@@ -248,7 +248,8 @@ class Threads:
         known = self._known.use(thread)
         if known is None:
             return self._remember(thread, *await self._latest(log, thread))
-        if (await log.newest(0)).tip == known.tip:
+        now = await log.newest(0)
+        if known.tip == (now.tip if now.exists else ""):
             return known
         state = await log.newest(NEWS)
         places = (place for place, item in enumerate(state.items, 1) if item.get("i") == known.view.last)
