@@ -264,7 +264,7 @@ LAYERS = (
     ("admin",),
     ("tiers",),
     ("", "backend"),
-    ("agents", "sync", "testing.workbench"),
+    ("agents", "sync", "testing.workbench", "integrations.blocking", "integrations.whose"),
     (
         "integrations",
         "integrations.langgraph",
@@ -276,7 +276,9 @@ LAYERS = (
     ("testing.runner",),
     ("cli", "__main__"),
 )
-"""The rooms of the core, from the bottom up: folders, and the modules of the front door by themselves."""
+"""The rooms of the core, from the bottom up: folders, and by themselves the modules of the front door, and what
+the folders of integrations share.
+"""
 
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 
