@@ -276,8 +276,9 @@ LAYERS = (
     ("testing.runner",),
     ("cli", "__main__"),
 )
-"""The rooms of the core, from the bottom up: folders, and by themselves the modules of the front door, and what
-the folders of integrations share.
+"""The rooms of the core, from the bottom up: folders, and the modules of the front door by themselves.
+
+So are those that the folders of integrations share.
 """
 
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
