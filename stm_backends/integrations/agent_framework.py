@@ -106,10 +106,10 @@ class StmHistoryProvider(HistoryProvider):
         key = self._key_of(session_id)
         log = self._log(key)
         if self._limit is None:
-            state = await log.read()
-            messages = self._stored(state.items)
+            read = await log.read()
+            messages = self._stored(read.items)
             if messages:
-                self._first[key] = Tip.of(state.tip).life, _identity(messages[0])
+                self._first[key] = Tip.of(read.tip).life, _identity(messages[0])
         else:
             messages = self._stored(await log.items(self._limit))
             # Providers refuse results of tools without the call, which was left out.

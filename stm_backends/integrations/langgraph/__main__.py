@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import importlib
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import FunctionType
@@ -43,7 +43,7 @@ _SAME: Final = {"postgres": "postgresql", "rediss": "redis", "mongodb+srv": "mon
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[BaseCheckpointSaver[Any]]:
+async def opened(url: str) -> AsyncGenerator[BaseCheckpointSaver[Any]]:
     """Open the checkpointer of a URL. Raises `ConfigurationError` for what is none, and if it is missing."""
     parts = urlsplit(url)
     scheme = _SAME.get(parts.scheme, parts.scheme)
