@@ -930,7 +930,12 @@ async def test_what_administration_does_to_a_log_leaves_its_moments(
     assert found[-5:] == [*range(20, 25)]
 
 
-async def test_a_purge_of_an_old_log_keeps_what_is_added_on_its_moment(driver: Driver) -> None:
+@pytest.mark.parametrize(
+    ("operation", "left", "outcome"), [("append", [0, 1], "changed"), ("replace", [], "logs")]
+)
+async def test_a_purge_keeps_what_is_added_on_a_moment_or_the_addition_is_refused(
+    driver: Driver, operation: Operation, left: list[int], outcome: str
+) -> None:
     log = log_on(driver, clock=lambda: 1e9)
     tip = await log.add_after("", numbered(0)) or ""
     purge = Purge(driver, CODEC, Directory(driver, CODEC), older_than=3600.0)
@@ -938,13 +943,15 @@ async def test_a_purge_of_an_old_log_keeps_what_is_added_on_its_moment(driver: D
     purge._driver = stepping  # noqa: SLF001 -- somebody adds between its load and its write
 
     async def add() -> None:
-        assert await log_on(driver).add_after(tip, numbered(1))
+        assert bool(await log_on(driver).add_after(tip, numbered(1))) == bool(left)
 
-    stepping.step = ("replace", WHERE, add)
+    stepping.step = (operation, WHERE, add)
     await purge.user("acme", "u")
-    assert purge.purged.logs == 1
-    assert await contents(driver) == [1]
-    assert (await log.read()).exists
+    assert stepping.step is None
+    assert getattr(purge.purged, outcome) == 1
+    assert await contents(driver) == left
+    assert await log.add_after(tip, numbered(2)) is None
+    assert (await log.read()).exists == bool(left)
 
 
 async def test_resealing_a_log_without_a_body_leaves_its_moments() -> None:
