@@ -230,6 +230,24 @@ def test_a_repeat_that_stays_keeps_its_id_whatever_is_forgotten() -> None:
     assert (after.items, [*after.ids]) == (log.items, ["after"])
 
 
+async def test_an_id_that_is_given_again_much_later_is_told_from_a_new_one(
+    driver: Driver, log: ItemLog
+) -> None:
+    """The entry that has the id is none of those that a read of the latest ones, or an addition, looks at."""
+    for number in range(100):
+        await log.add(numbered(number), id=f"id {number}")
+    for limit in (1, 3, 40):
+        assert numbers(await log.items(limit)) == [*range(100 - limit, 100)]
+    await log.add(numbered(7), id="id 7")
+    state = await log.read(1)
+    # Nothing came since the tip but this: it is done already, and changes nothing.
+    assert await log.add_after(state.tip, numbered(8), id="id 8") == state.tip
+    assert numbers(await log.items(2)) == numbers((await log.newest(2)).items) == [98, 99]
+    assert (await log.read(0)).count == 100
+    assert await log.add_after(state.tip, numbered(100), id="id 100") not in (None, state.tip)
+    assert await contents(driver) == [*range(101)]
+
+
 async def test_an_addition_that_was_done_is_done_when_it_is_sent_again(log: ItemLog) -> None:
     tip = await log.add_after("", numbered(0), id="a")
     assert tip
