@@ -1,4 +1,7 @@
-"""The Agent Framework and Strands on each datastore: sessions that go on elsewhere, and killed processes."""
+"""The Agent Framework and Strands on each datastore: sessions that go on elsewhere, and killed processes.
+
+Processes of the OpenAI Agents SDK and of LangChain are killed, too.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from strands.types.session import SessionMessage
 from stm_backends import MemoryKey, open_backend, sync
 from stm_backends.integrations.agent_framework import StmCheckpointStorage, StmHistoryProvider
 from stm_backends.integrations.strands import StmSessionRepository, StmStorage
+from tests.support.dying_agents import WORKS
 from tests.support.places import EACH, Place
 
 PlaceOn = Callable[[str], Place]
@@ -88,7 +92,7 @@ def test_what_strands_keeps_is_shared_listed_and_erased(datastore: str, place_on
         assert asyncio.run(storages[1].list()) == []
 
 
-@pytest.mark.parametrize("framework", ["agent_framework", "strands"])
+@pytest.mark.parametrize("framework", [*WORKS])
 @pytest.mark.parametrize("datastore", ["sqlite", "redis"])
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.full)])
 async def test_processes_killed_anywhere_lose_and_double_nothing(
