@@ -10,12 +10,16 @@ judged, stores an empty body, and gives the record `older_than` as its time to l
 between stays, and lasts at least as long as the retention rule demands. The empty record expires by itself.
 See docs/decisions/0033-purge-empties-and-lets-expire.md.
 
+An item log is ended before that, by an entry which takes effect only if nothing has come since it was judged:
+else an addition on the condition that nothing came after what was judged would be accepted once that is gone.
+
 A transcript is shortened by the times of its turns: whole pages go whose turns are all older; see
 `records.shortening` and docs/decisions/0063-pages-in-administration.md.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +35,16 @@ from stm_backends.catalogue.word_index import WordIndex
 from stm_backends.drivers.checks import require_seconds
 from stm_backends.drivers.contract import ANY, AnyType, Driver, Key, Record
 from stm_backends.drivers.purges import purges_of
-from stm_backends.errors import ConfigurationError, Corrupt, InvalidKey, KeyMismatch, SealMismatch, located
+from stm_backends.errors import (
+    ConfigurationError,
+    Corrupt,
+    InvalidKey,
+    KeyMismatch,
+    LimitReached,
+    SealMismatch,
+    TooLarge,
+    located,
+)
 from stm_backends.history import items
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.units import stored_unit
@@ -47,6 +60,9 @@ from stm_backends.types import AHEAD_S, MemoryKey
 
 STEP: Final = 500
 """How many expired records one call of a driver removes."""
+
+LASTING: Final = 10
+"""For how many deadlines longer than it has to a log lives that was ended, until it is emptied."""
 
 EARLIEST: Final = 946_684_800.0
 """The first second of the year 2000. An earlier time, such as 0, is no time of a turn."""
@@ -303,16 +319,59 @@ class Purge:
         """Remove the body and the entries that were read, in bounded steps; `False` after a lost race."""
         # The time to live may end after that of the user's entry.
         await self._directory.note(*keys.owner_of(key.scope), ttl=ttl)
-        unchanged = ledger.unchanged_by(lambda record: self._body(kind, {}, record))
-        while True:
-            drop = min(len(record.tail), self._driver.traits.max_drop)
-            empty = self._body(kind, {EMPTIED: now}, record, drop)
-            change = ledger.Change(empty, drop=drop, ttl=ttl)
-            if not await ledger.fold(self._driver, key, record, change, unchanged=unchanged):
-                return False
-            if drop == len(record.tail):
+        left = record if kind == "memory" else await self._ended(kind, key, record, ttl, now)
+        while left is not None:
+            is_last = len(left.tail) <= self._driver.traits.max_drop
+            left = await self._dropped(kind, key, left, {EMPTIED: now}, ttl)
+            if left is not None and is_last:
                 return True
-            record = Record(change.version, empty, record.tail[drop:])
+        return False
+
+    async def _dropped(
+        self, kind: Kind, key: Key, record: Record, extra: Mapping[str, Any], ttl: float
+    ) -> Record | None:
+        """Remove the body and what one step drops; returns the rest of the record, `None` for a lost race."""
+        drop = min(len(record.tail), self._driver.traits.max_drop)
+        change = ledger.Change(self._body(kind, extra, record, drop), drop=drop, ttl=ttl)
+        unchanged = ledger.unchanged_by(lambda record: self._body(kind, {}, record))
+        done = await ledger.fold(self._driver, key, record, change, unchanged=unchanged)
+        return Record(change.version, change.body, record.tail[drop:]) if done else None
+
+    async def _ended(self, kind: Kind, key: Key, record: Record, ttl: float, now: float) -> Record | None:
+        """End a log that was read; returns it with all that goes, `None` if others have added to it since.
+
+        Only the order of entries tells an addition that was acknowledged before from one that comes too late.
+        """
+        log = items.read(record, self._codec)
+        if not log.place.exists:
+            return record
+        # As old as what it ends: a purge that is killed afterwards is completed by the next.
+        end = items.End(secrets.token_hex(12), float(now - ttl), log.tip)
+        entry, left = items.seal_entry(end, self._codec), record
+        # It must not expire before it is emptied, which gives it the time to live that it is to have.
+        lasting = ttl + LASTING * self._driver.traits.deadline
+
+        async def send() -> ledger.Appended:
+            listing = self._directory.listed(keys.owner_of(key.scope), lasting)
+            return await ledger.append(self._driver, key, entry, ttl=lasting, listing=listing)
+
+        async def make_room() -> bool:
+            nonlocal left
+            # What was judged goes first, as far as its end needs room.
+            dropped = await self._dropped(kind, key, left, {}, lasting)
+            left = dropped or left
+            return dropped is not None
+
+        try:
+            await ledger.append_to_full(send, make_room)
+        except (TooLarge, LimitReached):
+            return None
+        found = await self._driver.load(key)
+        log = items.read(found, self._codec)
+        if found is None or end.id not in log.ids:
+            return None
+        count = 1 + [one.id for one in log.entries].index(end.id)
+        return Record(found.version, found.body, found.tail[:count])
 
     def _body(self, kind: Kind, extra: Mapping[str, Any], record: Record, drop: int = 0) -> bytes:
         """Return the body of a record that is empty, but for the entries that are not dropped."""

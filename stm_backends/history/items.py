@@ -6,6 +6,7 @@ entry  {"id": ..., "pop": 1760000000.0}                      remove the last ite
 after  {"id": ..., "add": [...], "at": ..., "after": [life, position]}       only if nothing came in between
        {"id": ..., "set": [...], "at": ..., "after": ...}    the same; these items instead of all before it
        {"id": ..., "end": 1760000000.0, "after": ...}        the same; the log is no more
+named  {..., "named": true}                                  the caller gave the id, and may give it again
 body   {"items": [...], "forgotten": ..., "popped": {id: [when, item or null], ...}, "place": {...}}
 paged  {"items": [], ..., "transcript": {"epoch", "base", "last", "rev", "first"}}
 page   {..., "turns": [{"turn_id": "ENTRY.PLACE", "item": {...}, "at": 1760000000.0}, ...]}
@@ -106,7 +107,8 @@ class Add(NamedTuple):
     """An entry that adds items at the end; `at` is in epoch seconds, by the clock of its writer, or 0.
 
     With `after`, it takes effect only if nothing has since this place. With `instead`, which needs that, its
-    items take the place of all before it.
+    items take the place of all before it. A `named` one has an id of the caller, who may give it again at any
+    time: it may be a repeat of any entry before it.
     """
 
     id: str
@@ -114,6 +116,7 @@ class Add(NamedTuple):
     at: float = 0.0
     after: Tip | None = None
     instead: bool = False
+    named: bool = False
 
 
 class Pop(NamedTuple):
@@ -297,10 +300,11 @@ class Log:
 
         If none were, those in pages are left out.
 
-        They matter if too many of these entries are pops, and if one of these repeats a skipped one. Its
-        writer has sent a repeat soon, so few entries stand before it that are not older than it is. `MARGIN`
-        of them tell, also if clocks differ: what is older than most of these may be a repeat. Skipped ones
-        may also decide whether a conditional entry takes effect that is not the first one after its place.
+        They matter if too many of these entries are pops, and if one of these repeats a skipped one, as a
+        named one may. The writer of any other has sent a repeat soon, so few entries stand before it that are
+        not older than it is. `MARGIN` of them tell, also if clocks differ: what is older than most of these
+        may be a repeat. Skipped ones may also decide whether a conditional entry takes effect that is not the
+        first one after its place.
         """
         start = max(0, len(self.items) - count)
         if self.skipped and count:
@@ -312,7 +316,8 @@ class Log:
             usual = median_low(entry.at for entry in self.entries[:MARGIN])
             for position, entry in enumerate(self.entries[first:], self._start + first):
                 tip = None if isinstance(entry, Pop) else entry.after
-                if entry.at < usual or (tip is not None and tip.position != position):
+                is_named = isinstance(entry, Add) and entry.named
+                if is_named or entry.at < usual or (tip is not None and tip.position != position):
                     return None
         return self.items[start:]
 
@@ -406,6 +411,7 @@ def seal_entry(entry: Entry, codec: Codec) -> bytes:
     if isinstance(entry, Add):
         content = {"set" if entry.instead else "add": list(entry.items)}
         content |= {"at": entry.at} if entry.at else {}
+        content |= {"named": True} if entry.named else {}
     if isinstance(entry, Pop) or entry.after is None:
         return codec.seal("items", {"id": entry.id, **content})
     return codec.seal("items-after", {"id": entry.id, **content, "after": list(entry.after)})
@@ -445,7 +451,8 @@ def _load_entry(content: Mapping[str, Any]) -> Entry:
     if isinstance(entry_id, str) and (added is None) != (popped is None):
         if isinstance(added, list):
             at: object = content.get("at")
-            return Add(entry_id, _load_items(cast("object", added)), at if isinstance(at, float) else 0.0)
+            at = at if isinstance(at, float) else 0.0
+            return Add(entry_id, _load_items(cast("object", added)), at, named=content.get("named") is True)
         if isinstance(popped, (int, float)):
             with suppress(OverflowError):
                 return Pop(entry_id, float(popped))
@@ -461,9 +468,9 @@ def _load_after(content: Mapping[str, Any]) -> Entry:
             if isinstance(ended, float):
                 return End(entry_id, ended, after)
             if isinstance(at, float) and (added is None) != (items is None):
-                return Add(
-                    entry_id, _load_items(items if added is None else added), at, after, instead=added is None
-                )
+                added, instead = (items, True) if added is None else (added, False)
+                named = content.get("named") is True
+                return Add(entry_id, _load_items(added), at, after, instead=instead, named=named)
         case _:
             pass
     raise Corrupt("an entry of the log is of a kind that this version of the library does not know")

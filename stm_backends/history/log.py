@@ -342,14 +342,15 @@ class ItemLog:
         """Add items at the end, all or none, in one round trip. An empty list is a no-op.
 
         With an `id`, a repeat adds nothing: the ids of the last 256 additions are remembered, and of all
-        within ten deadlines. One of 64 additions to a long log also moves its oldest items to pages, in some
-        five round trips. A call that is cancelled has ended when the cancellation is raised: the items may
-        have been added, and are not added later. Raises `InvalidState`, naming the path, for a value that is
-        not a JSON object, and for an `id` that is no text; `LimitReached`; `TooLarge` if the items do not fit
-        into one entry; `OutcomeUnknown` if the items may have been stored.
+        within ten deadlines; to tell repeats, a read of the latest items then reads more entries. One of 64
+        additions to a long log also moves its oldest items to pages, in some five round trips. A call that is
+        cancelled has ended when the cancellation is raised: the items may have been added, and are not added
+        later. Raises `InvalidState`, naming the path, for a value that is not a JSON object, and for an `id`
+        that is no text; `LimitReached`; `TooLarge` if the items do not fit into one entry; `OutcomeUnknown`
+        if the items may have been stored.
         """
         added = self._checked(items)
-        entry = Add(_new_id() if id is None else _checked_id(id), added, self._clock())
+        entry = Add(_id_of(id), added, self._clock(), named=id is not None)
         with self._guard.reporting(self._whose, "add"):
             if added:
                 await self._tidied(*await self._store(entry, "add"))
@@ -367,12 +368,14 @@ class ItemLog:
         not in the log, and will not be. A fold is no change. An empty list is an addition, too.
 
         With an `id`, a repeat of what was stored is done already, whatever came since; if others came
-        between, nothing is accepted after the tip that it returns. Takes two round trips. Cancellation and
-        errors are as for `add`; raises `ConfigurationError` for what is no tip.
+        between, nothing is accepted after the tip that it returns. Takes two round trips; the second reads a
+        few entries or, with an `id`, all that are in the record. Cancellation and errors are as for `add`;
+        raises `ConfigurationError` for what is no tip.
         """
-        entry_id, added = _new_id() if id is None else _checked_id(id), self._checked(items)
+        entry_id, added = _id_of(id), self._checked(items)
+        entry = Add(entry_id, added, self._clock(), Tip.of(tip), named=id is not None)
         with self._guard.reporting(self._whose, "add"):
-            return await self._added(Add(entry_id, added, self._clock(), Tip.of(tip)), "add")
+            return await self._added(entry, "add")
 
     async def rewrite(self, tip: str, items: Sequence[Mapping[str, Any]]) -> str | None:
         """Replace all items by others in one step, if nothing has taken effect since `tip`; as `add_after`.
@@ -636,11 +639,11 @@ class ItemLog:
         """Return the place after a conditional entry that was appended; `None` if it takes no effect.
 
         Also returns whether the log may exist. The newest entries tell both if the entry is the first one
-        after its place, and otherwise all do.
+        after its place, and otherwise all do. A named one may be a repeat of any other.
         """
-        after = entry.after or NOWHERE
+        after, is_named = entry.after or NOWHERE, isinstance(entry, Add) and entry.named
         try:
-            log = (await self._load(operation, _NEWEST)).log
+            log = (await self._load(operation, None if is_named else _NEWEST)).log
             if log.skipped and not log.follows(entry.id, after):
                 log = (await self._load(operation)).log
             if self._driver.traits.shows_unconfirmed and not log.has(entry.id):
@@ -829,8 +832,10 @@ def _new_id() -> str:
     return secrets.token_hex(12)
 
 
-def _checked_id(given: object) -> str:
-    """Return the id of an addition. Raises `InvalidState` unless it is a text that is not empty."""
+def _id_of(given: object) -> str:
+    """Return the id of an addition, a new one for `None`. Raises `InvalidState` for what is no text."""
+    if given is None:
+        return _new_id()
     if not isinstance(given, str) or not given:
         raise InvalidState("the id of an addition is a text that is not empty")
     return given

@@ -2,8 +2,9 @@
 
 A session is an item log with the entries of its transcript. Beside it, and belonging to it, are a log for
 each subagent, and one with the summaries that the session is listed by, of which the newest counts. A summary
-says how many entries it covers. Where it lacks some, because a process was killed before it stored the next,
-the next append stores one with them, and a listing reads them.
+says how many entries it covers, and which was the last of them. Where it lacks some, because a process was
+killed before it stored the next, the next append stores one with them, and a listing reads them. One whose
+last entry is not there, such as that of an earlier session under the same key, does not count.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class StmSessionStore(SessionStore):
         self._key_of = key_of
         self._ttl_s = ttl_s
         self._known: Bounded[MemoryKey, _Known] = Bounded(REMEMBERED)
-        # The batch that failed last, or is under way: its content and its id.
+        # The batch that failed last: its content and its id.
         self._unsettled: Bounded[tuple[MemoryKey, str], tuple[str, str]] = Bounded(REMEMBERED)
 
     # What the SDK calls
@@ -136,13 +137,14 @@ class StmSessionStore(SessionStore):
         if not batch:
             return
         session, subpath = self._session(key), _subpath_of(key)
-        place = (session.key, subpath or "")
-        batch_id = self._id_of(place, batch)
+        place, content = (session.key, subpath or ""), _digest(batch)
+        batch_id = self._id_of(place, batch, content)
         try:
             await self._add(session, subpath, batch, batch_id)
         except BaseException:
             # The next append has to read what was stored of this one.
             self._known.pop(session.key)
+            self._unsettled[place] = (content, batch_id)
             raise
         self._unsettled.pop(place)
 
@@ -197,8 +199,13 @@ class StmSessionStore(SessionStore):
             await session.log_of(subpath).clear()
             return
         self._known.pop(session.key)
+        # First, so that the session is listed, and can be deleted again, until nothing is left.
+        await self._clear_beside(session)
         await session.log.clear()
-        # Afterwards: an append that comes too late for the transcript may still have stored its summary.
+        # Again: an append that comes too late for the transcript may still have stored its summary.
+        await self._clear_beside(session)
+
+    async def _clear_beside(self, session: _Session) -> None:
         async for name in session.log.names_beside():
             await session.log.beside(name).clear()
 
@@ -226,23 +233,16 @@ class StmSessionStore(SessionStore):
 
     # Appending
 
-    def _id_of(self, place: tuple[MemoryKey, str], batch: Sequence[dict[str, Any]]) -> str:
+    def _id_of(self, place: tuple[MemoryKey, str], batch: Sequence[Mapping[str, Any]], content: str) -> str:
         """Return the id under which a batch is stored once.
 
         One whose entries have ids is the same wherever it comes from. One without may well come twice, as the
         same title does: it is the same only if nothing came between it and an error.
         """
-        digest, before = hashlib.sha256(), self._unsettled.get(place)
-        uuids = [entry.get("uuid") for entry in batch]
-        for entry, uuid in zip(batch, uuids, strict=True):
-            digest.update(encode_json(uuid if isinstance(uuid, str) else entry) + b"\n")
-        content = digest.hexdigest()
-        if any(isinstance(uuid, str) for uuid in uuids):
-            batch_id = content
-        else:
-            batch_id = before[1] if before and before[0] == content else secrets.token_hex(16)
-        self._unsettled[place] = (content, batch_id)
-        return batch_id
+        if any(isinstance(entry.get("uuid"), str) for entry in batch):
+            return content
+        before = self._unsettled.get(place)
+        return before[1] if before and before[0] == content else secrets.token_hex(16)
 
     async def _add(
         self, session: _Session, subpath: str | None, batch: Sequence[dict[str, Any]], batch_id: str
@@ -285,21 +285,23 @@ class StmSessionStore(SessionStore):
     async def _read(self, session: _Session, added: int = 0) -> tuple[_Known, Sequence[Mapping[str, Any]]]:
         """Return the state of a session to which so many entries were added, and those not in its summary.
 
-        A summary that covers more entries than there are is of an earlier transcript under the same key.
+        If its last entry is not there, the summary counts for nothing: that of an earlier session, or one of
+        entries that have expired, or were purged.
         """
         noted = await session.summaries.read(1)
-        stored, wanted = _Summary.of(noted.items), added + AT_ONCE
-        if not added and stored.tip and (await session.log.newest(0)).tip == stored.tip:
-            return _Known(stored.tip, stored, noted.count), ()
+        summary, wanted = _Summary.of(noted.items), added + AT_ONCE
+        if not added and summary.tip and (await session.log.newest(0)).tip == summary.tip:
+            return _Known(summary.tip, summary, noted.count), ()
         while True:
             found = await session.log.read(wanted)
-            summary = stored if stored.covered <= found.count else _Summary()
             lacks = found.count - summary.covered
-            if lacks <= len(found.items):
-                known = _Known(found.tip, summary, noted.count)
-                return known, found.items[len(found.items) - lacks :]
+            last = len(found.items) - lacks - 1
+            if 0 <= last < len(found.items) and _digest(found.items[last : last + 1]) == summary.last:
+                return _Known(found.tip, summary, noted.count), found.items[last + 1 :]
+            if wanted is None or len(found.items) < wanted:
+                return _Known(found.tip, _Summary(), noted.count), found.items
             # More may have come when these are read.
-            wanted = lacks + AT_ONCE if summary.covered else None
+            wanted = lacks + AT_ONCE if last < 0 else None
 
     async def _store(
         self, session: _Session, known: _Known, entries: Sequence[Mapping[str, Any]], tip: str
@@ -364,19 +366,23 @@ class _Known(NamedTuple):
 
 
 class _Summary(NamedTuple):
-    """The summary of the first `covered` entries of a transcript, which had this `tip` then."""
+    """The summary of the first `covered` entries of a transcript, which had this `tip` then.
+
+    `last` is the digest of the last of them.
+    """
 
     session_id: str = ""
     mtime: int = 0
     data: Mapping[str, Any] = {}
     covered: int = 0
+    last: str = ""
     tip: str = ""
 
     @classmethod
     def of(cls, items: Sequence[Mapping[str, Any]]) -> _Summary:
         """Return the newest summary in a log; one that covers nothing if there is none that can be read."""
         fields = [items[-1].get(name) for name in cls._fields] if items else []
-        kinds = (str, int, dict, int, str)
+        kinds = (str, int, dict, int, str, str)
         is_known = fields and all(map(isinstance, fields, kinds))
         return cls(*cast("list[Any]", fields)) if is_known else cls()
 
@@ -398,7 +404,8 @@ class _Summary(NamedTuple):
         before = self.entry(session_id) if self.covered else None
         data = _folded(before, names, cast("list[SessionStoreEntry]", [*entries]))["data"]
         # Later than the one before, whichever clock that had.
-        return _Summary(session_id, max(at, self.mtime + 1), data, self.covered + len(entries), tip)
+        covered, last = self.covered + len(entries), _digest(entries[-1:])
+        return _Summary(session_id, max(at, self.mtime + 1), data, covered, last, tip)
 
 
 def _folded(
@@ -414,6 +421,15 @@ def _folded(
     for entry in entries:
         before = _folded(before, names, [entry])
     return before or fold_session_summary(None, names, [])
+
+
+def _digest(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Return what tells entries from others: their ids, or what is in those without one."""
+    digest = hashlib.sha256()
+    for entry in entries:
+        uuid: object = entry.get("uuid")
+        digest.update(encode_json(uuid if isinstance(uuid, str) else entry) + b"\n")
+    return digest.hexdigest()
 
 
 def _checked(entry: object, path: str) -> dict[str, Any]:

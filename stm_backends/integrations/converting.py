@@ -32,7 +32,7 @@ class Converter:
     """Converts values to JSON; `left_out` has the types of those that are left out.
 
     Sets become lists, and keys that are numbers become texts. What is nested too deeply is left out, and so
-    is what contains itself, within itself.
+    is what contains itself, within itself, and what raises when it is read.
     """
 
     def __init__(self) -> None:
@@ -43,29 +43,33 @@ class Converter:
         """Return a value as JSON, with lists and objects at most `deepest` levels deep, or `GONE`."""
         if value is None or isinstance(value, (bool, str, float)):
             return value
-        marker = id(value)
-        if deepest and marker not in self._within:
+        with suppress(Exception):  # a value may raise anything when it is asked for what it has
+            if isinstance(value, int):
+                str(value)  # raises for one of more digits than Python prints
+                return value
             if isinstance(value, (Mapping, list, tuple, AbstractSet)):
-                self._within.add(marker)
-                found = self._inner(cast("object", value), deepest - 1)
-                self._within.discard(marker)
-                return found
-            with suppress(Exception):  # a value may raise anything when it is asked for its text
-                if isinstance(value, int):
-                    str(value)  # raises for one of more digits than Python prints
-                    return value
-                for types, convert in _CONVERTED:
-                    if isinstance(value, types):
-                        return self.plain(convert(value), deepest - 1)
-        return self._gone(value)
+                return self._inner(cast("object", value), deepest - 1)
+            for types, convert in _CONVERTED:
+                if isinstance(value, types):
+                    return self.plain(convert(value), deepest)
+        return self._gone(cast("object", value))
 
     def _inner(self, value: object, deepest: int) -> object:
+        if deepest < 0 or id(value) in self._within:
+            return self._gone(value)
+        self._within.add(id(value))
+        try:
+            return self._each(value, deepest)
+        finally:
+            self._within.discard(id(value))
+
+    def _each(self, value: object, deepest: int) -> object:
         if not isinstance(value, Mapping):
             items = [self.plain(one, deepest) for one in cast("Iterable[object]", value)]
             return [one for one in items if one is not GONE]
         found: dict[str, object] = {}
         for key, one in cast("Mapping[object, object]", value).items():
-            name = key if isinstance(key, (str, int, float)) else self._gone(key)
+            name = self.plain(key, 0) if isinstance(key, (str, int, float)) else self._gone(key)
             plain = GONE if name is GONE else self.plain(one, deepest)
             if plain is not GONE:
                 found[str(name)] = plain

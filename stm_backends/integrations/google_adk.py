@@ -436,7 +436,7 @@ class StmSessionService(BaseSessionService):
         fates: dict[str, bool] = {}
         try:
             await all_of(state.announce(entry, {**note, "set": part}) for state, part in changed)
-            tip = await self._log(key).add_after(seen.tip, [item], id=entry)
+            tip = await self._log(key).add_after(seen.tip, [item])
             fates = {entry: tip is not None}
         except OutcomeUnknown:
             # It is announced: whoever reads the state asks for its fate.

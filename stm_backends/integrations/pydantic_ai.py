@@ -15,13 +15,14 @@ whole in its own log, which expires, is exported and is erased by itself.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 from stm_backends.backend import Backend
 from stm_backends.drivers.bounded import Bounded
 from stm_backends.drivers.checks import require_backend
+from stm_backends.drivers.tasks import to_its_end
 from stm_backends.errors import Corrupt, InvalidState, MessageNotFound, StorageError, located
 from stm_backends.extras import missing_extra
 from stm_backends.history.items import Item
@@ -131,8 +132,9 @@ class StmConversationStore(ConversationStore):
         """Store a record with its new entries, all or nothing, if the stored revision is the expected one.
 
         Two round trips, if this store has read the record that it replaces. A fork, and a return to an
-        earlier entry, read what they refer to. Raises `ConversationConflict`, `InvalidState` for values that
-        could not be read again, `TooLarge`, and `OutcomeUnknown`.
+        earlier entry, read what they refer to. A call that is cancelled has ended when the cancellation is
+        raised. Raises `ConversationConflict`, `InvalidState` for values that could not be read again,
+        `TooLarge`, and `OutcomeUnknown`.
         """
         conversation_id = record.conversation_id
         added, stored = _dumped(record, new_entries)
@@ -142,21 +144,8 @@ class StmConversationStore(ConversationStore):
         copied, sources = await self._missing(conversation_id, [one for one in needed if one is not None])
         items = [*copied, *added] or [{}]
         items[-1] = {**items[-1], "record": stored}
-        log = self._log(conversation_id)
-        tip = await log.add_after(head.tip, items)
-        if tip is None:
-            with suppress(StorageError):
-                if not (await log.read(0)).exists:
-                    # Of a log that was erased, nothing else removes what was refused.
-                    await log.fold()
+        if not await to_its_end(self._stored(self._log(conversation_id), head.tip, items, sources)):
             raise ConversationConflict(conversation_id)
-        # After an outage, the fork stays: it was there before whatever happened to its source.
-        with suppress(StorageError):
-            for entry_id, source in sources.items():
-                if not await self._history_in(source, entry_id, 1):
-                    # Deleted while it was copied, perhaps with its user.
-                    await log.clear_after(tip)
-                    raise ConversationConflict(conversation_id)
         self._note(record)
         for entry in new_entries:
             self._places[entry.id] = conversation_id
@@ -204,7 +193,7 @@ class StmConversationStore(ConversationStore):
         """Read the newest record of a conversation."""
         log, limit = self._log(conversation_id), 1
         while True:
-            state = await log.read(limit)
+            state = await log.newest(limit)
             with located(self._backend.name, "read_record"):
                 record = _record_in(state.items, conversation_id)
             # An import may have been cut short: then no record is among the last items.
@@ -253,6 +242,25 @@ class StmConversationStore(ConversationStore):
             copied |= {item["id"]: {name: item[name] for name in item if name != "record"} for item in line}
         return [*copied.values()], sources
 
+    async def _stored(
+        self, log: ItemLog, tip: str, items: Sequence[Item], sources: Mapping[str, str]
+    ) -> bool:
+        """Add items to a log; `False` if others came first, or what they were copied from is gone."""
+        after = await log.add_after(tip, items)
+        with suppress(StorageError):
+            if after is None:
+                if not (await log.read(0)).exists:
+                    # Of a log that was erased, nothing else removes what was refused.
+                    await log.fold()
+                return False
+            # After an outage, the fork stays: it was there before whatever happened to its source.
+            for entry_id, source in sources.items():
+                if not await self._history_in(source, entry_id, 1):
+                    # Deleted while it was copied, perhaps with its user.
+                    await log.clear_after(after)
+                    return False
+        return after is not None
+
     # Entries
 
     async def _history(self, entry_id: str, limit: int | None = None) -> tuple[str, list[Item]]:
@@ -270,15 +278,15 @@ class StmConversationStore(ConversationStore):
         """Return the newest `limit` items of the history up to an entry of a conversation; [] without it."""
         line: list[Item] = []
         for last in (None,) if limit is None else (limit + SPARE, None):
-            state = await self._log(conversation_id).read(last)
+            items = await self._log(conversation_id).items(last)
             with located(self._backend.name, "read_history"):
-                entries = _entries_in(state.items)
+                entries = _entries_in(items)
             line, place = [], entry_id
             # Taken out, so that a circle ends.
             while len(line) != limit and (item := entries.pop(place, None)) is not None:
                 line.append(item)
                 place = item["parent"]
-            if place is None or len(line) == limit or (last is not None and len(state.items) < last):
+            if place is None or len(line) == limit or (last is not None and len(items) < last):
                 break
         return line[::-1]
 

@@ -65,7 +65,7 @@ def _each(content: Mapping[str, Any], change: Callable[[object], Any]) -> Steps[
 
 def _escape(value: object, deepest: int = DEEPEST) -> object:
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return {_BYTES: base64.b64encode(cast("bytes", value)).decode("ascii")}
+        return {_BYTES: base64.b64encode(bytes(cast("bytes", value))).decode("ascii")}
     if not isinstance(value, (dict, list, tuple)):
         return value
     _require_depth(deepest)

@@ -48,9 +48,12 @@ from stm_backends import (
 from stm_backends.cli.app import app
 from stm_backends.drivers import Key, WrapperDriver
 from stm_backends.drivers.plugins import open_driver
+from stm_backends.history import log as item_log
+from stm_backends.history.log import ItemLog
 from stm_backends.integrations import claude_agent_sdk
 from stm_backends.integrations.claude_agent_sdk import StmSessionStore, session_key
 from stm_backends.memory.touches import Touches
+from stm_backends.records import keys, operations, pages
 from tests.support.sealed import SEALING
 
 PROJECT = "-srv-app"
@@ -262,6 +265,18 @@ async def test_a_batch_that_is_sent_again_is_stored_once(backend: Backend) -> No
     assert len(await own.load(KEY) or []) == 8
 
 
+async def test_an_old_batch_that_is_sent_again_changes_no_summary(store: StmSessionStore) -> None:
+    batches = [[said(f"{number}"), titled(f"title {number}")] for number in range(12)]
+    for batch in batches:
+        await store.append(KEY, batch)
+    # This store made the last append, and knows the state of the session.
+    await store.append(KEY, batches[2])
+    assert (await summary_of(store))["data"]["custom_title"] == "title 11"
+    await store.append(KEY, [said("more")])
+    assert (await summary_of(store))["data"]["custom_title"] == "title 11"
+    assert len(await store.load(KEY) or []) == 25
+
+
 async def test_batches_that_overlap_are_loaded_as_if_they_did_not(store: StmSessionStore) -> None:
     entries = [said(str(number)) for number in range(6)]
     for start, end in ((0, 3), (2, 5), (0, 6)):
@@ -274,6 +289,12 @@ async def test_entries_without_an_id_may_come_twice(stores: Callable[[], Session
     for batch in ([entry], [titled("B")], [entry], [entry, entry]):
         await store.append(KEY, batch)
     assert await store.load(KEY) == [entry, titled("B"), entry, entry, entry]
+
+
+async def test_entries_without_an_id_that_are_added_at_once_are_both_stored(store: StmSessionStore) -> None:
+    await store.append(KEY, [said("1")])
+    await asyncio.gather(*(store.append(KEY, [titled("A")]) for _ in range(3)))
+    assert (await store.load(KEY) or [])[1:] == [titled("A")] * 3
 
 
 async def test_entries_without_an_id_are_stored_once_after_an_error(cut: tuple[Backend, Cut]) -> None:
@@ -373,6 +394,43 @@ async def test_a_summary_of_a_session_that_was_erased_meanwhile_does_not_count(b
     await other.delete(KEY)
     await one.append(KEY, [said("4")])
     assert (await summary_of(other))["data"]["first_prompt"] == "4"
+
+
+async def test_a_summary_of_an_earlier_session_counts_for_no_longer_one(backend: Backend) -> None:
+    one, other = StmSessionStore(backend), StmSessionStore(backend)
+    await one.append(KEY, [said("old"), titled("old")])
+    # As if the process that erased it was killed in between.
+    await backend.item_log(session_key(*KEY.values()), "claude-agent-sdk").clear()
+    await other.append(KEY, [said(str(number)) for number in range(3)])
+    for store in (one, other, StmSessionStore(backend)):
+        summary = await summary_of(store)
+        assert summary["data"]["first_prompt"] == "0"
+        assert "custom_title" not in summary["data"]
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+async def test_a_session_is_listed_until_all_of_it_is_deleted(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """A process is killed within a deletion, and whoever finds the session in the list deletes it again."""
+    store, clear, left = StmSessionStore(backend), ItemLog.clear, at
+    await store.append(KEY, [said("1")])
+    await store.append(AGENT, [said("1")])
+
+    async def killed(log: ItemLog) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise asyncio.CancelledError
+        await clear(log)
+
+    monkeypatch.setattr(ItemLog, "clear", killed)
+    with pytest.raises(asyncio.CancelledError):
+        await store.delete(KEY)
+    assert [one["session_id"] for one in await StmSessionStore(backend).list_sessions(PROJECT)] == [SESSION]
+    await store.delete(KEY)
+    assert await store.list_sessions(PROJECT) == []
+    assert [key async for _, key in backend.sessions.logs("default", "anonymous")] == []
 
 
 async def test_a_cancelled_append_is_stored_once_when_it_is_repeated(backend: Backend) -> None:
@@ -662,6 +720,52 @@ async def test_a_session_expires_after_the_last_append(backend: Backend) -> None
     assert [one["session_id"] for one in await brief.list_sessions(PROJECT)] == ["kept"]
     await brief.append(KEY, [said("2")])
     assert (await summary_of(brief))["data"]["first_prompt"] == "2"
+
+
+async def test_a_session_whose_oldest_entries_have_expired_is_listed(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pages are gone, and so is its summary, such as after an import."""
+    monkeypatch.setattr(item_log, "LONG", 4)
+    monkeypatch.setattr(item_log, "KEPT", 2)
+    monkeypatch.setattr(pages, "TURNS", 4)
+    store = StmSessionStore(backend)
+    for number in range(40):
+        await store.append(KEY, [said(str(number))])
+    log = backend.item_log(session_key(*KEY.values()), "claude-agent-sdk")
+    scope, prefix = keys.pages_of(keys.log_key(session_key(*KEY.values()), "claude-agent-sdk"))
+    names = [name async for name in operations.names_of(backend.driver, scope, prefix)]
+    for name in names[:3]:
+        await backend.driver.delete(Key(scope, name))
+    for lacks in ("nothing", "its summary"):
+        if lacks == "its summary":
+            await log.beside("summary").clear()
+        fresh = StmSessionStore(backend)
+        assert [one["session_id"] for one in await fresh.list_sessions(PROJECT)] == [SESSION]
+        await fresh.append(KEY, [said(f"without {lacks}")])
+    assert 20 < len(await texts(store)) < 40
+    assert (await summary_of(store))["data"]["first_prompt"] == (await texts(store))[0]
+
+
+async def test_a_session_whose_oldest_pages_were_purged_gets_a_summary_of_the_rest(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has fewer entries than its summary has covered, and more again later."""
+    monkeypatch.setattr(item_log, "LONG", 4)
+    monkeypatch.setattr(item_log, "KEPT", 2)
+    monkeypatch.setattr(pages, "TURNS", 4)
+    store = StmSessionStore(backend)
+    for number in range(40):
+        await store.append(KEY, [said(str(number))])
+    await asyncio.sleep(0.2)
+    assert (await backend.sessions.purge("default", transcripts_older_than=0.1)).pages > 5
+    log = backend.item_log(session_key(*KEY.values()), "claude-agent-sdk")
+    # Appends of a process that was killed each time before it stored the summary.
+    await log.add([said("title"), titled("new")])
+    await log.add([said(str(number)) for number in range(50)])
+    assert (await summary_of(StmSessionStore(backend)))["data"]["custom_title"] == "new"
+    await StmSessionStore(backend).append(KEY, [said("end")])
+    assert (await summary_of(store))["data"]["custom_title"] == "new"
 
 
 async def test_a_purged_session_is_listed_no_more(backend: Backend) -> None:

@@ -48,7 +48,8 @@ from stm_backends import (
     Unavailable,
     open_backend,
 )
-from stm_backends.drivers import plugins
+from stm_backends.drivers import Key, Record, plugins
+from stm_backends.history import items
 from stm_backends.integrations.pydantic_ai import StmConversationStore
 from stm_backends.memory.touches import Touches
 from stm_backends.records import keys
@@ -491,6 +492,32 @@ async def test_no_fork_outlives_an_erasure_that_came_while_it_was_made(tmp_path:
     assert outcomes[-1]
 
 
+@pytest.mark.usefixtures("_no_touches")
+async def test_no_fork_outlives_an_erasure_because_its_maker_was_cancelled(tmp_path: Path) -> None:
+    url, at, came = f"sqlite:///{tmp_path}/stm.db", 0, True
+    async with open_backend(url) as other:
+        while came:
+            at, came = at + 1, False
+            driver = Interrupted(plugins.open_driver(url))
+            async with Backend(driver) as backend:
+                store = ours(backend)
+                await saved(store, "a", "b")
+
+                async def erase_and_cancel() -> None:
+                    nonlocal came
+                    came = True
+                    await other.sessions.erase_user("acme", "u1")
+                    task.cancel()  # noqa: B023 -- the one of this round
+
+                driver.arm(at, erase_and_cancel)
+                task = asyncio.create_task(store.fork("chat", at=3, new_conversation_id="fork"))
+                await asyncio.wait([task])
+                assert task.cancelled() == came
+            assert (await ours(other).load("fork") is None) == came
+            await other.sessions.erase_user("acme", "u1")
+    assert at > 4
+
+
 async def test_a_save_that_is_cancelled_is_stored_or_will_not_be(pods: tuple[Backend, Backend]) -> None:
     store = ours(pods[0])
     await saved(store, "a")
@@ -572,12 +599,36 @@ async def test_a_conversation_a_user_and_a_tenant_are_erased_with_all_forks_of_t
     assert await ours(backend, "u2").load("chat") is None
 
 
-async def test_what_was_erased_takes_no_save_of_the_former(backend: Backend) -> None:
+@pytest.mark.usefixtures("_no_touches")
+async def test_of_a_conversation_its_end_alone_is_read(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await saved(ours(backend), *map(str, range(100)))
+    load, read = backend.driver.load, list[int]()
+
+    async def counting(key: Key, **options: Any) -> Record | None:
+        record = await load(key, **options)
+        read.append(0 if record is None else len(record.tail))
+        return record
+
+    monkeypatch.setattr(backend.driver, "load", counting)
+    store = ours(backend)
+    assert await said(store, limit=4) == ["98?", "98!", "99?", "99!"]
+    assert await store.load("chat", limit=2) is not None
+    assert max(read) <= 2 + 2 * items.MARGIN
+
+
+@pytest.mark.parametrize("how", ["erased", "purged"])
+async def test_what_was_erased_takes_no_save_of_the_former(backend: Backend, how: str) -> None:
     store = ours(backend)
     conversation = await saved(store, "a")
     # The store has read the record, and does not read it again.
     assert await store.load("chat") == conversation
-    await backend.sessions.erase_user("acme", "u1")
+    if how == "erased":
+        await backend.sessions.erase_user("acme", "u1")
+    else:
+        await asyncio.sleep(0.2)
+        assert (await backend.sessions.purge("acme", older_than=0.1)).logs == 1
     entry = ConversationEntry(parent_id=None, message=asks("b?"))
     record = ConversationRecord(conversation_id="chat", head_id=entry.id)
     with pytest.raises(ConversationConflict):

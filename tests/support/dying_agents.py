@@ -2,10 +2,10 @@
 
     python -m tests.support.dying_agents FRAMEWORK URL EVERY
 
-FRAMEWORK is the name of a module of `stm_backends.integrations`, one of `WORKS`. Runs a few exchanges once
-for the user `whole`, and then for the users `u1`, `u1 + EVERY`, ... in processes that are killed before that
-operation. Then another process begins anew, and says what it misses of what was acknowledged, or what is
-there twice. Prints how many operations the whole takes.
+FRAMEWORK is the name of an integration, see `WORKS`. Runs a few exchanges once for the user `whole`, and then
+for the users `u1`, `u1 + EVERY`, ... in processes that are killed before that operation. Then another process
+begins anew, and says what it misses of what was acknowledged, or what is there twice. Prints how many
+operations the whole takes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from typing import Any
 from stm_backends import MemoryKey, sync
 from stm_backends.backend import Backend
 from stm_backends.drivers import plugins
+from stm_backends.history import log as item_log
+from stm_backends.records import pages
 from tests.support.dying_session import DyingDriver
 
 TENANT = "acme"
 TURNS = 3
-WHOLE = [f"{turn}{end}" for turn in range(TURNS) for end in "?!"]
+"""How many exchanges are whole at the end."""
 
 Acknowledged = Callable[[], None]
 
@@ -46,7 +48,7 @@ def with_agent_framework(backend: sync.Backend, user: str, survived: int, done: 
     async def work() -> None:
         found = [message.text for message in await history.get_messages("chat")]
         ids = await storage.list_checkpoint_ids(workflow_name="flow")
-        assert found == WHOLE[: len(found)], found
+        assert found == [f"{turn}{end}" for turn in range(TURNS) for end in "?!"][: len(found)], found
         assert len(found) >= 2 * survived, found
         assert ids[:survived] == [f"c{turn}" for turn in range(survived)], ids
         said: list[Message] = []
@@ -120,67 +122,72 @@ def with_strands(backend: sync.Backend, user: str, survived: int, done: Acknowle
         assert asyncio.run(storage.read(f"turn/{turn}")) == b"%d" % turn
 
 
+def shorten_logs() -> None:
+    """Let logs of a few entries move to pages, in this process."""
+    vars(item_log).update(LONG=4, KEPT=2)
+    vars(pages).update(TURNS=4)
+
+
+def left_of(found: list[str], survived: int) -> range:
+    """Return the turns that are still to come after those that were found, each of them once and whole."""
+    assert found == [f"{turn}{end}" for turn in range(TURNS) for end in "?!"][: len(found)], found
+    assert len(found) % 2 == 0, found
+    assert len(found) >= 2 * survived, found
+    return range(len(found) // 2, TURNS)
+
+
 def with_openai_agents(backend: sync.Backend, user: str, survived: int, done: Acknowledged) -> None:
-    """Add exchanges, remove what was added by mistake, and compact them in the end."""
+    """Add turns to a session, and after one a draft that is taken back; fill another, and clear it."""
     from stm_backends.integrations.openai_agents import StmSession  # noqa: PLC0415 -- as above
 
-    session: Any = StmSession(backend.asynchronous, MemoryKey(TENANT, user, "chat"))
+    shorten_logs()
+    session, other = (
+        StmSession(backend.asynchronous, MemoryKey(TENANT, user, name)) for name in ("chat", "other")
+    )
 
-    async def said() -> list[str]:
-        return [item["content"] for item in await session.get_items()]
+    def says(text: str) -> Any:
+        return {"role": "user" if text.endswith("?") else "assistant", "content": text}
 
-    async def add(*texts: str) -> None:
-        await session.add_items([{"role": "user", "content": text} for text in texts])
+    async def said(one: StmSession) -> list[str]:
+        return [str(item["content"]) for item in await one.get_items()]  # type: ignore[typeddict-item]
 
     async def work() -> None:
-        found = await said()
-        if found[-1:] == ["mistake"]:
-            assert (await session.pop_item())["content"] == "mistake"
-            found = await said()
-        if found != ["gist"]:
-            assert found == WHOLE[: len(found)], found
-            assert len(found) % 2 == 0, found
-            assert len(found) >= 2 * survived, found
-            for turn in range(len(found) // 2, TURNS):
-                await add(f"{turn}?", f"{turn}!")
-                await add("mistake")
-                assert (await session.pop_item())["content"] == "mistake"
-                done()
-            assert await said() == WHOLE
-            snapshot = await session._get_compaction_snapshot(10)  # noqa: SLF001 -- what the SDK's compaction calls
-            assert await snapshot.replace_suffix(0, [{"role": "user", "content": "gist"}])
-        assert await said() == ["gist"]
+        found = await said(session)
+        if found[-1:] == ["draft"]:
+            assert await session.pop_item() == says(found.pop())
+        for turn in left_of(found, survived):
+            await session.add_items([says(f"{turn}?"), says(f"{turn}!")])
+            if turn == 1:
+                await session.add_items([says("draft")])
+                assert await session.pop_item() == says("draft")
+            await other.add_items([says(f"{turn}?")])
+            done()
+        assert not left_of(await said(session), TURNS)
+        kept = await said(other)
+        assert kept == sorted({*kept}), kept
+        await other.clear_session()
+        assert await said(other) == []
 
     backend.run(work())
 
 
 def with_langchain(backend: sync.Backend, user: str, survived: int, done: Acknowledged) -> None:
-    """Add exchanges, and begin anew in the end."""
+    """Add turns to a history."""
     from langchain_core.messages import AIMessage, HumanMessage  # noqa: PLC0415 -- as above
 
-    from stm_backends.integrations.langchain import StmChatMessageHistory  # noqa: PLC0415
+    from stm_backends.integrations.langchain import StmChatMessageHistory  # noqa: PLC0415 -- as above
 
+    shorten_logs()
     history = StmChatMessageHistory(backend.asynchronous, MemoryKey(TENANT, user, "chat"))
-    settled = StmChatMessageHistory(backend.asynchronous, MemoryKey(TENANT, user, "settled"))
 
     async def said() -> list[str]:
         return [str(message.content) for message in await history.aget_messages()]
 
     async def work() -> None:
-        found = await said()
-        if not await settled.aget_messages():
-            assert found == WHOLE[: len(found)], found
-            assert len(found) % 2 == 0, found
-            assert len(found) >= 2 * survived, found
-            for turn in range(len(found) // 2, TURNS):
-                await history.aadd_messages([HumanMessage(f"{turn}?"), AIMessage(f"{turn}!")])
-                done()
-            assert await said() == WHOLE
-            await settled.aadd_messages([HumanMessage("yes")])
-        await history.aclear()
-        assert await said() == []
-        await history.aadd_messages([HumanMessage("anew")])
-        assert await said() == ["anew"]
+        for turn in left_of(await said(), survived):
+            await history.aadd_messages([HumanMessage(f"{turn}?"), AIMessage(f"{turn}!")])
+            done()
+        assert not left_of(await said(), TURNS)
 
     backend.run(work())
 
@@ -219,7 +226,7 @@ def forked(framework: str, url: str, user: str, at: int, survived: int) -> tuple
 
 
 def main(framework: str, url: str, every: int) -> None:
-    # Once for all processes.
+    # Else each process would.
     importlib.import_module(f"stm_backends.integrations.{framework}")
     status, _, operations = forked(framework, url, "whole", 0, 0)
     assert status == 0, status

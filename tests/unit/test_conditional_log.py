@@ -248,6 +248,24 @@ def test_a_repeat_that_stays_keeps_its_id_whatever_is_forgotten() -> None:
     assert (after.items, [*after.ids]) == (log.items, ["after"])
 
 
+async def test_an_id_that_is_given_again_much_later_is_told_from_a_new_one(
+    driver: Driver, log: ItemLog
+) -> None:
+    """The entry that has the id is none of those that a read of the latest ones, or an addition, looks at."""
+    for number in range(100):
+        await log.add(numbered(number), id=f"id {number}")
+    for limit in (1, 3, 40):
+        assert numbers(await log.items(limit)) == [*range(100 - limit, 100)]
+    await log.add(numbered(7), id="id 7")
+    state = await log.read(1)
+    # Nothing came since the tip but this: it is done already, and changes nothing.
+    assert await log.add_after(state.tip, numbered(8), id="id 8") == state.tip
+    assert numbers(await log.items(2)) == numbers((await log.newest(2)).items) == [98, 99]
+    assert (await log.read(0)).count == 100
+    assert await log.add_after(state.tip, numbered(100), id="id 100") not in (None, state.tip)
+    assert await contents(driver) == [*range(101)]
+
+
 async def test_an_addition_that_was_done_is_done_when_it_is_sent_again(log: ItemLog) -> None:
     tip = await log.add_after("", numbered(0), id="a")
     assert tip
@@ -948,7 +966,12 @@ async def test_what_administration_does_to_a_log_leaves_its_moments(
     assert found[-5:] == [*range(20, 25)]
 
 
-async def test_a_purge_of_an_old_log_keeps_what_is_added_on_its_moment(driver: Driver) -> None:
+@pytest.mark.parametrize(
+    ("operation", "left", "outcome"), [("append", [0, 1], "changed"), ("replace", [], "logs")]
+)
+async def test_a_purge_keeps_what_is_added_on_a_moment_or_the_addition_is_refused(
+    driver: Driver, operation: Operation, left: list[int], outcome: str
+) -> None:
     log = log_on(driver, clock=lambda: 1e9)
     tip = await log.add_after("", numbered(0)) or ""
     purge = Purge(driver, CODEC, Directory(driver, CODEC), older_than=3600.0)
@@ -956,13 +979,15 @@ async def test_a_purge_of_an_old_log_keeps_what_is_added_on_its_moment(driver: D
     purge._driver = stepping  # noqa: SLF001 -- somebody adds between its load and its write
 
     async def add() -> None:
-        assert await log_on(driver).add_after(tip, numbered(1))
+        assert bool(await log_on(driver).add_after(tip, numbered(1))) == bool(left)
 
-    stepping.step = ("replace", WHERE, add)
+    stepping.step = (operation, WHERE, add)
     await purge.user("acme", "u")
-    assert purge.purged.logs == 1
-    assert await contents(driver) == [1]
-    assert (await log.read()).exists
+    assert stepping.step is None
+    assert getattr(purge.purged, outcome) == 1
+    assert await contents(driver) == left
+    assert await log.add_after(tip, numbered(2)) is None
+    assert (await log.read()).exists == bool(left)
 
 
 async def test_resealing_a_log_without_a_body_leaves_its_moments() -> None:

@@ -341,12 +341,12 @@ async def test_a_state_with_bytes_is_saved_and_loaded(backend: Backend) -> None:
     state = {
         "image": b"\x00\xff",
         "many": [{"part": bytes([n % 256])} for n in range(300)],
-        "nested": {"%b": {"%b": b""}, "views": (bytearray(b"a"), memoryview(b"b"))},
+        "nested": {"%b": {"%b": b""}, "views": (bytearray(b"a"), memoryview(b"b-c")[::2])},
         "%b": "a text",
     }
     await backend.state_store.save_memory_state("acme:u:s", state)
     loaded = await backend.state_store.load_memory_state("acme:u:s")
-    assert loaded == {**state, "nested": {"%b": {"%b": b""}, "views": [b"a", b"b"]}}
+    assert loaded == {**state, "nested": {"%b": {"%b": b""}, "views": [b"a", b"bc"]}}
     await backend.state_store.save_planner_state("token", {"payload": b"1"})
     assert await backend.state_store.load_planner_state("token") == {"payload": b"1"}
 

@@ -132,7 +132,7 @@ class Threads:
             item = known.view.item(await self._complete(thread, known.view, new))
             # Until it is known how this ends, what is remembered may be outdated.
             self._known.pop(thread)
-            tip = await log.add_after(known.tip, [item], id=item["i"])
+            tip = await log.add_after(known.tip, [item])
             if tip is None:
                 lost = True
                 self._remember(thread, known.view, known.tip)
@@ -174,7 +174,7 @@ class Threads:
         items = rebuilt(view, lambda name, one: True, self._versions_of, target)
         log, tip = self._log(target), ""
         for nth, chunk in enumerate(_chunks(items)):
-            after = await log.add_after(tip, chunk, id=chunk[0]["i"])
+            after = await log.add_after(tip, chunk)
             if after is None and nth == 0:
                 raise SessionExists(
                     "there is already something in the thread that this one was to be copied to"
@@ -232,7 +232,7 @@ class Threads:
             if frame is None:
                 return
             self._known.pop(thread)
-            after = await log.add_after(tip, [frame], id=frame["i"])
+            after = await log.add_after(tip, [frame])
             if after is not None:
                 self._remember(thread, continued(view, [frame]), after)
         except StorageError as error:
