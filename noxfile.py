@@ -130,22 +130,46 @@ def prepare_tests(session: nox.Session, *further: str) -> None:
     session.env["PYTHONDONTWRITEBYTECODE"] = None
 
 
-def run_penguiflows_tests(session: nox.Session) -> None:
-    """Run PenguiFlow's own tests of its memory and its planner, on our classes."""
-    (release,) = PYPROJECT["dependency-groups"]["penguiflow"]
-    plugins = Path("tests", "penguiflow").absolute()
+@nox.session(default=False)
+def penguiflow(session: nox.Session) -> None:
+    """PenguiFlow's own tests on our memory; `-- newest` takes its newest pre-release, `-- 3.11.3a2` another.
+
+    Our tests of the states that both save run beside that release, too.
+    """
+    install_group(session, "test", "penguiflow")
+    session.install("pip", "-e", ".")
+    run_penguiflows_tests(session, *session.posargs)
+
+
+def run_penguiflows_tests(session: nox.Session, release: str = "") -> None:
+    """Run PenguiFlow's own tests of its memory and its planner, on our classes.
+
+    They are those of the pinned release, of the `newest` one, pre-releases included, or of a version. Any but
+    the pinned one is installed.
+    """
+    (wanted,) = PYPROJECT["dependency-groups"]["penguiflow"]
+    if release:
+        wanted = "penguiflow" if release == "newest" else f"penguiflow=={release}"
+    ours = Path("tests", "penguiflow").absolute()
     with tempfile.TemporaryDirectory(prefix="stm-backends-") as folder:
         # A wheel has no tests, and uv does not download source distributions.
         session.run(
-            *("python", "-m", "pip", "download", "--quiet", "--no-binary", ":all:", "--no-deps"),
-            *("--dest", folder, release),
+            *("python", "-m", "pip", "download", "--quiet", "--no-binary", ":all:", "--no-deps", "--pre"),
+            *("--dest", folder, wanted),
         )
         (sdist,) = Path(folder).glob("*.tar.gz")
         shutil.unpack_archive(sdist, folder, filter="data")
-        with session.chdir(sdist.with_name(sdist.name.removesuffix(".tar.gz"))):
+        source = sdist.with_name(sdist.name.removesuffix(".tar.gz"))
+        if release:
+            session.install(str(source))
+            session.run("python", "-m", "pytest", str(ours / "test_revisions.py"), "-ra")
+        with session.chdir(source):
             files = sorted(str(path) for pattern in THEIR_TESTS for path in Path("tests").glob(pattern))
+            left_out = [f"--deselect={test}" for test in LEFT_OUT]
             options = ("-p", "our_memory", "-p", "no:cacheprovider", "-ra")
-            session.run("python", "-m", "pytest", *options, *files, env={"PYTHONPATH": str(plugins)})
+            session.run(
+                *("python", "-m", "pytest", *options, *files, *left_out), env={"PYTHONPATH": str(ours)}
+            )
 
 
 THEIR_TESTS = (
@@ -156,6 +180,13 @@ THEIR_TESTS = (
     "test_session*.py",
 )
 """PenguiFlow's tests that reach its memory, by way of its planner and its sessions or at first hand."""
+
+LEFT_OUT = tuple(
+    f"tests/test_short_term_memory.py::test_{name}"
+    for name in (
+    )
+)
+"""Tests of newer releases that ask of a memory what ours does otherwise, and for which reason."""
 
 
 @nox.session(default=False)
