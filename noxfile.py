@@ -181,11 +181,7 @@ THEIR_TESTS = (
 )
 """PenguiFlow's tests that reach its memory, by way of its planner and its sessions or at first hand."""
 
-LEFT_OUT = tuple(
-    f"tests/test_short_term_memory.py::test_{name}"
-    for name in (
-    )
-)
+LEFT_OUT = tuple(f"tests/test_short_term_memory.py::test_{name}" for name in ())
 """Tests of newer releases that ask of a memory what ours does otherwise, and for which reason."""
 
 

@@ -87,7 +87,7 @@ def exported(document: Mapping[str, Any], key: MemoryKey | str | None = None) ->
     except InvalidState:
         raise
     except (ValueError, TypeError) as error:
-        raise InvalidState(f"this is not a saved state: {error}") from None
+        raise InvalidState(str(error)) from None
     return {
         "format": FORMAT,
         "version": 1,

@@ -1,7 +1,7 @@
 """PenguiFlow from 3.11.3 on recognizes its own saves by a revision: it must never take ours for one of them.
 
-Where an older release is installed, `Revising` does what the newer one does. `nox -s penguiflow -- newest` runs
-these tests with the real one.
+Where an older release is installed, `Revising` does what the newer one does. `nox -s penguiflow -- newest`
+runs these tests with the real one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import penguiflow.planner.memory as pf
 import pytest
+from packaging.version import Version
 
 from stm_backends import DefaultShortTermMemory, open_backend
 from tests.support.stores import ConditionalStore, PlainStore
@@ -39,7 +40,7 @@ class Revising(pf.DefaultShortTermMemory):
         self._synced = state.get("revision")
 
 
-HAS_REVISIONS = tuple(map(int, importlib.metadata.version("penguiflow").split("a")[0].split("."))) >= (3, 11, 3)
+HAS_REVISIONS = Version(importlib.metadata.version("penguiflow")).release >= (3, 11, 3)
 Theirs: type[pf.DefaultShortTermMemory] = pf.DefaultShortTermMemory if HAS_REVISIONS else Revising
 
 
@@ -108,7 +109,7 @@ async def test_the_same_on_a_store_of_ours() -> None:
 async def test_no_order_of_saves_loses_a_turn(seed: int) -> None:
     choose = random.Random(seed)
     store = PlainStore()
-    memories = [memory for _ in range(2) for memory in both()]
+    memories = [*both(), both()[0]]
     for number in range(24):
         await say(choose.choice(memories), store, str(number))
     assert said(store.state(KEY)) == [str(number) for number in range(24)]
@@ -128,11 +129,18 @@ async def test_each_save_of_ours_has_a_revision_of_its_own() -> None:
 
 
 async def test_a_summary_that_is_saved_later_has_a_revision_of_its_own() -> None:
-    _, mine = both(strategy="rolling_summary", zone=1)
+    go_on = asyncio.Event()
+
+    async def held(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        await go_on.wait()
+        return await summarize(request)
+
+    mine = DefaultShortTermMemory(config=config("rolling_summary", 1), summarizer=held)
     store = PlainStore()
     for text in ("one", "two"):
         await say(mine, store, text)
     before = store.state(KEY)
+    go_on.set()
     await mine.flush()
     after = store.state(KEY)
     assert (before["summary"], after["summary"].split()) == ("", ["one"])
@@ -169,6 +177,6 @@ async def test_a_summary_of_penguiflow_is_not_saved_over_our_turn() -> None:
     await say(mine, store, "three")
     go_on.set()
     await theirs.flush()
-    assert said(store.state(KEY)) == ["one", "two", "three"]
+    assert said(store.state(KEY))[-2:] == ["two", "three"]
     await say(theirs, store, "four")
     assert said(store.state(KEY))[-2:] == ["three", "four"]
