@@ -134,10 +134,9 @@ def prepare_tests(session: nox.Session, *further: str) -> None:
 def penguiflow(session: nox.Session) -> None:
     """PenguiFlow's own tests on our memory; `-- newest` takes its newest pre-release, `-- 3.11.3a2` another.
 
-    Our tests of the states that both save run beside that release, too.
+    Before them, our tests with its planner run on that release.
     """
-    install_group(session, "test", "penguiflow")
-    session.install("pip", "-e", ".")
+    prepare_tests(session)
     run_penguiflows_tests(session, *session.posargs)
 
 
@@ -162,7 +161,9 @@ def run_penguiflows_tests(session: nox.Session, release: str = "") -> None:
         source = sdist.with_name(sdist.name.removesuffix(".tar.gz"))
         if release:
             session.install(str(source))
-            session.run("python", "-m", "pytest", str(ours / "test_revisions.py"), "-ra")
+            # The others compare states and views with those of the pinned release.
+            files = (f"tests/penguiflow/test_{name}.py" for name in WITH_THEIRS)
+            session.run("python", "-m", "pytest", "-m", "not full", *files)
         with session.chdir(source):
             files = sorted(str(path) for pattern in THEIR_TESTS for path in Path("tests").glob(pattern))
             left_out = [f"--deselect={test}" for test in LEFT_OUT]
@@ -180,6 +181,9 @@ THEIR_TESTS = (
     "test_session*.py",
 )
 """PenguiFlow's tests that reach its memory, by way of its planner and its sessions or at first hand."""
+
+WITH_THEIRS = ("revisions", "adoption", "planner_memory", "planner_state")
+"""Our tests that hold of each release of PenguiFlow."""
 
 LEFT_OUT = tuple(f"tests/test_short_term_memory.py::test_{name}" for name in ())
 """Tests of newer releases that ask of a memory what ours does otherwise, and for which reason."""

@@ -70,7 +70,10 @@ def exported(document: Mapping[str, Any], key: MemoryKey | str | None = None) ->
     Without a `key`, the state names its conversation in the field `key`, as a composite or as an export does.
     Raises `InvalidKey` and `InvalidState`.
     """
-    given: object = document.get("key") if key is None else key
+    named: object = document.get("key")
+    given = named if key is None else key
+    if key is not None and named is not None:
+        raise InvalidKey('the saved state names its conversation itself, in the field "key"')
     if given is None:
         raise InvalidKey(
             "a saved state does not say whose it is: pass the key that it was saved under, or add it as the "
@@ -144,7 +147,7 @@ class Adoption:
         keys.require_key(key)
         keys.require_dialogue(key)
         where, owner = keys.memory_key(key), (key.tenant_id, key.user_id)
-        if self._is_there(await self._driver.load(where)):
+        if await self._is_begun(where):
             return "there"
         state = await loaded(self._store, key, self._observer.function_failed)
         if state is None or not (state.turns or state.body.summary):
@@ -193,6 +196,11 @@ class Adoption:
         """Append an entry that holds nothing, because no body names it."""
         data = seal_units(self._codec, as_turn_id(None), (), forks=True)
         await ledger.append(self._driver, where, data, ttl=self._ttl)
+
+    async def _is_begun(self, where: Key) -> bool:
+        """Say whether there is a conversation; of a long one, the body tells."""
+        record = await self._driver.load(where, last=0)
+        return record is not None and (bool(record.body) or self._is_there(await self._driver.load(where)))
 
     def _is_there(self, record: Record | None) -> bool:
         """Say whether a record is more than what an adoption that ended early has left."""

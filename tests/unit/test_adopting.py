@@ -29,6 +29,7 @@ from stm_backends.errors import (
     StorageError,
     Unavailable,
 )
+from stm_backends.memory.local.memory import DefaultShortTermMemory
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.records.limits import Limits
 from stm_backends.telemetry.observer import Observer, Subject
@@ -162,6 +163,11 @@ async def test_a_state_of_an_unclear_conversation_is_refused(backend: Backend, k
     assert not await backend.sessions.has("acme")
 
 
+async def test_a_state_that_names_its_conversation_takes_no_other_key(backend: Backend) -> None:
+    with pytest.raises(InvalidKey, match="names its conversation itself"):
+        await backend.sessions.import_({**state(1), "key": NAME}, key=replace(KEY, user_id="other"))
+
+
 async def test_an_exported_conversation_keeps_its_own_key(backend: Backend) -> None:
     await backend.sessions.import_(state(1), key=KEY)
     document = await backend.sessions.export(KEY)
@@ -240,6 +246,22 @@ async def test_a_state_of_ours_is_taken_over_from_the_state_store(backend: Backe
     assert await users(backend) == ["u1", "u2"]
     await backend.sessions.erase(KEY)
     assert not await backend.sessions.adopt(KEY, backend.state_store), "erased in both"
+
+
+async def test_what_our_memory_saved_keeps_its_ids_and_its_counts(backend: Backend) -> None:
+    local = DefaultShortTermMemory(config=config(zone=1), summarizer=LedgerSummarizer())
+    for number in range(4):
+        await local.add_turn(turn(number), turn_id=f"id{number}")
+    await local.flush()
+    store = PlainStore()
+    await local.persist(store, NAME)
+    assert await backend.sessions.adopt(KEY, store)
+    memory = memory_of(backend)
+    for number in range(4):
+        await memory.add_turn(turn(number), turn_id=f"id{number}")
+    view = await shown(memory)
+    assert (view["summary"], view["pending"] + view["recent"]) == (["u0", "u1", "u2"], ["u3"])
+    assert (await backend.sessions.export(KEY))["body"]["folded"] == 3
 
 
 @clock.virtually
