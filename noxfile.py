@@ -185,8 +185,24 @@ THEIR_TESTS = (
 WITH_THEIRS = ("revisions", "adoption", "planner_memory", "planner_state")
 """Our tests that hold of each release of PenguiFlow."""
 
-LEFT_OUT = tuple(f"tests/test_short_term_memory.py::test_{name}" for name in ())
-"""Tests of newer releases that ask of a memory what ours does otherwise, and for which reason."""
+LEFT_OUT = tuple(
+    f"tests/test_short_term_memory.py::test_{name}"
+    for name in (
+        # Of two writers, theirs keeps the turns of the last one. Ours keeps those of both.
+        "hydrate_with_newer_state_resummarizes_current_state",
+        # Theirs gives its summary up where another writer came first. Ours merges it with what was saved.
+        "background_persist_skipped_when_store_has_newer_revision",
+        # Theirs saves a summary where the state was loaded, ours only where `persist` has saved the turns.
+        "background_persist_goes_to_the_key_it_started_under",
+        # Theirs keeps the end of a summary that is cut, ours its beginning, too.
+        "truncate_summary_shrinks_summary_before_dropping_turns",
+        # Theirs loads a saved `recovering` as `degraded`, and `retry` as `healthy`. Ours shows what was saved,
+        # as 3.11.2 does, and its background goes on from there.
+        "restored_recovering_state_recovers_its_backlog",
+        "restored_transient_health_states_are_normalised",
+    )
+)
+"""Tests of newer releases that ask of a memory what ours does otherwise, each with the difference."""
 
 
 @nox.session(default=False)

@@ -197,7 +197,7 @@ async def test_it_goes_on_as_if_it_had_begun_here(backend: Backend) -> None:
     document = state(4, 5, pending=(1, 2, 3))
     await backend.sessions.adopt(adopted, holding(document))
     await backend.sessions.import_(document, key=imported)
-    one, two = (await backend.sessions.export(key) for key in (adopted, imported))
+    one, two = [await backend.sessions.export(key) for key in (adopted, imported)]
     assert {**one, "key": None} == {**two, "key": None}
     views: list[Any] = []
     for key in (adopted, imported):
