@@ -196,8 +196,8 @@ LEFT_OUT = tuple(
         "background_persist_goes_to_the_key_it_started_under",
         # Theirs keeps the end of a summary that is cut, ours its beginning, too.
         "truncate_summary_shrinks_summary_before_dropping_turns",
-        # Theirs loads a saved `recovering` as `degraded`, and `retry` as `healthy`. Ours shows what was saved,
-        # as 3.11.2 does, and its background goes on from there.
+        # Theirs loads a saved `recovering` as `degraded`, and `retry` as `healthy`. Ours, as 3.11.2, shows
+        # what was saved, and its background goes on from there.
         "restored_recovering_state_recovers_its_backlog",
         "restored_transient_health_states_are_normalised",
     )
