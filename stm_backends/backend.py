@@ -285,16 +285,28 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             "observer": self._observer,
         }
 
-    def router(self, config: object | None = None, *, summarizer: Summarizer | None = None) -> MemoryRouter:
+    def router(
+        self,
+        config: object | None = None,
+        *,
+        summarizer: Summarizer | None = None,
+        adopt_from: object | None = None,
+    ) -> MemoryRouter:
         """Return one memory object for all conversations, for agent frameworks that hold a single one.
 
-        Raises `ConfigurationError` for an invalid configuration or summarizer.
+        `adopt_from` is a store in which PenguiFlow's memory has saved its states, with
+        `load_memory_state(key)`. When a conversation that this backend does not have is first continued, it
+        is taken over from there, as by `Sessions.adopt`. Raises `ConfigurationError` for an invalid
+        configuration, summarizer or store.
         """
         settings, writer = remembering(config, summarizer)
         used = as_config(settings)
         policy.summarizer_for(used, writer)
-        given = None if config is None else used
-        return MemoryRouter(partial(self.memory, config=given, summarizer=summarizer), used)
+        given, adopt = None if config is None else used, None
+        if adopt_from is not None:
+            adoption = self.sessions.adopting(adopt_from, ttl=used.record_ttl_s)
+            adopt = adoption.is_there if used.strategy != "none" else None
+        return MemoryRouter(partial(self.memory, config=given, summarizer=summarizer), used, adopt=adopt)
 
     def item_log(self, key: MemoryKey, kind: LogKind, *, ttl_s: float | None = None) -> ItemLog:
         """Return the items that an agent framework keeps of one conversation, shared as a memory is.
