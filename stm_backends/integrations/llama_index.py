@@ -183,7 +183,7 @@ class StmChatStore(BaseChatStore):
             work.close()
             raise ConfigurationError(
                 "this blocks, and needs the event loop of the backend in another thread: "
-                f"await {instead}(); or make the store on that loop, and call this in another thread; or pass "
+                f"await {instead}(); or make the store on that loop and call this in another thread; or pass "
                 "run=..., a function that runs a coroutine on that loop"
             )
         return asyncio.run_coroutine_threadsafe(work, loop).result()
