@@ -82,8 +82,8 @@ def newest(session: nox.Session, extra: str) -> None:
     name = extra.replace("-", "_")
     found = [*Path("tests", "integrations").glob("test_*.py"), *Path("tests", "kits").glob("test_*.py")]
     files = [str(path) for path in found if f"{path.stem}_".startswith(f"test_{name}_")]
-    options = ("-n", "auto", "-p", "no:langsmith_plugin")
-    session.run("python", "-m", "pytest", *options, *files, *session.posargs)
+    options = {"PYTEST_ADDOPTS": "-p no:langsmith_plugin"}  # see `prepare_tests`
+    session.run("python", "-m", "pytest", "-n", "auto", *files, *session.posargs, env=options)
 
 
 @nox.session
