@@ -45,8 +45,8 @@ class StmChatStore(BaseChatStore):
     conversation expires `ttl_s` seconds after the last change; `None`: never.
 
     The blocking methods work in another thread than the event loop of the backend: LlamaIndex calls some of
-    them so. They run on the loop that the store was made on, or by `run`, which runs a coroutine on the
-    backend's loop and returns its result, as `stm_backends.sync` has it. With `run`, every event loop may
+    them so. They run on the loop that the store was made or used on, or by `run`, which runs a coroutine on
+    the backend's loop and returns its result, as `stm_backends.sync` has it. With `run`, every event loop may
     use the asynchronous ones. Elsewhere, they raise `ConfigurationError`.
 
     The constructor reads and writes nothing, and raises `InvalidKey` for an invalid tenant or user. All
@@ -173,7 +173,12 @@ class StmChatStore(BaseChatStore):
         return self._wait("aget_keys", self._keys())
 
     async def _do(self, work: Coroutine[Any, Any, _T]) -> _T:
-        return await (work if self._run is None else elsewhere(self._run, work))
+        if self._run is not None:
+            return await elsewhere(self._run, work)
+        result = await work
+        # Also of a store that was made before the loop ran.
+        self._loop = _running_loop()
+        return result
 
     def _wait(self, instead: str, work: Coroutine[Any, Any, _T]) -> _T:
         if self._run is not None:
