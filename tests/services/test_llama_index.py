@@ -32,7 +32,7 @@ async def test_random_calls_are_answered_as_by_the_official_store(datastore: str
 
 
 @pytest.mark.parametrize("datastore", ["sqlite", "redis"])
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("every", [5, pytest.param(2, marks=pytest.mark.full)])
 async def test_of_what_a_killed_process_did_the_last_step_is_done_or_not(
     datastore: str, place_on: PlaceOn, every: int
 ) -> None:
