@@ -63,6 +63,29 @@ def lowest(session: nox.Session) -> None:
     session.run("pytest", "tests/packaging/test_lowest.py", *session.posargs)
 
 
+FRAMEWORKS = tuple(
+    extra
+    for extra in PYPROJECT["project"]["optional-dependencies"]
+    if any(Path("stm_backends", "integrations").glob(f"{extra.replace('-', '_')}*"))
+)
+"""The extras that have a module of their own, and so tests."""
+
+
+@nox.session(default=False)
+@nox.parametrize("extra", FRAMEWORKS)
+def newest(session: nox.Session, extra: str) -> None:
+    """Run the tests of each framework, and the framework's own, with its newest release."""
+    install_group(session, "test", "telemetry", "services", "agents")
+    session.install("pip", "-e", ".[all]")
+    # In a call of its own: where frameworks do not agree on a version of something, the others lose.
+    session.install("--upgrade", *PYPROJECT["project"]["optional-dependencies"][extra])
+    name = extra.replace("-", "_")
+    found = [*Path("tests", "integrations").glob("test_*.py"), *Path("tests", "kits").glob("test_*.py")]
+    files = [str(path) for path in found if f"{path.stem}_".startswith(f"test_{name}_")]
+    options = {"PYTEST_ADDOPTS": "-p no:langsmith_plugin"}  # see `prepare_tests`
+    session.run("python", "-m", "pytest", "-n", "auto", *files, *session.posargs, env=options)
+
+
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests on every driver, with the suites in their quick form; or the arguments after `--`."""

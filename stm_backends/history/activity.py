@@ -45,7 +45,7 @@ def text_of(item: Mapping[str, Any]) -> str:
         inner: object = item.get(name)
         if isinstance(inner, Mapping):
             holder = cast("Mapping[str, Any]", inner)
-    content: object = holder.get("content", holder.get("contents"))
+    content: object = holder.get("content", holder.get("contents", holder.get("blocks")))
     if isinstance(content, Mapping):
         content = cast("Mapping[str, Any]", content).get("parts")
     if isinstance(content, str):

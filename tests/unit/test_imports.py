@@ -163,6 +163,7 @@ def test_a_framework_is_imported_by_its_own_module_alone() -> None:
         "pydantic_ai": {"pydantic_ai"},
         "agent_framework": {"agent_framework"},
         "strands": {"strands"},
+        "llama_index": {"llama_index"},
     }
     for module, brought in frameworks.items():
         own = f"stm_backends.integrations.{module}"
@@ -185,6 +186,7 @@ def test_a_framework_is_imported_by_its_own_module_alone() -> None:
         ("pydantic_ai", "pydantic_ai", "pydantic-ai-slim"),
         ("agent_framework", "agent_framework", "agent-framework-core"),
         ("strands", "strands", "strands-agents"),
+        ("llama_index", "llama_index", "llama-index-core"),
     ],
 )
 def test_a_module_without_its_extra_says_how_to_install_it(module: str, library: str, package: str) -> None:
@@ -229,7 +231,7 @@ def test_the_only_dependency_is_pluggy() -> None:
         "stm_backends.telemetry.opentelemetry": {"opentelemetry"},
         "stm_backends.integrations": {
             *("openai", "agents", "langchain_core", "claude_agent_sdk", "google", "langgraph"),
-            *("pydantic_ai", "pydantic", "agent_framework", "strands"),
+            *("pydantic_ai", "pydantic", "agent_framework", "strands", "llama_index"),
         },
         "stm_backends.sealing": {"cryptography"},
     }
