@@ -46,8 +46,13 @@ async def measure(place: Place, plan: Plan) -> None:
             what = f"read the newest {NEWEST} of {plan.long:,} messages; theirs reads all"
             await time_both(what, plan, theirs_read.read, ours_read.newest)
         with reporting("artifacts"):
-            what = f"results of tools stored, of {len(_ARTIFACTS)} with an artifact that is not JSON"
-            report(what, "count", *[await _stored(one("artifacts")) for one in both])
+            stored = [await _stored(one("artifacts")) for one in both]
+            whats = (
+                "results of tools stored, with an artifact that is not JSON",
+                "artifacts stored of these",
+            )
+            for what, sides in zip(whats, zip(*stored, strict=True), strict=True):
+                report(what, "count", *sides)
 
 
 async def _turn(history: Conversation, turn: tuple[str, str]) -> None:
@@ -55,7 +60,8 @@ async def _turn(history: Conversation, turn: tuple[str, str]) -> None:
     await history.store(*turn)
 
 
-async def _stored(history: Any) -> Side:
+async def _stored(history: Any) -> tuple[Side, Side]:
+    """Return how many results of tools can be read back, and how many of them with an artifact."""
     errors = Counter[str]()
     for number, artifact in enumerate(_ARTIFACTS):
         result = ToolMessage("Done.", tool_call_id=f"call_{number}", artifact=artifact)
@@ -63,5 +69,7 @@ async def _stored(history: Any) -> Side:
             await history.keep(HumanMessage(turn_of(number)[0]), result)
         except Exception as error:  # noqa: BLE001 -- what it raises is what is counted
             errors[type(error).__name__] += 1
-    stored = sum(one.type == "tool" for one in await history.read())
-    return Side(stored, len(_ARTIFACTS), right=len(_ARTIFACTS), errors=dict(errors))
+    stored = [one for one in await history.read() if one.type == "tool"]
+    artifacts = sum(one.artifact is not None for one in stored)
+    count = len(_ARTIFACTS)
+    return Side(len(stored), count, count, dict(errors)), Side(artifacts, count, count)

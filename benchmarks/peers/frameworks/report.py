@@ -44,7 +44,8 @@ _NOTES = """\
   an agent for each exchange.
 - **OpenAI Agents**: each call is cancelled at a random moment. It has landed later if a read after the
   cancellation did not return the item, and one half a second after the last call did.
-- **LangChain**: tools returned bytes, a time, a Decimal, a set and an exception beside their text.
+- **LangChain**: tools returned bytes, a time, a Decimal, a set and an exception beside their text. Ours keeps
+  what JSON can say of them.
 """
 
 
