@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeAlias
@@ -38,10 +38,12 @@ async def measure(place: Place, plan: Plan) -> None:
         for length in (plan.short, plan.long):
             with reporting(f"{length:,} messages"):
                 runs: list[Callable[[], Any]] = []
+                # One call more of each than those that are timed.
+                said = [_messages(length + 2 * n, length + 2 * n + 2) for n in range(plan.rounds + 1)]
                 for providers in both:
                     provider = providers()
                     await provider.save_messages(str(length), _messages(0, length))
-                    runs.append(partial(_run, provider, str(length), iter(range(length, 10**9, 2))))
+                    runs.append(partial(_run, provider, str(length), iter(said)))
                 await time_both(f"read and store for a run, after {length:,} messages", plan, *runs)
 
 
@@ -63,11 +65,10 @@ def _messages(first: int, last: int) -> list[Message]:
     return [Message(roles[number % 2], [turn_of(number // 2)[number % 2]]) for number in range(first, last)]
 
 
-async def _run(provider: HistoryProvider, session: str, numbers: Any) -> None:
+async def _run(provider: HistoryProvider, session: str, said: Iterator[list[Message]]) -> None:
     """Do what the framework does for a run: read all, and add what was said."""
-    number = next(numbers)
     await provider.get_messages(session)
-    await provider.save_messages(session, _messages(number, number + 2))
+    await provider.save_messages(session, next(said))
 
 
 async def _again(providers: Providers) -> Side:

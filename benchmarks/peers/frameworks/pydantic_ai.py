@@ -54,7 +54,7 @@ async def _grown(store: ConversationStore, name: str, messages: int) -> Conversa
 
 
 async def _save(store: ConversationStore, conversation: Conversation) -> None:
-    conversation.messages += _turn(*turn_of(len(conversation.messages)))
+    conversation.messages += _turn(*turn_of(0))
     await store.save(conversation)
 
 

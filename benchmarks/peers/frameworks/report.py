@@ -21,7 +21,8 @@ at the end.
 Each framework's own back end, and our integration, in one process and on one server, through the framework's
 interface: both are given the same calls with the same data.
 
-- **Times** are medians in ms of calls that alternate, in random order. A turn has about 100 bytes.
+- **Times** are medians in ms of calls that alternate, in random order. A turn has about 110 bytes
+  of text, words of the dialogues at random.
 - **Times ours** is the own back end's time, or its bytes, divided by ours: above 1, ours takes less.
 - **Counts** say what should be: those that are wrong stand in bold. How many are lost varies with timing.
   Exceptions that were raised are counted beside them; what raises is not acknowledged.

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import statistics
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 from benchmarks.peers.figures import Counted, Pair, Side
-from benchmarks.peers.measure import say
+from benchmarks.peers.measure import dialogues, say
 
 Call: TypeAlias = Callable[[], Awaitable[object]]
 
@@ -42,9 +44,24 @@ QUICK = Plan(
 )
 
 
+_DIALOGUES = Path(__file__).parents[3] / "examples" / "conversations.jsonl"
+
+
+@functools.cache
 def turn_of(number: int) -> tuple[str, str]:
-    """Return a question and its answer; no two are the same."""
-    return f"{number}: please move the table for two to noon, outside.", f"{number}: done, Sino at 12:00."
+    """Return a question and its answer, always the same ones of a number; no two are the same.
+
+    The words come from the dialogues, at random: what is said again and again would be compressed too well.
+    """
+    chosen = random.Random(number)
+    question, answer = (" ".join(chosen.sample(_words(), 9)) for _ in range(2))
+    return f"{number}: {question}", f"{number}: {answer}"
+
+
+@functools.cache
+def _words() -> list[str]:
+    turns = dialogues(str(_DIALOGUES))
+    return sorted({word for turn in turns for text in turn for word in text.split()})
 
 
 def report(what: str, unit: str, theirs: Side, ours: Side) -> None:
