@@ -314,10 +314,11 @@ def bench(session: nox.Session) -> None:
 def peers(session: nox.Session) -> None:
     """What other libraries cost for one turn, and what they lose; `-- --write` writes the page.
 
-    `-- --messages` measures messages with tool calls instead, and `-- --shown` what a product shows: pages of
-    history, newest items, sidebars.
+    `-- --messages` measures messages with tool calls instead, `-- --shown` what a product shows: pages of
+    history, newest items, sidebars; `-- --frameworks` compares each integration with its framework's own.
     """
     # In one call, so that all requirements are resolved together.
     services = nox.project.dependency_groups(PYPROJECT, "services")
-    session.install("-r", "benchmarks/peers/requirements.txt", *services, "-e", ".[all]")
+    folder = "benchmarks/peers/frameworks" if "--frameworks" in session.posargs else "benchmarks/peers"
+    session.install("-r", f"{folder}/requirements.txt", *services, "-e", ".[all]")
     session.run("python", "-m", "benchmarks.peers", *session.posargs)
