@@ -79,6 +79,13 @@ class Check:
             parts += ["History:", *(f"  {line}" for line in lines)]
         return "\n".join(parts)
 
+    def with_more_time(self, error: BaseException, bench: Workplace) -> Workplace | None:
+        """Return where to repeat a check that the machine may have been too slow for, or `None`."""
+        patient = getattr(bench, "patient", None)
+        if patient is None or self.clause.id not in _ABOUT_TIME or not _is_finding(error):
+            return None
+        return patient()
+
 
 class Workplace(Protocol):
     """Where one check works: it is entered before the check and left after it."""
@@ -167,12 +174,8 @@ def check(
     def decorate(body: Callable[..., Any]) -> Callable[..., None]:
         known = Check(body.__name__, CLAUSES[clause], inspect.cleandoc(body.__doc__ or ""), slow)
 
-        @functools.wraps(body)
-        def run(self: Contract, bench: Workplace, **given: Any) -> None:
+        def failure(self: Contract, bench: Workplace, given: Mapping[str, Any]) -> BaseException | None:
             __tracebackhide__ = True
-            reason = self.opted_out.get(known.name)
-            if reason is not None:
-                raise OptedOut(f"opted out: {reason}", _use_item_location=True)
             try:
                 answer = body(self, bench, **given)
                 if inspect.iscoroutine(answer):
@@ -182,17 +185,28 @@ def check(
             except (KeyboardInterrupt, pytest.exit.Exception, pytest.skip.Exception):
                 raise
             except BaseException as raised:  # noqa: BLE001 -- a driver may raise SystemExit or CancelledError
-                error = alone(raised)
-                shorten(error)
-                explanation = known.explain(error, bench)
-                tell = getattr(bench, "tell_untidy", None)
-                if isinstance(error, Untidy) and tell is not None:
-                    # The check has passed, and the next ones may well meet the same.
-                    tell(error, f"First after: {known.sentence}\n{explanation}")
-                    return
-                error.add_note(explanation)
-            else:
+                return alone(raised)
+            return None
+
+        @functools.wraps(body)
+        def run(self: Contract, bench: Workplace, **given: Any) -> None:
+            __tracebackhide__ = True
+            reason = self.opted_out.get(known.name)
+            if reason is not None:
+                raise OptedOut(f"opted out: {reason}", _use_item_location=True)
+            error = failure(self, bench, given)
+            while error is not None and (patient := known.with_more_time(error, bench)) is not None:
+                bench, error = patient, failure(self, patient, given)
+            if error is None:
                 return
+            shorten(error)
+            explanation = known.explain(error, bench)
+            tell = getattr(bench, "tell_untidy", None)
+            if isinstance(error, Untidy) and tell is not None:
+                # The check has passed, and the next ones may well meet the same.
+                tell(error, f"First after: {known.sentence}\n{explanation}")
+                return
+            error.add_note(explanation)
             # Here, so that it does not get the group that it came in as its context.
             raise error
 
