@@ -32,17 +32,21 @@ LONGEST_CHECK_S: Final = 120.0
 _ATTRIBUTE: Final = "__stm_check__"
 
 _ABOUT_TIME: Final = ("driver.expiry", "driver.lifetime", "driver.model")
-"""The clauses whose checks tell time by the datastore's tick."""
+"""The clauses all of whose checks tell time by the datastore's tick."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a report says about a check. `usual_cause` is how real implementations come to fail it."""
+    """What a report says about a check. `usual_cause` is how real implementations come to fail it.
+
+    `timed` says whether operations that take longer than a tick let a right implementation fail it.
+    """
 
     name: str
     clause: Clause
     usual_cause: str
     slow: bool | Mapping[str, Collection[object]]
+    timed: bool
 
     @property
     def sentence(self) -> str:
@@ -82,7 +86,7 @@ class Check:
     def with_more_time(self, error: BaseException, bench: Workplace) -> Workplace | None:
         """Return where to repeat a check that the machine may have been too slow for, or `None`."""
         patient = getattr(bench, "patient", None)
-        if patient is None or self.clause.id not in _ABOUT_TIME or not _is_finding(error):
+        if patient is None or not self.timed or not _is_finding(error):
             return None
         return patient()
 
@@ -113,7 +117,7 @@ def _of_a_busy_machine(check: Check, error: BaseException, bench: Workplace) -> 
         if bench.history.longest_until(error) < traits.deadline / 2:
             return []
         return [f"On a busy machine it may be the driver's deadline of {traits.deadline:g} s."]
-    if check.clause.id in _ABOUT_TIME and _is_finding(error) and getattr(datastore, "waits", False):
+    if check.timed and _is_finding(error) and getattr(datastore, "waits", False):
         longer = "`--stm-tick=SECONDS` or `Datastore.tick` makes it longer"
         return [f"On a busy machine it may be the tick of {bench.tick:g} s: {longer}."]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     return []
@@ -162,17 +166,19 @@ def would_write(size: int) -> str:
 
 
 def check(
-    clause: str, *, slow: bool | Mapping[str, Collection[object]] = False
+    clause: str, *, slow: bool | Mapping[str, Collection[object]] = False, timed: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Make a coroutine method a check of a clause; its docstring is the usual cause of a failure.
 
     The result is a plain function that starts an event loop, so it runs the same under every plugin for
     asynchronous tests and under none. A quick run leaves out `slow` checks; of a check with parameters,
-    `slow` may name the values to leave out.
+    `slow` may name the values to leave out. One that is `timed`, as all of some clauses are, is repeated with
+    a longer tick if it fails on a busy machine.
     """
 
     def decorate(body: Callable[..., Any]) -> Callable[..., None]:
-        known = Check(body.__name__, CLAUSES[clause], inspect.cleandoc(body.__doc__ or ""), slow)
+        usual_cause = inspect.cleandoc(body.__doc__ or "")
+        known = Check(body.__name__, CLAUSES[clause], usual_cause, slow, timed or clause in _ABOUT_TIME)
 
         def failure(self: Contract, bench: Workplace, given: Mapping[str, Any]) -> BaseException | None:
             __tracebackhide__ = True
