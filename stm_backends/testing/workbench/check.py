@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -28,6 +29,10 @@ LOOK_S: Final = 10.0
 """How long the record of a failed check is looked at, at most."""
 
 LONGEST_CHECK_S: Final = 120.0
+"""How long a check may take. One that is at work then has that time once more: the machine may be busy."""
+
+AT_WORK_S: Final = 30.0
+"""A check is at work if one of its operations has begun or ended in so many seconds."""
 
 _ATTRIBUTE: Final = "__stm_check__"
 
@@ -111,13 +116,13 @@ def _is_finding(error: BaseException) -> bool:
 
 def _of_a_busy_machine(check: Check, error: BaseException, bench: Workplace) -> list[str]:
     """Return which limit of time it may have been that was too short."""
-    datastore, traits = getattr(bench, "datastore", None), getattr(bench, "traits", None)
+    traits = getattr(bench, "traits", None)
     if isinstance(error, Unavailable | OutcomeUnknown) and traits is not None:
         # A driver may give up early, for example after half of the time; an error at once has another reason.
         if bench.history.longest_until(error) < traits.deadline / 2:
             return []
         return [f"On a busy machine it may be the driver's deadline of {traits.deadline:g} s."]
-    if check.timed and _is_finding(error) and getattr(datastore, "waits", False):
+    if check.timed and _is_finding(error) and getattr(bench, "is_late", False):
         longer = "`--stm-tick=SECONDS` or `Datastore.tick` makes it longer"
         return [f"On a busy machine it may be the tick of {bench.tick:g} s: {longer}."]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     return []
@@ -224,7 +229,17 @@ def check(
 
 async def _within(bench: Workplace, body: Coroutine[Any, Any, None]) -> None:
     __tracebackhide__ = True
-    limit = asyncio.timeout(LONGEST_CHECK_S)
+    loop, longest = asyncio.get_running_loop(), LONGEST_CHECK_S
+    limit = asyncio.timeout(longest)
+
+    def go_on() -> None:
+        nonlocal longest
+        if time.monotonic() - bench.history.latest < AT_WORK_S:
+            longest *= 2
+            limit.reschedule(loop.time() + longest / 2)
+            WATCHDOG.go_on()
+
+    looking = loop.call_later(longest * 0.99, go_on)
     try:
         async with limit, bench:
             try:
@@ -239,10 +254,11 @@ async def _within(bench: Workplace, body: Coroutine[Any, Any, None]) -> None:
         if not limit.expired():
             raise
         raise AssertionError(
-            f"the check did not end within {LONGEST_CHECK_S:g} s; the operations without a result are in its "
+            f"the check did not end within {longest:g} s; the operations without a result are in its "
             "history. On a busy machine it may be this limit"
         ) from None
     finally:
+        looking.cancel()
         body.close()
 
 

@@ -210,14 +210,19 @@ class Bench:
         """A time to live in seconds, which the drivers that were opened so far can honour."""
         return max(self.datastore.tick, self.traits.min_ttl if self.traits else 0.0)
 
-    def patient(self) -> Bench | None:
-        """Return the same bench with a longer tick, if its own may have been too short for what was done.
+    @property
+    def is_late(self) -> bool:
+        """Whether the tick may have been too short for what was done.
 
-        That is so if it took half a tick beyond the time that was to pass, on a clock that nobody can stop.
-        Not behind a proxy: a check that pauses an operation looks itself whether a record has expired.
+        It took half a tick beyond the time that was to pass, on a clock that nobody can stop. Behind a proxy,
+        a check looks itself whether a record has expired before it lets an operation go on.
         """
         took = self.history.latest - self._entered - self._waited_s
-        if took < self.tick / 2 or self.tick > LONGEST_TICK_S or self._proxy or not self.datastore.waits:
+        return took > self.tick / 2 and self.datastore.waits and self._proxy is None
+
+    def patient(self) -> Bench | None:
+        """Return the same bench with a longer tick, if its own may have been too short."""
+        if not self.is_late or self.tick > LONGEST_TICK_S:
             return None
         longer = replace(self.datastore, tick=4 * self.tick)
         return Bench(longer, quick=self.quick, tell_untidy=self.tell_untidy)
