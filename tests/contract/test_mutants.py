@@ -29,6 +29,7 @@ from stm_backends.testing import (
     graphs_on,
     memories_on,
 )
+from stm_backends.testing.driver_checks import leftovers
 from stm_backends.testing.driver_checks.network import Network
 from stm_backends.testing.driver_checks.stepping import Stepping
 from stm_backends.testing.graph_contract import GraphBench
@@ -81,6 +82,12 @@ def run(contract, caught, bench):
 @pytest.fixture(autouse=True)
 def folders_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+@pytest.fixture(autouse=True)
+def many_records_are_few(monkeypatch):
+    """Just so many that a mutant can be told from the correct driver."""
+    monkeypatch.setattr(leftovers, "MANY_KEYS", leftovers.FEWEST_KEYS)
 
 
 @pytest.fixture
