@@ -77,7 +77,8 @@ def means(options: Mapping[str, Any]) -> dict[str, Any]:
 async def _through(
     given: Mapping[str, Any], at: Callable[[str], str], address: str, *, create: bool
 ) -> Driver:
-    return await open_at(**{**given, "url": at(address), "create": create})
+    changed: dict[str, Any] = {**given, "url": at(address), "create": create}
+    return await open_at(**changed)
 
 
 def server_in(url: str) -> Server | str:

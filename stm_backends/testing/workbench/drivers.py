@@ -238,7 +238,7 @@ class Bench:
         return self.adopt(await self._opened(self.datastore.open))
 
     async def unnoted(self) -> Driver:
-        """Return a new open driver whose operations the history does not keep."""
+        """Return a new open driver of which nothing is kept: neither what it does, nor what it logs."""
         return self._add(await self._opened(self.datastore.open))
 
     async def driver_at(self, address: str) -> Driver:
@@ -256,8 +256,6 @@ class Bench:
     def _add(self, driver: Driver) -> Driver:
         self._drivers.append(driver)
         self.traits = driver.traits
-        if self._entered and self._heard is None:
-            self._heard = self._hearing.enter_context(hearing(self.history.marks, *packages_of(driver)))
         return driver
 
     def proxy(self) -> Proxy:
@@ -269,8 +267,10 @@ class Bench:
         return self._proxy
 
     def adopt(self, driver: Driver) -> Driver:
-        """Record what an open driver does from now on, and close it in the end."""
+        """Record what an open driver does and logs from now on, and close it in the end."""
         self._add(driver)
+        if self._entered and self._heard is None:
+            self._heard = self._hearing.enter_context(hearing(self.history.marks, *packages_of(driver)))
         who = f"driver{len(self._drivers)}"
         noted = (*OPERATIONS, "open", "close")
         return cast("Driver", Recorded(driver, self.history, who, noted, ANSWERS))
