@@ -335,7 +335,6 @@ from tests.mutants.waiting import (
     FollowsTheClientsClock,
     JudgesExpiryBeforeItWaits,
     KeepsALockForEachRecord,
-    KeepsANumberForEachRecord,
     KeepsATaskForEachRecord,
     KeepsTheLockAfterAnError,
     ReadsAnOldSnapshotAfterARefusal,
@@ -500,7 +499,6 @@ DRIVERS: Final[dict[type[MemoryDriver], Caught]] = {
     ReadsFromAReplica: Caught("test_every_instance_reads_what_was_written_while_replicas_lag"),
     KeepsATaskForEachRecord: Caught("test_operations_leave_no_task_thread_or_connection_behind"),
     KeepsALockForEachRecord: Caught("test_many_records_leave_no_object_behind"),
-    KeepsANumberForEachRecord: Caught("test_many_records_leave_no_object_behind"),
     LogsConflicts: Caught("test_no_message_of_a_race_names_a_key_or_stored_text"),
     ErrorsOfConflictsShowText: Caught("test_no_message_of_a_race_names_a_key_or_stored_text"),
 }

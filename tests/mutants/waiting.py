@@ -275,19 +275,6 @@ class KeepsATaskForEachRecord(FaultyDriver):
         return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
 
 
-class KeepsANumberForEachRecord(FaultyDriver):
-    """Remembers how long each record was, in a cache without a limit."""
-
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self._lengths: dict[str, int] = {}
-
-    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
-        length = await super().append(key, entry, initial_version=initial_version, ttl=ttl)
-        self._lengths[f"{key.scope} {key.name}"] = length
-        return length
-
-
 class KeepsALockForEachRecord(FaultyDriver):
     """Has writers of a record queue for a lock, which stays when nobody waits for it any more."""
 
