@@ -133,7 +133,9 @@ def tried(url: str, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_driver_is_reached_by_way_of_a_proxy_with_a_short_deadline(address: str) -> None:
+def test_a_driver_is_reached_by_way_of_a_proxy_with_a_short_deadline(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = tried(f"wire://{address}")
     assert found["address"] == address
 
@@ -142,7 +144,11 @@ def test_a_driver_is_reached_by_way_of_a_proxy_with_a_short_deadline(address: st
         await driver.close()
         return driver.traits.deadline
 
-    assert asyncio.run(deadline()) == behind.DEADLINE_S
+    assert asyncio.run(deadline()) in behind.DEADLINES_S
+    # On a machine on which the first is too short, as no time at all is everywhere.
+    monkeypatch.setattr(behind, "DEADLINES_S", (1e-9, 4.0))
+    found = tried(f"wire://{address}")
+    assert asyncio.run(deadline()) == 4.0
     # A deadline that the author has given stays.
     found = tried(f"wire://{address}?deadline_s=0.75")
     assert asyncio.run(deadline()) == 0.75
@@ -158,6 +164,17 @@ def test_what_keeps_a_proxy_from_being_of_use_is_told(address: str, elsewhere: s
     (away,) = tried(f"wire://{elsewhere}").values()
     assert away.startswith("a driver by way of it fails: Unavailable")
     assert threading.active_count() <= before + 1, "no proxy goes on; the watchdog may take a moment to end"
+
+
+@pytest.mark.parametrize(("query", "deadline"), [("", behind.AMPLE_S), ("?deadline_s=0.75", 0.75)])
+def test_drivers_that_nothing_stalls_have_time_for_a_busy_machine(
+    installed: Path, tmp_path: Path, address: str, query: str, deadline: float
+) -> None:
+    report = tmp_path / "report.json"
+    options = ("--url", f"wire://{address}{query}", "--clause", "driver.traits", "--json", report)
+    status, printed = command(tmp_path, "wire", *options, path=installed)
+    assert status == 0, printed
+    assert json.loads(report.read_text())["traits"]["deadline"] == deadline
 
 
 NETWORK = ("--clause", "driver.resent")

@@ -93,5 +93,11 @@ class TestOptimisticDriver(DriverContract):
             kv.rows[head] = value[:-1], revision
 
         return Datastore(
-            open=open_one, pass_time=clock.pass_time, tick=60.0, damage=damage, cut=cut, stored=stored
+            open=open_one,
+            pass_time=clock.pass_time,
+            tick=60.0,
+            races_s=0.3,
+            damage=damage,
+            cut=cut,
+            stored=stored,
         )

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from stm_backends.testing import Datastore, DriverContract
+from tests.conformance.pages import ROOT, printed_files
 from tests.conformance.running import command, pytest_in
 from tests.support import mariadb
 
@@ -44,6 +45,25 @@ def test_what_was_released_is_as_it_was() -> None:
         path.relative_to(RELEASE).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files
     }
     assert found == {name: digest for digest, name in map(str.split, lines)}
+
+
+def test_until_a_release_is_published_its_folder_has_the_present_examples() -> None:
+    if "## [0.1.0]" in (ROOT / "CHANGELOG.md").read_text("utf-8"):
+        pytest.skip("it is published")
+    strangers = (
+        path for path in (ROOT / "tests/strangers").glob("*.py") if not path.name.startswith("test_")
+    )
+    example = ROOT / "examples" / LMDB
+    files = (path for path in example.rglob("*") if path.suffix in (".py", ".toml"))
+    present = {
+        **{f"strangers/{path.name}": path.read_text("utf-8") for path in strangers},
+        **{f"{LMDB}/{path.relative_to(example).as_posix()}": path.read_text("utf-8") for path in files},
+        **{
+            f"{MARIADB}/{name}": text for name, text in printed_files("sql-server-driver.md", MARIADB).items()
+        },
+    }
+    stale = [name for name, text in present.items() if (RELEASE / name).read_text("utf-8") != text]
+    assert stale == [], "see the README beside this file"
 
 
 def test_a_package_of_an_earlier_release_is_found_and_works(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from tests.mutants.expiry import (
     ListsToTheEnd,
     OutageIsNoData,
     PurgesByName,
+    RenewsNoWholeSeconds,
     SeesNoChangeOfTheTtl,
 )
 from tests.mutants.faults import (
@@ -488,6 +489,7 @@ DRIVERS: Final[dict[type[MemoryDriver], Caught]] = {
     RepeatsItsPosition: Caught("test_a_scan_lists_names_in_the_order_of_their_utf8_bytes"),
     EndsAtAPageOfExpiredNames: Caught("test_a_listing_goes_on_after_pages_of_expired_names"),
     SeesNoChangeOfTheTtl: Caught("test_the_same_time_to_live_set_again_begins_anew"),
+    RenewsNoWholeSeconds: Caught("test_the_same_time_to_live_of_some_seconds_begins_anew"),
     EntriesKeepTheirLease: Caught("test_the_same_time_to_live_set_again_begins_anew"),
     RefusalSetsATimeToLive: Caught("test_a_refused_write_with_a_time_to_live_changes_none"),
     ConflictIsALostRace: Caught("test_each_fold_of_the_only_folder_succeeds_beside_appends"),

@@ -160,16 +160,26 @@ class SeesNoChangeOfTheTtl(MemoryDriver):
         super().__init__(*given, **options)
         self._set: dict[Key, float | None] = {}
 
+    def is_set(self, before: float | None, ttl: float | None) -> bool:
+        return before == ttl
+
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         with self._scope(key.scope, "append") as (scope, now):
             alive = scope.find(key.name, now)
-            ends = alive.expires if alive and self._set.get(key) == ttl else None
+            ends = alive.expires if alive and self.is_set(self._set.get(key), ttl) else None
         self._set[key] = ttl
         length = await super().append(key, entry, initial_version=initial_version, ttl=ttl)
         if ends is not None:
             with self._scope(key.scope, "append") as (scope, _):
                 scope.records[key.name].expires = ends
         return length
+
+
+class RenewsNoWholeSeconds(SeesNoChangeOfTheTtl):
+    """Sets times to live below a second by itself, and others by leases, only if their seconds change."""
+
+    def is_set(self, before: float | None, ttl: float | None) -> bool:
+        return before is not None and ttl is not None and math.ceil(before) == math.ceil(ttl) > 1
 
 
 class EntriesKeepTheirLease(MemoryDriver):

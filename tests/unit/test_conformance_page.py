@@ -33,6 +33,12 @@ def words(cell: str) -> list[str]:
     return re.findall(r"`(\w+)`", cell)
 
 
+def test_the_page_says_how_many_checks_of_a_driver_have_a_mutant() -> None:
+    checks = DriverContract.checks().keys()
+    have = checks & {*CAUGHT.values()}
+    assert f"{len(have)} of the {len(checks)} checks of a driver\n  have such a mutant" in PAGE.read_text()
+
+
 def test_every_row_of_the_page_is_understood() -> None:
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     titles = [line for line in lines if line.startswith("| mistake |")]

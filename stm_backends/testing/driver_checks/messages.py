@@ -72,7 +72,7 @@ class Messages(Contract):
                 try:
                     await operation()
                 except (StorageError, ValueError) as error:
-                    heard.messages.append(message_of(error))
+                    heard.judge(message_of(error))
         always = [place for place, times in heard.places.items() if times >= WRITES]
         must_be(always, [], "nothing is wrong, and so nothing is warned of at each write")
 
@@ -89,7 +89,7 @@ class Messages(Contract):
                 rivals = [_at_once(driver, key, entry, body, f"v{n}") for n, driver in enumerate(drivers)]
                 for outcome in await asyncio.gather(*(call for each in rivals for call in each)):
                     if isinstance(outcome, Exception):
-                        heard.messages.append(message_of(outcome))
+                        heard.judge(message_of(outcome))
 
 
 def _at_once(driver: Driver, key: Key, entry: bytes, body: bytes, version: str) -> list[Awaitable[object]]:
@@ -116,9 +116,7 @@ def _at_once(driver: Driver, key: Key, entry: bytes, body: bytes, version: str) 
 @contextlib.contextmanager
 def _heard_without(marks: list[str], driver: Driver) -> Generator[Heard]:
     """Hear all that a driver says meanwhile, and fail if it names one of the marks."""
-    with hearing_warnings(*packages_of(driver)) as heard:
+    with hearing_warnings(dict(zip(marks, MARKED, strict=True)), *packages_of(driver)) as heard:
         yield heard
-    of = dict(zip(marks, MARKED, strict=True))
-    for message in heard.messages:
-        if found := message.tells(of):
-            raise AssertionError(found)
+    for found in heard.told.values():
+        raise AssertionError(found)

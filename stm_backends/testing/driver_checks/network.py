@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -26,10 +26,11 @@ from stm_backends.testing.driver_checks.steps import (
     longest,
     mark_of,
     outcome,
+    persistently,
     recovered,
     usable,
 )
-from stm_backends.testing.workbench.check import Contract, check
+from stm_backends.testing.workbench.check import Contract, check, not_asked
 from stm_backends.testing.workbench.drivers import Bench
 from stm_backends.testing.workbench.expectations import must_be, must_end
 from stm_backends.testing.workbench.proxy import Proxy
@@ -151,8 +152,7 @@ class Network(Contract):
         """There is no deadline: the client waits for an answer for as long as the connection looks open."""
         proxy, driver = await behind(bench)
         key = bench.key()
-        await append_all(driver, key, b"a")
-
+        await append_all(await bench.driver(), key, b"a")
         async with _FAULTS[fault](proxy):
             await _all_of(*(fails() for fails in each_fails_in_time(driver, key)))
         await usable(driver, key)
@@ -162,7 +162,7 @@ class Network(Contract):
         """The deadline begins once a write has waited for those before it, as for a lock of its record."""
         proxy, driver = await behind(bench)
         key, clock = bench.key(), asyncio.get_running_loop().time
-        await append_all(driver, key, b"a")
+        await append_all(await bench.driver(), key, b"a")
         limit = 2 * driver.traits.deadline + SLACK_S / 5
         # A busy machine is late at times, and not again and again.
         for is_last in (*[False] * (TRIES - 1), True):
@@ -211,17 +211,20 @@ class Network(Contract):
     async def test_connections_that_died_unnoticed_are_replaced(self, bench: Bench) -> None:
         """A connection whose answer did not come in time is kept, and used again."""
         proxy, driver = await behind(bench)
-        keys = [bench.key() for _ in range(WRITERS)]
-        await _all_of(*(append_all(driver, key, b"a") for key in keys))
+        beside, keys = await bench.driver(), [bench.key() for _ in range(WRITERS)]
+        await asyncio.gather(*(append_all(beside, key, b"a") for key in keys))
         # So slow that a driver opens as many connections as it ever will.
         async with proxy.slow(min(0.1, driver.traits.deadline / 20)):
             await asyncio.gather(*(outcome(driver.delete(Key(key.scope, "other"))) for key in keys))
         async with proxy.half_open():
-            for _ in range(RECOVERY):
-                found = await asyncio.gather(*(outcome(driver.load(key)) for key in keys))
-                if not any(isinstance(one, StorageError) for one in found):
-                    break
-            else:
+            found = await _loaded_in_time(driver, keys, RECOVERY)
+            if found is None:
+                # On a machine that is too busy, one without a dead connection fails as well.
+                other = await persistently(lambda: bench.driver_at(proxy.address))
+                if await _loaded_in_time(other, keys, 1) is None:
+                    not_asked("needs new connections that answer in time, and these did not")
+                found = await _loaded_in_time(driver, keys, 1)
+            if found is None:
                 pytest.fail(f"new connections work, and operations still fail after {RECOVERY} deadlines")
             must_be(found, [Record("initial", None, (b"a",))] * WRITERS, "the datastore answers")
 
@@ -348,6 +351,16 @@ async def _refused(driver: Driver, damaged: Key) -> None:
     """Fold a damaged record."""
     with contextlib.suppress(Corrupt, Unavailable, OutcomeUnknown):
         await driver.replace(damaged, b"A", version="v2", expect="initial", drop=1, ttl=KEEP)
+
+
+async def _loaded_in_time(driver: Driver, keys: Sequence[Key], rounds: int) -> list[Record | None] | None:
+    """Return the records of the first round of loads in which none fails, or `None`."""
+    for _ in range(rounds):
+        found = await asyncio.gather(*(outcome(driver.load(key)) for key in keys))
+        records = [one for one in found if not isinstance(one, StorageError)]
+        if len(records) == len(keys):
+            return records
+    return None
 
 
 async def _all_of(*work: Awaitable[Any]) -> None:

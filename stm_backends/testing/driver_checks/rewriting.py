@@ -193,6 +193,7 @@ class Rewriting(Contract):
         one, two, key = await bench.driver(), await bench.driver(), bench.key()
         acknowledged: set[str] = set()
         rewritten: dict[str, list[bytes]] = {}
+        numbers = itertools.count()
         writing = True
 
         async def write(driver: Driver, label: str) -> None:
@@ -208,9 +209,10 @@ class Rewriting(Contract):
                     return
                 record = await driver.load(key)
                 if record is not None and record.tail:
-                    version = new_version()
+                    version, number = new_version(), next(numbers)
                     count = min(1 + turn % 7, len(record.tail))
-                    entries = [_name(entry) + b"/" + version.encode() for entry in record.tail[:count]]
+                    # Not the version, which messages may name, and entries not.
+                    entries = [_name(entry) + b"/%d" % number for entry in record.tail[:count]]
                     rewritten[version] = entries
                     # The body, which the folds write, stays as it was read.
                     body = record.body or b""

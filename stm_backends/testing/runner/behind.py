@@ -1,4 +1,4 @@
-"""The suite's proxy before the server that a URL names, so that faults of the network need no test class."""
+"""What a URL alone is tested with: a proxy before its server, and deadlines for the purpose of each check."""
 
 from __future__ import annotations
 
@@ -6,19 +6,28 @@ import asyncio
 import contextlib
 import functools
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping
+from math import inf
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.plugins import open_driver
+from stm_backends.errors import OutcomeUnknown, Unavailable
 from stm_backends.testing.workbench.drivers import open_at
 from stm_backends.testing.workbench.failures import cut, told
 from stm_backends.testing.workbench.proxy import Proxy
 from stm_backends.testing.workbench.watchdog import WATCHDOG
 
-DEADLINE_S: Final = 2.0
-"""The deadline of drivers behind the proxy, where they have this setting: what stalls is to outlast it."""
+AMPLE_S: Final = 30.0
+"""The deadline of drivers that nothing stalls, where they have this setting: a busy machine keeps it, too."""
+
+DEADLINES_S: Final = (2.0, 6.0)
+"""The deadlines of drivers behind the proxy, which stalls have to outlast; the longer on a slow machine."""
+
+PROMPT: Final = 0.1
+"""In how much of its deadline a driver loads a record that is not there, or the machine is a slow one."""
 
 NO_HOST: Final = "the URL names no host with its port"
 SEVERAL: Final = "the URL names several hosts, and a client goes around a proxy before one of them"
@@ -46,21 +55,30 @@ class Server(NamedTuple):
 def means(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return `address` and `through` for the server of a backend's URL, or `no_proxy`: why there are none.
 
-    `options` are the arguments of `open_at`. The driver is tried once by way of a proxy, which is then cut.
+    `options` are the arguments of `open_at`. The driver is tried by way of a proxy, which is then cut.
     """
     server = server_in(options.get("url") or "")
     if isinstance(server, str):
         return {"no_proxy": server}
-    given = _with_deadline({**options})
+    found: dict[str, Any] = {}
+    for seconds in DEADLINES_S:
+        given = with_deadline(options, seconds)
+        first = functools.partial(_through, given, server.at, create=bool(options.get("create")))
+        with WATCHDOG.watching("the first use of the driver by way of a proxy", 4 * _LONGEST_S):
+            why_not, took = asyncio.run(_tried(server.address, first))
+        through = functools.partial(_through, given, server.at, create=False)
+        found = {"no_proxy": why_not} if why_not else {"address": server.address, "through": through}
+        # A deadline that the author has given stays.
+        if took < PROMPT * seconds or "deadline_s" not in given:
+            break
+    return found
 
-    async def through(address: str, *, create: bool = False) -> Driver:
-        changed: dict[str, Any] = {**given, "url": server.at(address), "create": create}
-        return await open_at(**changed)
 
-    first = functools.partial(through, create=bool(options.get("create")))
-    with WATCHDOG.watching("the first use of the driver by way of a proxy", 4 * _LONGEST_S):
-        why_not = asyncio.run(_tried(server.address, first))
-    return {"no_proxy": why_not} if why_not else {"address": server.address, "through": through}
+async def _through(
+    given: Mapping[str, Any], at: Callable[[str], str], address: str, *, create: bool
+) -> Driver:
+    changed: dict[str, Any] = {**given, "url": at(address), "create": create}
+    return await open_at(**changed)
 
 
 def server_in(url: str) -> Server | str:
@@ -89,31 +107,41 @@ def _in_query(url: str, place: tuple[int, int], at: Callable[[str], str], addres
     return f"{url[:begin]}{quote(at(address), safe='')}{url[end:]}"
 
 
-def _with_deadline(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options with a short deadline, if the backend has the setting and the URL does not give it."""
-    shorter: dict[str, Any] = {**options, "deadline_s": DEADLINE_S}
+def with_deadline(options: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """Return options with a deadline, if the backend has the setting and the URL does not give it."""
+    changed: dict[str, Any] = {**options, "deadline_s": seconds}
     try:
-        driver = open_driver(**shorter)
-        return shorter if driver.traits.deadline == DEADLINE_S else options
-    except Exception:  # noqa: BLE001 -- a plugin by others may refuse it in any way
-        return options
+        if open_driver(**changed).traits.deadline == seconds:
+            return changed
+    except Exception:  # noqa: BLE001, S110 -- a plugin by others may refuse it in any way
+        pass
+    return {**options}
 
 
-async def _tried(address: str, through: Callable[[str], Awaitable[Driver]]) -> str:
-    """Return why a proxy before a server cannot get between it and a driver, or `""`."""
+async def _tried(address: str, through: Callable[[str], Awaitable[Driver]]) -> tuple[str, float]:
+    """Return why a proxy before a server cannot get between it and a driver, or `""`, and a load's seconds.
+
+    That is infinitely long if the driver gave up, and no time if something else was wrong.
+    """
     with Proxy(address) as proxy:
         driver: Driver | None = None
         try:
             async with asyncio.timeout(_LONGEST_S):
                 driver = await through(proxy.address)
                 await _load(driver)
+                began = time.monotonic()
+                await _load(driver)
+                took = time.monotonic() - began
         # An error of the author's is told by the checks that need no proxy.
         except (Exception, SystemExit) as error:  # noqa: BLE001 -- as said above
             if driver is not None:
                 await _closed(driver)
-            return ENCRYPTED if proxy.encrypted else f"a driver by way of it fails: {_short(error)}"
+            gave_up = inf if isinstance(error, Unavailable | OutcomeUnknown | TimeoutError) else 0.0
+            if proxy.encrypted:
+                return ENCRYPTED, 0.0
+            return f"a driver by way of it fails: {_short(error)}", gave_up
         try:
-            return ENCRYPTED if proxy.encrypted else await _goes_around(proxy, driver)
+            return ENCRYPTED if proxy.encrypted else await _goes_around(proxy, driver), took
         finally:
             await _closed(driver)
 

@@ -290,14 +290,17 @@ def stm_datastore(request: pytest.FixtureRequest) -> NamedDatastore:
 
 @pytest.fixture
 def stm_networked_datastore(request: pytest.FixtureRequest, stm_datastore: NamedDatastore) -> Datastore:
-    """The same with the suite's proxy before its server, or with the reason why there is none."""
+    """The same with ample deadlines, and with the suite's proxy before its server or why there is none."""
     from dataclasses import replace  # noqa: PLC0415 -- as above
 
-    from stm_backends.testing.runner.behind import means  # noqa: PLC0415 -- as above
+    from stm_backends.testing.runner.behind import AMPLE_S, means, with_deadline  # noqa: PLC0415 -- as above
+    from stm_backends.testing.workbench.drivers import open_at  # noqa: PLC0415 -- as above
 
     stash = request.config.stash
     if _MEANS not in stash:
-        stash[_MEANS] = means(_options(request.config))
+        options = _options(request.config)
+        ample = functools.partial(open_at, **with_deadline(options, AMPLE_S))
+        stash[_MEANS] = {"open": ample, **means(options)}
     return replace(stm_datastore, **stash[_MEANS])
 
 

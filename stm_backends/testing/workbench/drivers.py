@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import secrets
+import time
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -27,6 +28,9 @@ QUICK_HISTORIES: Final = 3
 
 QUICK_RACES_S: Final = 1.0
 """How many seconds the races of a quick run take at most."""
+
+LONGEST_TICK_S: Final = 2.0
+"""The longest tick with which a check is repeated with one that is four times as long."""
 
 REPEATED: Final = 3
 """How many pages of a listing end at one position until it counts as one that does not advance."""
@@ -196,7 +200,8 @@ class Bench:
         self._proxy: Proxy | None = None
         self._scopes: list[str] = []
         self._damaged: list[Key] = []
-        self._is_entered = False
+        self._entered = 0.0
+        self._waited_s = 0.0  # for drivers to open, before any time to live begins, and for time to pass
         self._hearing = contextlib.ExitStack()
         self._heard: Heard | None = None
 
@@ -204,6 +209,23 @@ class Bench:
     def tick(self) -> float:
         """A time to live in seconds, which the drivers that were opened so far can honour."""
         return max(self.datastore.tick, self.traits.min_ttl if self.traits else 0.0)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the tick may have been too short for what was done.
+
+        It took half a tick beyond the time that was to pass, on a clock that nobody can stop. Behind a proxy,
+        a check looks itself whether a record has expired before it lets an operation go on.
+        """
+        took = self.history.latest - self._entered - self._waited_s
+        return took > self.tick / 2 and self.datastore.waits and self._proxy is None
+
+    def patient(self) -> Bench | None:
+        """Return the same bench with a longer tick, if its own may have been too short."""
+        if not self.is_late or self.tick > LONGEST_TICK_S:
+            return None
+        longer = replace(self.datastore, tick=4 * self.tick)
+        return Bench(longer, quick=self.quick, tell_untidy=self.tell_untidy)
 
     def chance(self) -> random.Random:
         """Return what the check takes its chances from; the history says its seed."""
@@ -213,17 +235,27 @@ class Bench:
 
     async def driver(self) -> Driver:
         """Return a new open driver on the datastore."""
-        return self.adopt(await self.datastore.open())
+        return self.adopt(await self._opened(self.datastore.open))
 
     async def unnoted(self) -> Driver:
-        """Return a new open driver whose operations the history does not keep."""
-        return self._add(await self.datastore.open())
+        """Return a new open driver of which nothing is kept: neither what it does, nor what it logs."""
+        return self._add(await self._opened(self.datastore.open))
+
+    async def driver_at(self, address: str) -> Driver:
+        """Return a new open driver that reaches the server at an address; there is a `Datastore.through`."""
+        through = self.datastore.through
+        assert through is not None, "a check asks for `Datastore.through` first"
+        return self.adopt(await self._opened(lambda: through(address)))
+
+    async def _opened(self, open_one: Callable[[], Awaitable[Driver]]) -> Driver:
+        began = time.monotonic()
+        driver = await open_one()
+        self._waited_s += time.monotonic() - began
+        return driver
 
     def _add(self, driver: Driver) -> Driver:
         self._drivers.append(driver)
         self.traits = driver.traits
-        if self._is_entered and self._heard is None:
-            self._heard = self._hearing.enter_context(hearing(*packages_of(driver)))
         return driver
 
     def proxy(self) -> Proxy:
@@ -235,8 +267,10 @@ class Bench:
         return self._proxy
 
     def adopt(self, driver: Driver) -> Driver:
-        """Record what an open driver does from now on, and close it in the end."""
+        """Record what an open driver does and logs from now on, and close it in the end."""
         self._add(driver)
+        if self._entered and self._heard is None:
+            self._heard = self._hearing.enter_context(hearing(self.history.marks, *packages_of(driver)))
         who = f"driver{len(self._drivers)}"
         noted = (*OPERATIONS, "open", "close")
         return cast("Driver", Recorded(driver, self.history, who, noted, ANSWERS))
@@ -254,10 +288,12 @@ class Bench:
     def clean(self, scope: str) -> None:
         """Remember to remove everything in `scope` in the end."""
         self._scopes.append(scope)
+        self.history.given(scope)
 
     async def pass_time(self, seconds: float) -> None:
         """Let seconds go by on the clock that judges expiry."""
         self.history.say(f"{seconds:g} s pass")
+        self._waited_s += seconds
         await self.datastore.pass_time(seconds)
 
     async def damage(self, key: Key) -> None:
@@ -275,7 +311,7 @@ class Bench:
         await self.datastore.cut(key)
 
     async def __aenter__(self) -> Bench:
-        self._is_entered = True
+        self._entered = time.monotonic()
         return self
 
     async def __aexit__(
@@ -306,9 +342,10 @@ class Bench:
         """Fail if anything that was logged or raised names a key, or shows stored bytes."""
         if self._heard is None:
             return
-        for message in {**dict.fromkeys(self._heard.messages), **self.history.errors}:
-            if found := message.tells(self.history.marks):
-                raise Overheard(Met(found, f"said by {message.where}"))
+        for error in self.history.errors:
+            self._heard.judge(error)
+        for message, found in self._heard.told.items():
+            raise Overheard(Met(found, f"said by {message.where}"))
 
     async def _remove_all(self) -> None:
         # One of the check's own drivers may be closed by now, so this one is new.

@@ -23,6 +23,9 @@ _MARK: Final = re.compile(r"[A-Za-z0-9]{12,}")
 _LOOKED_THROUGH: Final = 1_000
 """How many bytes of a value are looked through for such a run."""
 
+_KEPT: Final = 20
+"""How many messages are kept that have a mark."""
+
 _SHOWN: Final = 24
 """How much of it is looked for, because a message may cut it."""
 
@@ -41,7 +44,8 @@ class Message(NamedTuple):
     def tells(self, marks: Mapping[str, str]) -> str:
         """Return what to say if it has one of the marks, each with what it is of; or `""`."""
         told = f"{self.where}: {cut(self.text, _LONGEST_TEXT)}"
-        for mark, what in marks.items():
+        # A copy, because a driver may log in threads of its own.
+        for mark, what in list(marks.items()):
             if mark in self.text:
                 return f"no message may contain {what}, and one does: {told}"
             if mark in self.beside:
@@ -51,14 +55,16 @@ class Message(NamedTuple):
 
 @dataclass(eq=False)
 class Heard(logging.Handler):
-    """What was logged or warned of, and how often each place in the code warned.
+    """Which messages have one of the marks, and how often each place in the code warned.
 
     `packages` are those of the driver. What others log below `WARNING`, such as a client library that logs
-    each request when it is told to, is not the driver's.
+    each request when it is told to, is not the driver's. `told` has the first messages, each with what to
+    say of it; a driver may log with each operation, so the others are not kept.
     """
 
     packages: tuple[str, ...]
-    messages: list[Message] = field(default_factory=list[Message])
+    marks: Mapping[str, str]
+    told: dict[Message, str] = field(default_factory=dict[Message, str])
     places: Counter[str] = field(default_factory=Counter[str])
 
     def __post_init__(self) -> None:
@@ -76,9 +82,14 @@ class Heard(logging.Handler):
 
     def note(self, message: Message, place: str, is_warning: bool) -> None:
         """Note a message."""
-        self.messages.append(message)
+        self.judge(message)
         if is_warning:
             self.places[place] += 1
+
+    def judge(self, message: Message) -> None:
+        """Note a message that has one of the marks."""
+        if len(self.told) < _KEPT and (found := message.tells(self.marks)):
+            self.told[message] = found
 
 
 def message_of(error: BaseException) -> Message:
@@ -108,9 +119,9 @@ def marks_of(key: Key | str, *values: bytes) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def hearing(*packages: str) -> Generator[Heard]:
+def hearing(marks: Mapping[str, str], *packages: str) -> Generator[Heard]:
     """Hear all that the loggers of these packages say, and the warnings that others log."""
-    heard, root = Heard(packages), logging.getLogger()
+    heard, root = Heard(packages, marks), logging.getLogger()
     loggers: list[logging.Logger] = [logging.getLogger(package) for package in packages]
     loggers += [
         logger
@@ -132,9 +143,9 @@ def hearing(*packages: str) -> Generator[Heard]:
 
 
 @contextlib.contextmanager
-def hearing_warnings(*packages: str) -> Generator[Heard]:
+def hearing_warnings(marks: Mapping[str, str], *packages: str) -> Generator[Heard]:
     """Hear the warnings of Python as well, which nobody else gets meanwhile."""
-    with hearing(*packages) as heard, warnings.catch_warnings():
+    with hearing(marks, *packages) as heard, warnings.catch_warnings():
 
         def warned(message: Warning | str, kind: type[Warning], file: str, line: int, *_: Any) -> None:
             place = f"{file}, line {line}: {kind.__name__}"

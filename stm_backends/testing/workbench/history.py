@@ -65,6 +65,8 @@ class History:
         """What can be recognised in a message of keys and stored bytes, and what it is of."""
         self.errors: dict[Message, None] = {}
         """What the errors of operations say, each once."""
+        self.latest = 0.0
+        """When the last operation began or ended, on the clock of `time.monotonic`; 0 before the first."""
         self.shown_at_most = SHOWN
         """How many operations a failing check shows, if it has listed no scope."""
 
@@ -74,12 +76,14 @@ class History:
 
     def begin(self, who: str, call: str, place: object) -> Event:
         """Note that an operation begins."""
+        self.latest = time.monotonic()
         event = Event(who, call, place, next(self._instants))
         self.events.append(event)
         return event
 
     def end(self, event: Event, outcome: str) -> None:
         """Note how an operation ended."""
+        self.latest = time.monotonic()
         event.ended, event.outcome = next(self._instants), outcome
 
     def longest_until(self, error: BaseException) -> float:

@@ -77,6 +77,27 @@ async def damage(key: Key) -> None:
             )
 
 
+async def cut(key: Key) -> None:
+    """Cut off a byte of the newest entry."""
+    async with cursor() as own:
+        await own.execute(
+            "UPDATE stm_entry JOIN stm_record ON record = id SET entry = LEFT(entry, LENGTH(entry) - 1)"
+            " WHERE scope = %s AND name = %s AND seq = next - 1",
+            key_bytes(key),
+        )
+
+
+async def stored(key: Key) -> list[Any]:
+    """Return the row of the record, and entries of which no record knows."""
+    async with cursor() as own:
+        await own.execute(
+            "SELECT 'record', id FROM stm_record WHERE scope = %s AND name = %s UNION ALL"
+            " SELECT 'entry', record FROM stm_entry WHERE record NOT IN (SELECT id FROM stm_record)",
+            key_bytes(key),
+        )
+        return list(await own.fetchall())
+
+
 async def peek(key: Key) -> Record | None:
     async with cursor() as own:
         await own.execute(
@@ -103,6 +124,8 @@ class TestMariadbDriver(DriverContract):
                 hold=hold,
                 transactions=transactions,
                 damage=damage,
+                cut=cut,
+                stored=stored,
                 peek=peek,
                 tick=2.0,
             )
