@@ -241,6 +241,63 @@ BUGS = (
         {'for one in answer.get("kvs", [])': 'for one in answer.get("kvs", []) if "value" in one'},
     ),
     Bug(
+        "a-call-that-fails-keeps-its-place",
+        "test_failed_operations_and_close_leave_no_connection_open",
+        {
+            "        async with self._limit:\n": "        await self._limit.__aenter__()\n        if True:\n",
+            'response = await self._client.post("txn", content=json.dumps(transaction))\n': (
+                'response = await self._client.post("txn", content=json.dumps(transaction))\n'
+                "            await self._limit.__aexit__()\n"
+            ),
+        },
+    ),
+    Bug(
+        "a-cancelled-write-keeps-its-turn",
+        "test_a_cancelled_append_is_applied_completely_or_not_at_all",
+        {
+            " as before_commit, turn:\n": " as before_commit:\n                await turn.acquire()\n",
+            "                    if not change:\n                        return answer\n": (
+                "                    if not change:\n                        turn.release()\n"
+                "                        return answer\n"
+            ),
+            "change):\n                        return answer\n": (
+                "change):\n                        turn.release()\n                        return answer\n"
+            ),
+            "WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()": "dict[Key, asyncio.Lock] = {}",
+        },
+    ),
+    Bug(
+        "a-delete-is-two-commits",
+        "test_a_paused_write_does_not_bring_back_a_record_that_was_deleted",
+        {
+            "change):\n                        return answer\n": (
+                'change[:1] if operation == "delete" else change):\n'
+                '                        if operation == "delete":\n'
+                "                            await self._commit({}, change[1:])\n"
+                "                        return answer\n"
+            )
+        },
+    ),
+    Bug(
+        "a-record-expires-at-a-whole-second",
+        "test_a_record_exists_until_it_expires",
+        {"inf if ttl is None else now + ttl": "inf if ttl is None else float(int(now + ttl))"},
+    ),
+    Bug(
+        "what-is-kept-never-expires",
+        "test_keep_leaves_the_time_to_live_unchanged",
+        {"kept if ttl is KEEP else": "inf if ttl is KEEP else"},
+    ),
+    Bug(
+        "a-fold-makes-no-room",
+        "test_a_full_record_refuses_what_it_cannot_hold_and_a_fold_makes_room",
+        {
+            "after = replace(after, size=sum(map(len, tail), len(body)))": (
+                "after = replace(after, size=len(body) + (head.size if head and tail else 0))"
+            )
+        },
+    ),
+    Bug(
         "a-close-drops-what-is-running",
         "test_closing_ends_each_running_operation_with_a_result_or_an_error",
         {"    await limit.drain()\n": ""},
