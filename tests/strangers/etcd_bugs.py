@@ -14,11 +14,15 @@ PACKAGE = "stm_backends_etcd"
 
 
 class Bug(NamedTuple):
-    """A mistake, the check that names it, and each line that it changes."""
+    """A mistake, the check that names it, what it changes, and whether the quick form of the check finds it.
+
+    Those in `FEW` are asked in a quick run, too.
+    """
 
     name: str
     check: str
     changes: dict[str, str]
+    quick: bool = True
 
 
 def installed(folder: Path, bug: Bug | None = None) -> Path:
@@ -43,6 +47,9 @@ def installed(folder: Path, bug: Bug | None = None) -> Path:
     (metadata / "entry_points.txt").write_text(f"[stm_backends]\netcd = {PACKAGE}.plugin\n")
     return place
 
+
+FEW = ("a-conflict-is-a-lost-race", "a-purge-removes-without-a-condition", "versions-of-a-key-are-compared")
+"""What an earlier suite let pass, or found by chance."""
 
 BUGS = (
     Bug(
@@ -103,12 +110,19 @@ BUGS = (
     ),
     Bug(
         "a-rewrite-has-more-operations-than-a-commit",
-        "test_a_full_record_can_be_rewritten_at_its_size",
+        "test_many_entries_can_be_rewritten_at_once",
         {"MOST_REWRITTEN: Final = 100": "MOST_REWRITTEN: Final = 10_000"},
+        quick=False,
+    ),
+    Bug(
+        "a-rewrite-is-larger-than-a-request",
+        "test_a_full_record_can_be_rewritten_at_its_size",
+        {"max_record=settings.max_record_bytes": "max_record=4 * settings.max_record_bytes"},
+        quick=False,
     ),
     Bug(
         "an-error-names-the-key",
-        "test_no_message_of_a_race_names_a_key_or_stored_text",
+        "test_writers_of_one_record_end_in_time_however_many_wait",
         {
             'raise Unavailable("the time to begin a write has passed; nothing was written") from error': (
                 'raise Unavailable(f"other writers changed {key}") from error'
@@ -160,11 +174,6 @@ BUGS = (
         },
     ),
     Bug(
-        "each-record-keeps-a-lock",
-        "test_many_records_leave_no_object_behind",
-        {"WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()": "dict[Key, asyncio.Lock] = {}"},
-    ),
-    Bug(
         "each-record-keeps-a-task",
         "test_operations_leave_no_task_thread_or_connection_behind",
         {
@@ -176,14 +185,18 @@ BUGS = (
         },
     ),
     Bug(
-        "an-opening-that-fails-leaves-its-client",
+        "an-opening-that-fails-leaves-its-task",
         "test_an_opening_that_meets_a_stall_leaves_nothing_behind",
         {
             'await self._edge.run("open", lambda: self._range(self._heads, limit=1))': (
-                'await self._edge.run("open", lambda: self._range(self._heads, limit=1))\n'
-                "        self.client_opened = True"
+                "self._keeping = asyncio.ensure_future(asyncio.Event().wait())\n"
+                '        await self._edge.run("open", lambda: self._range(self._heads, limit=1))\n'
+                "        self._was_opened = True"
             ),
-            "        if client is not None:\n": "        if client and 'client_opened' in vars(self):\n",
+            "            self._closing = ": (
+                '            if hasattr(self, "_was_opened"):\n                self._keeping.cancel()\n'
+                "            self._closing = "
+            ),
         },
     ),
     Bug(
@@ -193,7 +206,8 @@ BUGS = (
             '        answer = await self._post({"compare": compare, "success": change})\n': (
                 '        commit = {"compare": compare, "success": change}\n'
                 "        try:\n            answer = await self._post(commit)\n"
-                "        except httpx.RemoteProtocolError:\n            answer = await self._post(commit)\n"
+                "        except (httpx.ReadError, httpx.RemoteProtocolError):\n"
+                "            answer = await self._post(commit)\n"
             )
         },
     ),
@@ -234,11 +248,6 @@ BUGS = (
         "the-newest-entries-are-the-oldest",
         "test_a_load_of_the_newest_entries_has_these_in_order",
         {'"sort_order": "DESCEND", ': ""},
-    ),
-    Bug(
-        "what-is-empty-is-missing",
-        "test_empty_bodies_and_empty_entries_are_stored",
-        {'for one in answer.get("kvs", [])': 'for one in answer.get("kvs", []) if "value" in one'},
     ),
     Bug(
         "a-call-that-fails-keeps-its-place",
@@ -290,16 +299,12 @@ BUGS = (
     ),
     Bug(
         "a-fold-makes-no-room",
-        "test_a_full_record_refuses_what_it_cannot_hold_and_a_fold_makes_room",
+        "test_a_record_is_full_with_exactly_max_record_bytes",
         {
             "after = replace(after, size=sum(map(len, tail), len(body)))": (
                 "after = replace(after, size=len(body) + (head.size if head and tail else 0))"
             )
         },
-    ),
-    Bug(
-        "a-close-drops-what-is-running",
-        "test_closing_ends_each_running_operation_with_a_result_or_an_error",
-        {"    await limit.drain()\n": ""},
+        quick=False,
     ),
 )
