@@ -567,7 +567,7 @@ def meaning(error: Exception) -> Meaning | None:
     if error.code == 3:
         return Unavailable, "--max-request-bytes or --max-txn-ops of the server is lower than by default"
     if error.code == 8:
-        return Unavailable, "the server has no space left, or admits fewer or smaller requests than by default"
+        return Unavailable, "the server has no space left, or admits only fewer or smaller requests"
     # Also 14: what the server gave up may have been done by the cluster.
     return OutcomeUnknown, f"unexpected answer of the server ({error}); it must be etcd 3.4 or later"
 
