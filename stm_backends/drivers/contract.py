@@ -160,8 +160,8 @@ _VERSION_CHARACTERS: Final = 24
 class Driver(Protocol):
     """Five operations, each atomic, and each one round trip where the datastore allows it.
 
-    An operation may read and decide in Python within one transaction that has locked the record; it never
-    reads in one transaction and writes in another.
+    An operation may read and decide in Python within one transaction that has locked the record, or commit on
+    the condition that nothing has changed since it read; it never writes otherwise what it read before.
 
     An expired record is absent in every operation, at once; each operation decides expiry at one point in
     time. A time to live is seconds from now; `None` means that the record never expires. Every operation ends
