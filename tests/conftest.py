@@ -38,6 +38,24 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+class FailuresAtOnce:
+    """Prints a failure when it happens: a long run may be ended before pytest prints it."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.getplugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.write_line(f"\n{report.nodeid} failed ({report.when})\n{report.longreprtext}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have failures printed by the process that prints, not by its workers."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailuresAtOnce(config), "stm_failures_at_once")
+
+
 @pytest.fixture(autouse=True)
 def _every_kind_of_message_is_new() -> Iterator[None]:
     """Log in each test what an earlier one has logged already."""
