@@ -1,4 +1,4 @@
-"""Check, build and show the project: `nox` checks in minutes, `nox -s full` at full length.
+"""Check, build and show the project: `nox` checks in minutes, `nox -s full` what takes longer.
 
 Needs Python, the package index, and nothing else: no other interpreter, no root. The servers that the tests
 talk to come from package indexes too; DynamoDB Local needs Java and npm. With `nox[uv]`, uv installs, which
@@ -100,9 +100,10 @@ def tests_all(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def full(session: nox.Session) -> None:
-    """Run all tests at full length, and PenguiFlow's own tests on our memory."""
+    """Run what `tests` leaves out or shortens, at full length, and PenguiFlow's own tests on our memory."""
     prepare_tests(session, "browser")
-    session.run("python", "-m", "pytest", "--durations=60", *ALL_IN_PARALLEL, *session.posargs)
+    longer = ("-m", "full or suite", "--durations=40", *ALL_IN_PARALLEL)
+    session.run("python", "-m", "pytest", *longer, *session.posargs)
     last = (f"tests/{path}" for path in FEW_AT_A_TIME)
     # A long dialogue may last longer than any other test.
     session.run("python", "-m", "pytest", "-n", "2", "-o", "faulthandler_timeout=1200", "--stm-quick", *last)

@@ -179,9 +179,23 @@ def postgres_url(request: pytest.FixtureRequest, postgres_folder: Path) -> Itera
 # MongoDB
 
 
+@pytest.hookimpl(tryfirst=True)  # before the marks select
+@pytest.hookimpl(tryfirst=True)  # before marks select
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """PyMongo leaves a socket to the garbage collector if it is cancelled while it connects."""
+    """Mark the checks of the shipped suite that `--stm-quick` shortens, and what PyMongo leaves behind.
+
+    PyMongo leaves a socket to the garbage collector if it is cancelled while it connects.
+    """
+    from stm_backends.testing.workbench.check import Contract  # noqa: PLC0415 -- as above
+
     for item in items:
+        if (
+            isinstance(item, pytest.Function)
+            and item.cls
+            and issubclass(item.cls, Contract)
+            and not item.cls.quick
+        ):
+            item.add_marker("suite")
         if "mongo" in item.nodeid:
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
 

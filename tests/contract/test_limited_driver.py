@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
 from stm_backends.drivers.contract import Driver
@@ -15,6 +17,8 @@ AMPLE = Guard(Limits(conversation_turns=10**6, conversation_bytes=10**9, user_co
 
 
 class TestLimitedDriver(DriverContract):
+    quick: ClassVar = True  # the slow checks are asked of the driver below
+
     @pytest.fixture
     def datastore(self, monkeypatch: pytest.MonkeyPatch) -> Datastore:
         # The limits apply to all records of the checks.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -15,6 +15,8 @@ from stm_backends.telemetry.opentelemetry import Telemetry
 
 
 class TestObservedDriver(DriverContract):
+    quick: ClassVar = True  # the slow checks are asked of the driver below
+
     @pytest.fixture
     def datastore(self) -> Datastore:
         clock, telemetry, url = FakeClock(), Telemetry(), f"memory://{uuid.uuid4().hex}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -15,6 +16,8 @@ from tests.support.sealed import open_sealed, sealed
 
 
 class TestSealedDriver(DriverContract):
+    quick: ClassVar = True  # the slow checks are asked of the driver below
+
     @pytest.fixture
     def datastore(self) -> Datastore:
         clock, store = FakeClock(), MemoryStore()
@@ -31,6 +34,8 @@ class TestSealedDriver(DriverContract):
 
 class TestSealedLargeEntries(DriverContract):
     """Pointers and parts are sealed too: large values are split above the seal."""
+
+    quick: ClassVar = True  # the slow checks are asked of large values without a seal
 
     @pytest.fixture
     def datastore(self) -> Datastore:

@@ -41,6 +41,8 @@ def place(moto):
 class TestDynamoDriverOnMoto(_TestDynamoDriver):
     """The contract is kept on moto, too."""
 
+    quick: ClassVar = True  # what takes long is asked of DynamoDB Local
+
     opted_out: ClassVar = {
         "test_connections_that_died_unnoticed_are_replaced": "64 appends take one thread of moto about 2 s",
         "test_many_entries_can_be_rewritten_at_once": "moto answers 500 to an update of 250 elements",
