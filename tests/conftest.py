@@ -51,7 +51,9 @@ class FailuresAtOnce:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have failures printed by the process that prints, not by its workers."""
+    """Have failures printed by the process that prints, not by its workers, and name our own mark."""
+    # Here, because tests run pytest on files below with another configuration.
+    config.addinivalue_line("markers", "suite: a check of the shipped suite that `--stm-quick` shortens.")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(FailuresAtOnce(config), "stm_failures_at_once")
 
