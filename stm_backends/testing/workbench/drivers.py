@@ -70,7 +70,8 @@ class Datastore:
     a time to live in seconds that is longer than any operation takes and short enough to wait for.
     Where its driver's `min_ttl` is longer, that is the tick. `histories` is how many random histories of
     operations are tried, and `races_s` is how many seconds a race of writers is repeated, at most; a quick
-    run tries fewer. Races take their chances from a `seed`, which is a new one each time unless it is given.
+    run tries fewer. Races and histories take their chances from a `seed`, which is a new one each time unless
+    it is given.
 
     The rest is optional; a check that needs what is missing is reported as not asked:
 
