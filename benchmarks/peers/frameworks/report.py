@@ -36,8 +36,8 @@ _NOTES = """\
   the app's state, and read again after a `StaleSessionError`, as ADK asks for.
 - **LangGraph**: a graph of one node, with the default `durability="async"`. A run stores several checkpoints;
   its time is divided by their number. Bytes are values without indexes and pages, after a run for each two
-  messages. Where a run of ours raises `EditConflict`, nothing of its step is stored; `saver.turn` lets runs
-  wait for each other.
+  messages. Ours stores what a checkpoint adds, and older ones in pages, which are compressed. Where a run of
+  ours raises `EditConflict`, nothing of its step is stored; `saver.turn` lets runs wait for each other.
 - **Agent Framework**: a run reads the history once, and stores two messages. `agent-framework-redis` admits
   no redis-py after 7.2.0, so this section is measured with an earlier one than the others.
 - **Strands**: its own are files, and ours is in SQLite. An exchange is a call of an agent whose model answers
