@@ -77,7 +77,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--stm-quick",
         action="store_true",
-        help="Leave out slow checks and shorten others: under 10 s on an embedded datastore.",
+        help="Leave out slow checks and shorten others: under 15 s on an embedded datastore.",
     )
     group.addoption(
         "--stm-tick",
