@@ -102,7 +102,8 @@ def tests_all(session: nox.Session) -> None:
 def full(session: nox.Session) -> None:
     """Run what `tests` leaves out or shortens, at full length, and PenguiFlow's own tests on our memory."""
     prepare_tests(session, "browser")
-    longer = ("-m", "full or suite", "--durations=40", *ALL_IN_PARALLEL)
+    # Some tests run a whole suite by its command, on a server and at full length.
+    longer = ("-m", "full or suite", "--durations=40", "-o", "faulthandler_timeout=900", *ALL_IN_PARALLEL)
     session.run("python", "-m", "pytest", *longer, *session.posargs)
     last = (f"tests/{path}" for path in FEW_AT_A_TIME)
     # A long dialogue may last longer than any other test.
