@@ -63,6 +63,29 @@ def lowest(session: nox.Session) -> None:
     session.run("pytest", "tests/packaging/test_lowest.py", *session.posargs)
 
 
+FRAMEWORKS = tuple(
+    extra
+    for extra in PYPROJECT["project"]["optional-dependencies"]
+    if any(Path("stm_backends", "integrations").glob(f"{extra.replace('-', '_')}*"))
+)
+"""The extras that have a module of their own, and so tests."""
+
+
+@nox.session(default=False)
+@nox.parametrize("extra", FRAMEWORKS)
+def newest(session: nox.Session, extra: str) -> None:
+    """Run the tests of each framework, and the framework's own, with its newest release."""
+    install_group(session, "test", "telemetry", "services", "agents")
+    session.install("pip", "-e", ".[all]")
+    # In a call of its own: where frameworks do not agree on a version of something, the others lose.
+    session.install("--upgrade", *PYPROJECT["project"]["optional-dependencies"][extra])
+    name = extra.replace("-", "_")
+    found = [*Path("tests", "integrations").glob("test_*.py"), *Path("tests", "kits").glob("test_*.py")]
+    files = [str(path) for path in found if f"{path.stem}_".startswith(f"test_{name}_")]
+    options = {"PYTEST_ADDOPTS": "-p no:langsmith_plugin"}  # see `prepare_tests`
+    session.run("python", "-m", "pytest", "-n", "auto", *files, *session.posargs, env=options)
+
+
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests on every driver, with the suites in their quick form; or the arguments after `--`."""
@@ -79,7 +102,8 @@ def tests_all(session: nox.Session) -> None:
 def full(session: nox.Session) -> None:
     """Run what `tests` leaves out or shortens, at full length, and PenguiFlow's own tests on our memory."""
     prepare_tests(session, "browser")
-    longer = ("-m", "full or suite", "--durations=40", *ALL_IN_PARALLEL)
+    # Some tests run a whole suite by its command, on a server and at full length.
+    longer = ("-m", "full or suite", "--durations=40", "-o", "faulthandler_timeout=900", *ALL_IN_PARALLEL)
     session.run("python", "-m", "pytest", *longer, *session.posargs)
     last = (f"tests/{path}" for path in FEW_AT_A_TIME)
     # A long dialogue may last longer than any other test.
@@ -103,13 +127,13 @@ def coverage(session: nox.Session) -> None:
 
 FEW_AT_A_TIME = (
     *("chaos/test_runs.py", "chaos/test_soak.py"),
-    *("services/test_long_dialogues.py", "strangers/test_objects.py"),
+    *("services/test_long_dialogues.py", "strangers/test_objects.py", "strangers/test_etcd.py"),
 )
-"""What `full` runs after the other tests: pods and faults, dialogues of 39 MB that take minutes, and a suite
-that keeps a processor busy.
+"""What `full` runs after the other tests: pods and faults, dialogues of 39 MB that take minutes, and suites
+that keep a processor busy.
 
-The suite on an object store takes a quarter of an hour at full length, which is left to the session
-`strangers`: it is here in its quick form.
+The suite on an object store takes a quarter of an hour at full length, and the one on etcd minutes, which is
+left to the session `strangers`: they are here in their quick form.
 """
 
 OF_OTHER_SESSIONS = ("packaging/test_lowest.py", "packaging/test_wheel.py")
@@ -141,22 +165,47 @@ def prepare_tests(session: nox.Session, *further: str) -> None:
     session.env["PYTHONDONTWRITEBYTECODE"] = None
 
 
-def run_penguiflows_tests(session: nox.Session) -> None:
-    """Run PenguiFlow's own tests of its memory and its planner, on our classes."""
-    (release,) = PYPROJECT["dependency-groups"]["penguiflow"]
-    plugins = Path("tests", "penguiflow").absolute()
+@nox.session(default=False)
+def penguiflow(session: nox.Session) -> None:
+    """PenguiFlow's own tests on our memory; `-- newest` takes its newest pre-release, `-- 3.11.3a2` another.
+
+    Before them, our tests with its planner run on that release.
+    """
+    prepare_tests(session)
+    run_penguiflows_tests(session, *session.posargs)
+
+
+def run_penguiflows_tests(session: nox.Session, release: str = "") -> None:
+    """Run PenguiFlow's own tests of its memory and its planner, on our classes.
+
+    They are those of the pinned release, of the `newest` one, pre-releases included, or of a version. Any but
+    the pinned one is installed.
+    """
+    (wanted,) = PYPROJECT["dependency-groups"]["penguiflow"]
+    if release:
+        wanted = "penguiflow" if release == "newest" else f"penguiflow=={release}"
+    ours = Path("tests", "penguiflow").absolute()
     with tempfile.TemporaryDirectory(prefix="stm-backends-") as folder:
         # A wheel has no tests, and uv does not download source distributions.
         session.run(
-            *("python", "-m", "pip", "download", "--quiet", "--no-binary", ":all:", "--no-deps"),
-            *("--dest", folder, release),
+            *("python", "-m", "pip", "download", "--quiet", "--no-binary", ":all:", "--no-deps", "--pre"),
+            *("--dest", folder, wanted),
         )
         (sdist,) = Path(folder).glob("*.tar.gz")
         shutil.unpack_archive(sdist, folder, filter="data")
-        with session.chdir(sdist.with_name(sdist.name.removesuffix(".tar.gz"))):
+        source = sdist.with_name(sdist.name.removesuffix(".tar.gz"))
+        if release:
+            session.install(str(source))
+            # The others compare states and views with those of the pinned release.
+            files = (f"tests/penguiflow/test_{name}.py" for name in WITH_THEIRS)
+            session.run("python", "-m", "pytest", "-m", "not full", *files)
+        with session.chdir(source):
             files = sorted(str(path) for pattern in THEIR_TESTS for path in Path("tests").glob(pattern))
+            left_out = [f"--deselect={test}" for test in LEFT_OUT]
             options = ("-p", "our_memory", "-p", "no:cacheprovider", "-ra")
-            session.run("python", "-m", "pytest", *options, *files, env={"PYTHONPATH": str(plugins)})
+            session.run(
+                *("python", "-m", "pytest", *options, *files, *left_out), env={"PYTHONPATH": str(ours)}
+            )
 
 
 THEIR_TESTS = (
@@ -167,6 +216,28 @@ THEIR_TESTS = (
     "test_session*.py",
 )
 """PenguiFlow's tests that reach its memory, by way of its planner and its sessions or at first hand."""
+
+WITH_THEIRS = ("revisions", "adoption", "planner_memory", "planner_state")
+"""Our tests that hold of each release of PenguiFlow."""
+
+LEFT_OUT = tuple(
+    f"tests/test_short_term_memory.py::test_{name}"
+    for name in (
+        # Of two writers, theirs keeps the turns of the last one. Ours keeps those of both.
+        "hydrate_with_newer_state_resummarizes_current_state",
+        # Theirs gives its summary up where another writer came first. Ours merges it with what was saved.
+        "background_persist_skipped_when_store_has_newer_revision",
+        # Theirs saves a summary where the state was loaded, ours only where `persist` has saved the turns.
+        "background_persist_goes_to_the_key_it_started_under",
+        # Theirs keeps the end of a summary that is cut, ours its beginning, too.
+        "truncate_summary_shrinks_summary_before_dropping_turns",
+        # Theirs loads a saved `recovering` as `degraded`, and `retry` as `healthy`. Ours, as 3.11.2, shows
+        # what was saved, and its background goes on from there.
+        "restored_recovering_state_recovers_its_backlog",
+        "restored_transient_health_states_are_normalised",
+    )
+)
+"""Tests of newer releases that ask of a memory what ours does otherwise, each with the difference."""
 
 
 @nox.session(default=False)
@@ -255,10 +326,11 @@ def bench(session: nox.Session) -> None:
 def peers(session: nox.Session) -> None:
     """What other libraries cost for one turn, and what they lose; `-- --write` writes the page.
 
-    `-- --messages` measures messages with tool calls instead, and `-- --shown` what a product shows: pages of
-    history, newest items, sidebars.
+    `-- --messages` measures messages with tool calls instead, `-- --shown` what a product shows: pages of
+    history, newest items, sidebars; `-- --frameworks` compares each integration with its framework's own.
     """
     # In one call, so that all requirements are resolved together.
     services = nox.project.dependency_groups(PYPROJECT, "services")
-    session.install("-r", "benchmarks/peers/requirements.txt", *services, "-e", ".[all]")
+    folder = "benchmarks/peers/frameworks" if "--frameworks" in session.posargs else "benchmarks/peers"
+    session.install("-r", f"{folder}/requirements.txt", *services, "-e", ".[all]")
     session.run("python", "-m", "benchmarks.peers", *session.posargs)

@@ -75,8 +75,6 @@ metrics.get_meter_provider().shutdown()
 # span stm.get_llm_context {}
 # None
 # span load {'db.system.name': 'memory', 'db.operation.name': 'load'}
-# span load {'db.system.name': 'memory', 'db.operation.name': 'load'}
-# span load {'db.system.name': 'memory', 'db.operation.name': 'load'}
 # span replace {'db.system.name': 'memory', 'db.operation.name': 'replace'}
 # span replace {'db.system.name': 'memory', 'db.operation.name': 'replace'}
 # span load {'db.system.name': 'memory', 'db.operation.name': 'load'}
@@ -86,7 +84,7 @@ metrics.get_meter_provider().shutdown()
 # span load {'db.system.name': 'memory', 'db.operation.name': 'load'}
 # span replace {'db.system.name': 'memory', 'db.operation.name': 'replace'}
 # span stm.background {}
-# metric db.client.operation.duration 18 s
+# metric db.client.operation.duration 16 s
 # metric stm.turns.appended 2 {turn}
 # metric stm.context.tokens 30 {token}
 # metric stm.key_resolution.failures 1 {failure}

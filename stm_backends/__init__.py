@@ -27,7 +27,7 @@ from stm_backends.errors import (
     Unavailable,
     UnknownBackend,
 )
-from stm_backends.history.log import ItemLog
+from stm_backends.history.log import ItemLog, LogState
 from stm_backends.memory.local.memory import DefaultShortTermMemory
 from stm_backends.memory.shared.conversation import Branch, Conversation, History, HistoryMessage
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
@@ -44,7 +44,7 @@ from stm_backends.protocols import (
 )
 from stm_backends.records.codec import Transform
 from stm_backends.records.limits import Limits
-from stm_backends.records.state_store import StateStore
+from stm_backends.records.state_store import StateStore, TenantStates
 from stm_backends.records.usage import Usage
 from stm_backends.sealing.data_keys import EnvelopeKeys
 from stm_backends.sealing.keys import Sealing, StaticKeys
@@ -85,6 +85,7 @@ __all__ = [
     "KeyMismatch",
     "LimitReached",
     "Limits",
+    "LogState",
     "MemoryBudget",
     "MemoryBudgetExceeded",
     "MemoryHealth",
@@ -113,6 +114,7 @@ __all__ = [
     "Strategy",
     "Summarizer",
     "SupportsMemoryState",
+    "TenantStates",
     "TokenEstimator",
     "TooLarge",
     "TrajectoryDigest",

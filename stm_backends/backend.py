@@ -39,6 +39,8 @@ from stm_backends.records.directory import Directory
 from stm_backends.records.keys import (
     LogKind,
     directory_scope,
+    is_beside,
+    log_key,
     name,
     require_dialogue,
     require_key,
@@ -48,7 +50,7 @@ from stm_backends.records.large.driver import LargeEntries
 from stm_backends.records.limited import LimitedDriver
 from stm_backends.records.limits import Guard, Limits, Whose
 from stm_backends.records.seals import Clear
-from stm_backends.records.state_store import StateStore
+from stm_backends.records.state_store import StateStore, TenantStates
 from stm_backends.sealing.data_keys import EnvelopeKeys
 from stm_backends.sealing.guarded import guarded_source
 from stm_backends.sealing.keys import Owner, Sealing, StaticKeys
@@ -283,16 +285,28 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             "observer": self._observer,
         }
 
-    def router(self, config: object | None = None, *, summarizer: Summarizer | None = None) -> MemoryRouter:
+    def router(
+        self,
+        config: object | None = None,
+        *,
+        summarizer: Summarizer | None = None,
+        adopt_from: object | None = None,
+    ) -> MemoryRouter:
         """Return one memory object for all conversations, for agent frameworks that hold a single one.
 
-        Raises `ConfigurationError` for an invalid configuration or summarizer.
+        `adopt_from` is a store in which PenguiFlow's memory has saved its states, with
+        `load_memory_state(key)`. When a conversation that this backend does not have is first continued, it
+        is taken over from there, as by `Sessions.adopt`. Raises `ConfigurationError` for an invalid
+        configuration, summarizer or store.
         """
         settings, writer = remembering(config, summarizer)
         used = as_config(settings)
         policy.summarizer_for(used, writer)
-        given = None if config is None else used
-        return MemoryRouter(partial(self.memory, config=given, summarizer=summarizer), used)
+        given, adopt = None if config is None else used, None
+        if adopt_from is not None:
+            adoption = self.sessions.adopting(adopt_from, ttl=used.record_ttl_s)
+            adopt = adoption.is_there if used.strategy != "none" else None
+        return MemoryRouter(partial(self.memory, config=given, summarizer=summarizer), used, adopt=adopt)
 
     def item_log(self, key: MemoryKey, kind: LogKind, *, ttl_s: float | None = None) -> ItemLog:
         """Return the items that an agent framework keeps of one conversation, shared as a memory is.
@@ -310,8 +324,16 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             directory=self._directory,
             guard=self._guard,
             ttl_s=ttl_s,
-            touches=self._touches,
+            # What belongs to another log is in the list with that.
+            touches=None if is_beside(log_key(key, kind)) else self._touches,
         )
+
+    def tenant_state(self, tenant: str) -> TenantStates:
+        """Return the states that belong to a tenant as a whole, and to none of its users.
+
+        Reads and writes nothing. Raises `InvalidKey` for a tenant that is blank.
+        """
+        return TenantStates(self.driver, self._codec, self._directory, tenant, self._guard)
 
     async def ping(self, tenant: str | None = None) -> float:
         """Load a record that does not exist; returns how many seconds that took.

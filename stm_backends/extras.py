@@ -54,6 +54,13 @@ _BROUGHT = {
     "openai": "openai",
     "openai-agents": "agents",
     "langchain": "langchain_core",
+    "langgraph": "langgraph",
+    "claude-agent-sdk": "claude_agent_sdk",
+    "google-adk": "google",
+    "pydantic-ai": "pydantic_ai",
+    "agent-framework": "agent_framework",
+    "strands": "strands",
+    "llama-index": "llama_index",
     "otel": "opentelemetry",
     "encryption": "cryptography",
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
 from enum import Enum
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
@@ -246,6 +246,14 @@ class ShortTermMemoryConfig:
                 "earlier than its transcript would lose it"
             )
 
+    async def get_llm_context(self) -> Mapping[str, Any]:
+        """Return what raises `ConfigurationError` once it is used: a configuration is not a memory.
+
+        A framework that is given one in the place of a memory would otherwise go on without any. PenguiFlow's
+        planner only logs what this method raises, so the answer raises.
+        """
+        return _NoContext()
+
     @property
     def record_ttl_s(self) -> float | None:
         """For how many seconds after the last turn the record of a conversation lives; `None` for ever."""
@@ -255,6 +263,27 @@ class ShortTermMemoryConfig:
     def estimate(self) -> TokenEstimator:
         """The token estimator in force."""
         return self.token_estimator or default_token_estimator
+
+
+class _NoContext(Mapping[str, Any]):
+    """The context of what is not a memory."""
+
+    def __getitem__(self, name: str) -> Any:
+        raise _not_a_memory()
+
+    def __iter__(self) -> Iterator[str]:
+        raise _not_a_memory()
+
+    def __len__(self) -> int:
+        raise _not_a_memory()
+
+
+def _not_a_memory() -> ConfigurationError:
+    return ConfigurationError(
+        "a ShortTermMemoryConfig of stm_backends was passed in the place of a memory, so nothing would be "
+        "remembered; write short_term_memory=backend.router(config, summarizer=...), or pass the framework's "
+        "own configuration for its own memory"
+    )
 
 
 def as_config(config: object | None) -> ShortTermMemoryConfig:

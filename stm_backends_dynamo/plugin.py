@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.contract import CONTRACT, Driver
 from stm_backends.drivers.plugins import BackendPlugin, hookimpl
 from stm_backends_dynamo.settings import DynamoSettings
 from stm_backends_dynamo.statements import commands
@@ -47,4 +47,5 @@ def stm_backend() -> BackendPlugin:
         requires=("aiobotocore", "botocore"),
         open=open_driver,
         schema=schema,
+        contract=CONTRACT,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.contract import CONTRACT, Driver
 from stm_backends.drivers.plugins import BackendPlugin, hookimpl
 from stm_backends_mongo import statements
 from stm_backends_mongo.settings import MongoSettings
@@ -40,4 +40,5 @@ def stm_backend() -> BackendPlugin:
         requires=("pymongo", "bson"),
         open=open_driver,
         schema=schema,
+        contract=CONTRACT,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.contract import CONTRACT, Driver
 from stm_backends.drivers.plugins import BackendPlugin, hookimpl
 from stm_backends_redis.settings import RedisSettings
 
@@ -38,4 +38,5 @@ def stm_backend() -> BackendPlugin:
         requires=("redis",),
         open=open_driver,
         schema=schema,
+        contract=CONTRACT,
     )

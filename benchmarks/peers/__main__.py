@@ -1,13 +1,14 @@
 """What other libraries cost for one turn of a conversation, and what they lose, beside stm-backends.
 
-    python -m benchmarks.peers [--messages | --shown] [--peers NAME,...] [--quick] [--write]
+    python -m benchmarks.peers [--messages | --shown | --frameworks] [--peers NAME,...] [--quick] [--write]
 
 A full run takes at most a quarter of an hour. `--messages` compares messages with tool calls instead of
-turns, and `--shown` what products show, each as long.
+turns, and `--shown` what products show, each as long. `--frameworks` compares each integration with what its
+framework has of its own, in some eight minutes and an environment of `frameworks/requirements.txt`.
 
 Each library is measured in a process of its own with a time limit, so that one that fails or hangs loses
 only its own figures. `--write` writes benchmarks/PEERS.md with its chart, and the table in README.md; with
-`--messages` or `--shown`, only their section of PEERS.md.
+`--messages`, `--shown` or `--frameworks`, only their section of PEERS.md.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from benchmarks.datastores import folder_for_all
 from benchmarks.peers import report, speaking_report
 from benchmarks.peers.catalogue import MESSAGES, PEERS, SHOWING, Peer
 from benchmarks.peers.figures import Measured, explained
+from benchmarks.peers.frameworks import report as frameworks_report
+from benchmarks.peers.frameworks.catalogue import FRAMEWORKS
 from benchmarks.peers.places import Place
 from benchmarks.peers.servers import CREDENTIALS, serve
 
@@ -53,7 +56,12 @@ class Order:
     timed: bool = True
 
 
-COMPARED: Mapping[str, Mapping[str, Peer]] = {"turns": PEERS, "shown": SHOWING, "messages": MESSAGES}
+COMPARED: Mapping[str, Mapping[str, Peer]] = {
+    "turns": PEERS,
+    "shown": SHOWING,
+    "messages": MESSAGES,
+    "frameworks": FRAMEWORKS,
+}
 """What is compared, and of which libraries."""
 
 
@@ -140,6 +148,7 @@ def main() -> None:
     for name, about in (
         ("messages", "messages with tool calls, not turns"),
         ("shown", "pages, newest items and sidebars, not turns"),
+        ("frameworks", "each integration beside what its framework has of its own"),
     ):
         what.add_argument(f"--{name}", dest="what", action="store_const", const=name, help=about)
     parser.set_defaults(what="turns")
@@ -189,6 +198,7 @@ _PAGES: Mapping[
     "turns": (report.write, lambda results: report.page(results, {})),
     "shown": (report.write_shown, report.shown),
     "messages": (speaking_report.write, speaking_report.section),
+    "frameworks": (frameworks_report.write, frameworks_report.section),
 }
 """What writes figures into the pages, and what returns them as text."""
 

@@ -103,31 +103,38 @@ async def sqlite(place: Place) -> AsyncIterator[Callable[[str], Conversation]]:
 
 
 @asynccontextmanager
-async def _database(
-    url: str, limit: int | None = None, **settings: Any
-) -> AsyncIterator[Callable[[str], Conversation]]:
+async def database(place: Place) -> AsyncIterator[Any]:
+    """Open a `DatabaseSessionService`, on aiosqlite or asyncpg."""
     from google.adk.sessions import DatabaseSessionService
 
-    async with DatabaseSessionService(url, **settings) as service:
+    if place.datastore == "sqlite":
+        made = DatabaseSessionService(f"sqlite+aiosqlite:///{place.url}")
+    else:
+        url = place.url.replace("postgresql://", "postgresql+asyncpg://")
+        made = DatabaseSessionService(url, pool_size=TOGETHER)
+    async with made as service:
+        yield service
+
+
+@asynccontextmanager
+async def _database(place: Place, limit: int | None = None) -> AsyncIterator[Callable[[str], Conversation]]:
+    async with database(place) as service:
         yield lambda name: Session(service, name, limit)
 
 
 def sqlite_database(place: Place) -> AbstractAsyncContextManager[Callable[[str], Conversation]]:
     """`DatabaseSessionService` on aiosqlite."""
-    return _database(f"sqlite+aiosqlite:///{place.url}")
+    return _database(place)
 
 
-def postgres(
-    place: Place, limit: int | None = None
-) -> AbstractAsyncContextManager[Callable[[str], Conversation]]:
+def postgres(place: Place) -> AbstractAsyncContextManager[Callable[[str], Conversation]]:
     """`DatabaseSessionService` on asyncpg."""
-    url = place.url.replace("postgresql://", "postgresql+asyncpg://")
-    return _database(url, limit, pool_size=TOGETHER)
+    return _database(place)
 
 
 def postgres_limited(place: Place) -> AbstractAsyncContextManager[Callable[[str], Conversation]]:
     """`DatabaseSessionService` on asyncpg, of which a run loads the newest events."""
-    return postgres(place, NEWEST)
+    return _database(place, NEWEST)
 
 
 @asynccontextmanager

@@ -64,6 +64,36 @@ class Shown:
 
 
 @dataclass
+class Side:
+    """One side of what was measured: a time in ms, bytes, or a count, `of` so many if that says something.
+
+    `right` is the only count that is not wrong; without it, none is. `errors` are classes of exceptions, and
+    how often they were raised.
+    """
+
+    value: float | None = None
+    of: int | None = None
+    right: float | None = None
+    errors: dict[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass
+class Pair:
+    """The same, measured of a framework's own back end and of ours. `unit` is "ms", "bytes" or "count"."""
+
+    what: str
+    unit: str
+    theirs: Side
+    ours: Side
+
+    @classmethod
+    def of(cls, stored: dict[str, Any]) -> Pair:
+        """Return what `asdict` made of a pair."""
+        sides = (Side(**stored[side]) for side in ("theirs", "ours"))
+        return cls(stored["what"], stored["unit"], *sides)
+
+
+@dataclass
 class Measured:
     """All figures of one library on one datastore. `problems` says why some are missing."""
 
@@ -75,6 +105,7 @@ class Measured:
     tasks: Counted | None = None
     processes: Counted | None = None
     shown: dict[str, Shown] = field(default_factory=dict[str, Shown])
+    pairs: list[Pair] = field(default_factory=list[Pair])
     problems: list[str] = field(default_factory=list[str])
 
     def take(self, said: dict[str, Any]) -> None:
@@ -85,6 +116,8 @@ class Measured:
             self.lengths[at.length] = at
         elif kind == "shown":
             self.shown[value["what"]] = Shown(**value)
+        elif kind == "pair":
+            self.pairs.append(Pair.of(value))
         elif kind == "problem":
             self.problems.append(value)
         elif kind == "versions":
@@ -102,6 +135,8 @@ class Measured:
             measured.take({"length": at})
         for one in stored.get("shown", {}).values():
             measured.take({"shown": one})
+        for one in stored.get("pairs", []):
+            measured.take({"pair": one})
         for kind in ("together", "tasks", "processes"):
             if stored[kind] is not None:
                 measured.take({kind: stored[kind]})

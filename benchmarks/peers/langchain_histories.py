@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from langchain_core.chat_history import BaseChatMessageHistory
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
 from benchmarks.peers.conversation import NEWEST, Conversation
 from benchmarks.peers.places import REGION, Place
@@ -39,6 +39,36 @@ class History(Conversation):
 
     async def questions(self) -> list[str]:
         return [str(one.content) for one in await self._history.aget_messages() if one.type == "human"]
+
+    async def keep(self, *messages: BaseMessage) -> None:
+        """Add messages as they are."""
+        await self._history.aadd_messages(messages)
+
+
+@asynccontextmanager
+async def sql(place: Place) -> AsyncIterator[Callable[[str], Conversation]]:
+    """`SQLChatMessageHistory` of langchain-community on aiosqlite, with one shared engine."""
+    from langchain_community.chat_message_histories import SQLChatMessageHistory
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    engine = create_async_engine(f"sqlite+aiosqlite:///{place.url}")
+    yield lambda name: History(SQLChatMessageHistory(name, connection=engine))
+    await engine.dispose()
+
+
+@asynccontextmanager
+async def ours(place: Place) -> AsyncIterator[Callable[[str], Conversation]]:
+    """`StmChatMessageHistory` on any datastore."""
+    from stm_backends import Backend, MemoryKey, open_backend
+    from stm_backends.integrations.langchain import StmChatMessageHistory
+
+    def history(backend: Backend, name: str) -> History:
+        key = MemoryKey("acme", "u1", name)
+        newest = StmChatMessageHistory(backend, key, limit=NEWEST)
+        return History(StmChatMessageHistory(backend, key), newest)
+
+    async with open_backend(place.backend_url, create=True) as backend:
+        yield lambda name: history(backend, name)
 
 
 @asynccontextmanager
@@ -83,6 +113,9 @@ class _Postgres(Conversation):
 
     async def questions(self) -> list[str]:
         return await (await self._opened()).questions()
+
+    async def keep(self, *messages: BaseMessage) -> None:
+        await (await self._opened()).keep(*messages)
 
 
 @asynccontextmanager

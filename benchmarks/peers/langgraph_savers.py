@@ -2,7 +2,7 @@
 
 Where messages are compared, the node adds the call of a tool and its result, too. The graph runs with
 `durability="exit"`, which stores one checkpoint for a turn and is documented as the fastest; the default,
-`"async"`, stores one for each step.
+`"async"`, stores one for each step. It is measured where our checkpointer is compared with LangGraph's own.
 """
 
 # ruff: noqa: PLC0415 -- each client library is imported where it is used, so that others need not be there
@@ -26,9 +26,10 @@ from benchmarks.peers.places import REGION, TOGETHER, Place
 class Thread(Conversation):
     """A thread. Running the graph reads its state before it stores the new one."""
 
-    def __init__(self, graph: Any, name: str) -> None:
+    def __init__(self, graph: Any, name: str, durability: str = "exit") -> None:
         self._graph = graph
         self._name = name
+        self._durability = durability
 
     async def store(self, user: str, assistant: str) -> None:
         await self.exchange(user, assistant, 0)
@@ -74,10 +75,15 @@ class Thread(Conversation):
         state = await self._graph.aget_state({"configurable": {"thread_id": self._name}})
         return state.values.get("messages", [])
 
+    async def step(self) -> int:
+        """Return the number of the latest checkpoint: each has the next one."""
+        state = await self._graph.aget_state({"configurable": {"thread_id": self._name}})
+        return state.metadata["step"]
+
     async def _run(self, question: AnyMessage, answer: Sequence[AnyMessage], thinking_s: float) -> Any:
         thread = {"thread_id": self._name, "answer": answer, "thinking_s": thinking_s}
         return await self._graph.ainvoke(
-            {"messages": [question]}, {"configurable": thread}, durability="exit"
+            {"messages": [question]}, {"configurable": thread}, durability=self._durability
         )
 
     async def _update(self, messages: Sequence[AnyMessage]) -> None:
@@ -100,27 +106,39 @@ class _DeltaState(TypedDict):
     messages: Annotated[list[AnyMessage], DeltaChannel(_joined)]
 
 
-def _threads(saver: Any, state: Any = MessagesState) -> Callable[[str], Conversation]:
+def graph_of(saver: Any, state: Any = MessagesState) -> Any:
+    """Return the graph with a checkpointer."""
     builder = StateGraph(state)
     builder.add_node("model", _model)
     builder.add_edge(START, "model")
     builder.add_edge("model", END)
-    graph = builder.compile(checkpointer=saver)
+    return builder.compile(checkpointer=saver)
+
+
+def _threads(saver: Any, state: Any = MessagesState) -> Callable[[str], Conversation]:
+    graph = graph_of(saver, state)
     return lambda name: Thread(graph, name)
+
+
+@asynccontextmanager
+async def sqlite_saver(place: Place) -> AsyncIterator[Any]:
+    """Open an `AsyncSqliteSaver`."""
+    from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+
+    async with AsyncSqliteSaver.from_conn_string(place.url) as saver:
+        yield saver
 
 
 @asynccontextmanager
 async def sqlite(place: Place) -> AsyncIterator[Callable[[str], Conversation]]:
     """`AsyncSqliteSaver`."""
-    from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
-
-    async with AsyncSqliteSaver.from_conn_string(place.url) as saver:
+    async with sqlite_saver(place) as saver:
         yield _threads(saver)
 
 
 @asynccontextmanager
-async def postgres(place: Place, state: Any = MessagesState) -> AsyncIterator[Callable[[str], Conversation]]:
-    """`AsyncPostgresSaver` on a pool, with the connection settings that its documentation asks for."""
+async def postgres_saver(place: Place) -> AsyncIterator[Any]:
+    """Open an `AsyncPostgresSaver` on a pool, with the settings that its documentation asks for."""
     from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
     from psycopg.rows import dict_row
     from psycopg_pool import AsyncConnectionPool
@@ -130,6 +148,13 @@ async def postgres(place: Place, state: Any = MessagesState) -> AsyncIterator[Ca
     async with pool:
         saver = AsyncPostgresSaver(pool)
         await saver.setup()
+        yield saver
+
+
+@asynccontextmanager
+async def postgres(place: Place, state: Any = MessagesState) -> AsyncIterator[Callable[[str], Conversation]]:
+    """`AsyncPostgresSaver`."""
+    async with postgres_saver(place) as saver:
         yield _threads(saver, state)
 
 

@@ -6,7 +6,8 @@ import asyncio
 import math
 import multiprocessing
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any
 
 from benchmarks.peers.catalogue import Peer
@@ -90,7 +91,8 @@ async def with_processes(peer: Peer, place: Place, turns: int, *, speaking: bool
         # Nobody has to create a table while others write.
         first = conversations("of processes")
         await (first.speak(exchange_of("first", "ok")) if speaking else first.exchange("first", "ok", 0))
-    said = await asyncio.to_thread(_in_processes, peer, place, turns, speaking)
+    work = partial(_write, peer, place, turns, speaking)
+    said = await asyncio.to_thread(in_processes, work, peer.module)
     async with opened(place) as conversations:
         conversation = conversations("of processes")
         found = spoken(await conversation.said()) if speaking else await conversation.questions()
@@ -104,15 +106,22 @@ def _counted(stored: Iterable[str], said: Iterable[tuple[list[str], dict[str, in
     return count(acknowledged, found, (errors for _, errors in every))
 
 
-def _in_processes(peer: Peer, place: Place, turns: int, speaking: bool) -> list[Any]:
+Ready = Callable[[], Awaitable[object]]
+"""What a process awaits before it begins: that all others have come as far."""
+
+
+def in_processes(work: Callable[[int, Ready], Coroutine[Any, Any, object]], module: str) -> list[Any]:
+    """Return what several processes did, each with a number of its own, in no order; a text is no result.
+
+    `work` has to be a function of a module, or a `partial` of one. `module` is imported before they begin.
+    """
     # They are forked from a process that has imported the library and has no threads.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.peers.losses", peer.module])
+    context.set_forkserver_preload(["benchmarks.peers.losses", module])
     barrier = context.Barrier(PROCESSES)
     results = context.SimpleQueue()
     processes = [
-        context.Process(target=_writer, args=(peer, place, f"process {n}", turns, speaking, barrier, results))
-        for n in range(PROCESSES)
+        context.Process(target=_process, args=(work, number, barrier, results)) for number in range(PROCESSES)
     ]
     for process in processes:
         process.start()
@@ -124,18 +133,21 @@ def _in_processes(peer: Peer, place: Place, turns: int, speaking: bool) -> list[
     return said
 
 
-def _writer(
-    peer: Peer, place: Place, who: str, turns: int, speaking: bool, barrier: Any, results: Any
+def _process(
+    work: Callable[[int, Ready], Coroutine[Any, Any, object]], number: int, barrier: Any, results: Any
 ) -> None:
-    async def work() -> object:
-        async with peer.opened(keeping_all=True)(place) as conversations:
-            conversation = conversations("of processes")
-            await conversation.read()
-            await asyncio.to_thread(barrier.wait, _READY_S)
-            return await add(conversation, who, turns, speaking=speaking)
-
     try:
-        results.put(asyncio.run(work()))
+        results.put(asyncio.run(work(number, lambda: asyncio.to_thread(barrier.wait, _READY_S))))
     except BaseException as error:  # noqa: BLE001 -- the others wait for an answer
         barrier.abort()
         results.put(f"{type(error).__name__}: {error}")
+
+
+async def _write(
+    peer: Peer, place: Place, turns: int, speaking: bool, number: int, ready: Ready
+) -> tuple[list[str], dict[str, int]]:
+    async with peer.opened(keeping_all=True)(place) as conversations:
+        conversation = conversations("of processes")
+        await conversation.read()
+        await ready()
+        return await add(conversation, f"process {number}", turns, speaking=speaking)

@@ -35,6 +35,7 @@ class Place:
     def url(self) -> str:
         """The address as client libraries of the datastore take it."""
         return {
+            "memory": "memory://",
             "sqlite": f"{self.folder}/{self.name}/memory.db",
             "redis": f"redis://127.0.0.1:{self.port}/{self.number}",
             "postgres": f"postgresql://postgres@127.0.0.1:{self.port}/{self.name}",

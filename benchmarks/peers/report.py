@@ -14,6 +14,7 @@ from benchmarks.peers.catalogue import PEERS, Peer
 from benchmarks.peers.figures import HISTORY, ITEMS, SIDEBAR, AtLength, Counted, Measured
 
 DATASTORES = {
+    "memory": "memory",
     "redis": "Redis",
     "postgres": "PostgreSQL",
     "mongo": "MongoDB",
@@ -187,7 +188,7 @@ def shown(results: Sequence[Measured]) -> str:
     return "\n".join([*parts, *not_measured(results)])
 
 
-SECTIONS = ("## Messages\n", "## What a product shows\n")
+SECTIONS = ("## Messages\n", "## Frameworks\n", "## What a product shows\n")
 """What other runs write into the page, before its settings."""
 
 

@@ -29,6 +29,11 @@ CREDENTIALS = {f"AWS_{name.upper()}": value for name, value in dynamodb.PRETENDE
 
 
 @contextlib.contextmanager
+def _memory(_: Path) -> Iterator[tuple[int, str]]:
+    yield 0, "The memory of one process"
+
+
+@contextlib.contextmanager
 def _sqlite(_: Path) -> Iterator[tuple[int, str]]:
     yield 0, f"SQLite {sqlite3.sqlite_version}"
 
@@ -88,6 +93,7 @@ def _running(server: Any) -> Iterator[None]:
 
 
 _SERVERS: Mapping[str, Callable[[Path], AbstractContextManager[tuple[int, str]]]] = {
+    "memory": _memory,
     "sqlite": _sqlite,
     "redis": _redis,
     "postgres": _postgres,

@@ -10,6 +10,8 @@ from typing import Any
 
 from benchmarks.peers import losses, measure, showing, speaking
 from benchmarks.peers.catalogue import Peer
+from benchmarks.peers.frameworks import trial
+from benchmarks.peers.frameworks.catalogue import Framework
 from benchmarks.peers.places import Place
 
 QUICK = measure.Plan(lengths=(10, 100), rounds=10, grow_s=10, blocks=1, seconds=0.2)
@@ -20,11 +22,17 @@ WRITES = 200
 
 def work(order: dict[str, Any]) -> None:
     """Measure one library in this process."""
-    peer = Peer(**order["peer"])
+    kind = Framework if order["what"] == "frameworks" else Peer
+    peer = kind(**order["peer"])
     place = Place(**order["place"])
     texts = measure.dialogues(order["dialogues"])
 
     async def everything() -> None:
+        if isinstance(peer, Framework):
+            packages = (*peer.packages, "stm-backends")
+            measure.say("versions", {package: measure.version_of(package) for package in packages})
+            await peer.measure(place, trial.QUICK if order["quick"] else trial.FULL)
+            return
         if order["what"] == "messages":
             plan = speaking.QUICK if order["quick"] else speaking.FULL
             if not order["timed"]:

@@ -54,11 +54,12 @@ Paused runs expire within an hour, so neither they nor the notes that name their
 CARDS: Final[tuple[keys.Kind, ...]] = ("card", "recent")
 """What comes with conversations, and is not counted: their cards, and then the names in the index."""
 
-_UNOWNED_SCOPES: Final[Mapping[keys.Kind, str]] = {"blob": keys.OTHER_BLOBS}
+_SHARED: Final[tuple[keys.Kind, ...]] = ("blob",)
+"""What no user owns: states of a tenant as a whole, and states whose keys name no tenant."""
 
 
 class Owner(NamedTuple):
-    """The owner of records: a user or, with `user=None`, all users of a tenant."""
+    """The owner of records: a user or, with `user=None`, a tenant with all of its users."""
 
     tenant: str
     user: str | None = None
@@ -69,7 +70,7 @@ UNOWNED: Final = Owner("", "")
 
 
 class Item(NamedTuple):
-    """One record: its owner, kind and key. Tenant and user are empty if it has no owner."""
+    """One record: its owner, kind and key. The user is empty if a tenant owns it, and both if nobody does."""
 
     tenant: str
     user: str
@@ -435,9 +436,10 @@ def _judged(source: Record | None, target: Record | None) -> Outcome:
 
 async def _items(owner: Owner, *ends: Driver, kinds: Sequence[keys.Kind] = KINDS) -> AsyncIterator[Item]:
     """Yield the records of an owner that any of the ends has, each once."""
+    shared: Sequence[keys.Kind] = [kind for kind in _SHARED if kind in kinds]
     async for user in _users(owner, *ends):
-        for kind in kinds if user else _UNOWNED_SCOPES.keys() & kinds:
-            scope = keys.scope(owner.tenant, user, kind) if user else _UNOWNED_SCOPES[kind]
+        for kind in kinds if user else shared:
+            scope = keys.scope(owner.tenant, user, kind) if user else keys.shared_scope(owner.tenant)
             async for name in _union(*(operations.names(end, scope) for end in ends)):
                 yield Item(owner.tenant, user, kind, Key(scope, name))
 
@@ -449,6 +451,8 @@ async def _users(owner: Owner, *ends: Driver) -> AsyncIterator[str]:
     scope = keys.directory_scope(owner.tenant)
     async for name in _union(*(operations.names(end, scope) for end in ends)):
         yield keys.unname(name)
+    # What the tenant has as a whole.
+    yield ""
 
 
 async def _union(*listings: AsyncIterator[str]) -> AsyncIterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -34,21 +34,22 @@ def catalogue_on(
     return Catalogue(driver, codec, directory, describe=partial(describe, driver, codec), clock=clock)
 
 
-async def describe(driver: Driver, codec: Codec, key: MemoryKey, kind: str = "") -> Activity | None:
+async def describe(
+    driver: Driver, codec: Codec, key: MemoryKey, kinds: Sequence[str] = ()
+) -> Activity | None:
     """Return the last activity in the records of a conversation; `None` if nothing is in them.
 
-    With a `kind`, the other records are read only if nothing is in that one. A record that cannot be read is
-    one of which nothing is known.
+    Reads those of some kinds, or of all for none. A record that cannot be read is one of which nothing is
+    known.
     """
-    places: dict[str, Callable[[], Awaitable[Activity | None]]] = {
-        "memory": partial(_of_memory, driver, codec, key)
-    }
+    places: dict[str, Callable[[], Awaitable[Activity | None]]] = {}
+    if not kinds or "memory" in kinds:
+        places["memory"] = partial(_of_memory, driver, codec, key)
     for log_kind in keys.LOG_KINDS:
         # Ids that just fit a short kind name no record of a long one.
         with suppress(InvalidKey):
-            places[log_kind] = ItemLog(driver, key, log_kind, codec=codec).activity
-    if kind and (own := await _read(kind, places.pop(kind))) is not None:
-        return own
+            if not kinds or log_kind in kinds:
+                places[log_kind] = ItemLog(driver, key, log_kind, codec=codec).activity
     found = [one for one in await all_of(map(_read, places, places.values())) if one is not None]
     if not found:
         return None

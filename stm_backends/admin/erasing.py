@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -88,6 +88,10 @@ class Erasure:
         with suppress(InvalidKey):  # with so long a key, there is no short-term memory
             places[keys.memory_key(keys.short_term_of(key))] = "conversations"
         places |= {keys.log_key(key, kind): "logs" for kind in keys.LOG_KINDS}
+        beside = [one for place in places for one in keys.beside_of(place)]
+        for expired in (False, True):
+            async for place in self._beneath(beside, expired=expired):
+                places[place] = "logs"
         states, prefixes = _states_of(key)
         places |= dict.fromkeys(states, "states")
         for place, kind in places.items():
@@ -102,13 +106,10 @@ class Erasure:
         # As a process that indexes words looks for the card afterwards.
         words = WordIndex(self._driver, self._codec, self._directory, (key.tenant_id, key.user_id))
         await words.forget(card.name)
-        for beneath in prefixes:
-            async for name in operations.names_of(self._driver, beneath.scope, beneath.name):
-                await self._record(Key(beneath.scope, name), "states")
-            async for name in expired_names(self._driver, beneath.scope, after=beneath.name):
-                if not name.startswith(beneath.name):
-                    break
-                await self._expired(Key(beneath.scope, name))
+        async for place in self._beneath(prefixes):
+            await self._record(place, "states")
+        async for place in self._beneath(prefixes, expired=True):
+            await self._expired(place)
         # Records are deleted even if they are not there, and so confirmed.
         listed = {of(place).scope for place in places for of in (keys.parts_of, keys.pages_of)}
         listed |= {beneath.scope for beneath in prefixes}
@@ -117,12 +118,12 @@ class Erasure:
         await confirming.confirm(self._driver, listed - {place.scope for place in places})
         for place, kind in places.items():
             self._found[kind] += await self._is_there(place)
-        for beneath in map(keys.pages_of, transcripts):
-            async for _ in operations.names_of(self._driver, beneath.scope, beneath.name):
-                self._found["pages"] += 1
-        for beneath in prefixes:
-            async for _ in operations.names_of(self._driver, beneath.scope, beneath.name):
-                self._found["states"] += 1
+        async for place in self._beneath(beside):
+            self._found["logs"] += place not in places
+        async for _ in self._beneath(map(keys.pages_of, transcripts)):
+            self._found["pages"] += 1
+        async for _ in self._beneath(prefixes):
+            self._found["states"] += 1
         self._found["cards"] += await self._is_there(card)
         async for _ in names_of(card, operations.names(self._driver, recent)):
             self._found["cards"] += 1
@@ -132,14 +133,20 @@ class Erasure:
         self._erased["directory_entries"] += await self._directory.forget_if_unused(*owner)
         self._observer.erased(Subject.of(key), self._records)
 
+    async def _beneath(self, prefixes: Iterable[Key], *, expired: bool = False) -> AsyncIterator[Key]:
+        """Yield the records whose names begin with one of these; with `expired`, those that have expired."""
+        for scope, prefix in prefixes:
+            listed = expired_names if expired else operations.names
+            async for name in listed(self._driver, scope, after=prefix):
+                if not name.startswith(prefix):
+                    break
+                yield Key(scope, name)
+
     async def _record(self, place: Key, kind: Counted) -> None:
         """Erase a record, and its parts, expired or not."""
         self._erased[kind] += await ledger.erase(self._driver, place)
-        parts = keys.parts_of(place)
-        async for name in expired_names(self._driver, parts.scope, after=parts.name):
-            if not name.startswith(parts.name):
-                break
-            await self._expired(Key(parts.scope, name))
+        async for part in self._beneath([keys.parts_of(place)], expired=True):
+            await self._expired(part)
 
     async def _pages(self, place: Key, kind: Counted) -> None:
         """Erase the pages of a record, expired or not, but for those of one that was begun meanwhile.
@@ -148,11 +155,8 @@ class Erasure:
         """
         dead = await self._dead_pages.of_record(place)
         self._erased["pages"] += await pages.remove(self._driver, dead)
-        of = keys.pages_of(place)
-        async for name in expired_names(self._driver, of.scope, after=of.name):
-            if not name.startswith(of.name):
-                break
-            await self._expired(Key(of.scope, name))
+        async for page in self._beneath([keys.pages_of(place)], expired=True):
+            await self._expired(page)
         if await self._dead_pages.is_referred_to(place, dead):
             await self._record(place, kind)
             await self._pages(place, kind)
@@ -246,7 +250,7 @@ class Erasure:
                     continue
                 found = True
                 self._found[_counted(kind)] += 1
-                if kind in PAGED:
+                if kind in PAGED and not keys.is_beside(where):
                     begun.add(name)
         return found, begun
 
@@ -278,6 +282,25 @@ class Erasure:
         except InvalidKey:
             pass
 
+    async def _shared(self, tenant: str) -> None:
+        """Erase the states of a tenant as a whole, and their parts, expired or not."""
+        scope = keys.shared_scope(tenant)
+        places: dict[str, Counted] = {scope: "states", keys.parts_of(Key(scope, "")).scope: "parts"}
+        for place, counted in places.items():
+            async for name in operations.names(self._driver, place):
+                self._keys_left |= await self._is_sealed(Key(place, name))
+                self._erased[counted] += await self._driver.delete(Key(place, name))
+            async for name in expired_names(self._driver, place):
+                await self._expired(Key(place, name))
+            await confirming.confirm(self._driver, (place,))
+
+    async def _is_sealed(self, place: Key) -> bool:
+        """Say whether a record has a sealed value that this backend, without sealing, cannot open."""
+        with suppress(Corrupt):
+            record = await self._driver.load(place, last=0)
+            return record is not None and operations.is_sealed(record)
+        return False
+
     async def _tenant(self, tenant: str) -> None:
         async for user in self._directory.users(tenant):
             await self._user(tenant, user)
@@ -285,13 +308,16 @@ class Erasure:
         # Whose entries have expired, but have not been removed. There may be such records, too.
         async for name in expired_names(self._driver, keys.directory_scope(tenant)):
             await self._user(tenant, keys.unname(name))
+        of_users = self._erased["states"]
+        await self._shared(tenant)
         # Before the keys: a mark names a key that exists.
         await self._directory.forget_seal(tenant)
         self._erased["data_keys"] += await self._erase_keys(tenant, "")
         async for _ in self._directory.users(tenant):
             self._found["directory_entries"] += 1
-        # The records were those of users.
-        self._observer.erased(Subject(tenant), 0)
+        async for _ in operations.names(self._driver, keys.shared_scope(tenant)):
+            self._found["states"] += 1
+        self._observer.erased(Subject(tenant), self._erased["states"] - of_users)
 
 
 def _counted(kind: keys.Kind) -> Counted:

@@ -17,7 +17,7 @@ from typing import Final, Literal, TypeAlias
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.catalogue.word_index import WordIndex
 from stm_backends.drivers.checks import require_seconds
-from stm_backends.drivers.contract import Driver, Key, Record
+from stm_backends.drivers.contract import Driver, Key, Record, version_after
 from stm_backends.errors import ConfigurationError, Corrupt, TooLarge
 from stm_backends.history import items
 from stm_backends.records import keys, ledger, operations
@@ -85,26 +85,28 @@ class Expire:
         self.expiring = Expiring()
 
     async def tenant(self, tenant: str) -> None:
-        """Give the records of all users of a tenant the time to live."""
+        """Give the records of all users of a tenant, and the tenant's own states, the time to live."""
         async for user in self._directory.users(tenant):
             await self.user(tenant, user)
+        await self._each("blob", keys.shared_scope(tenant))
 
     async def user(self, tenant: str, user: str) -> None:
         """Give the conversations, with transcripts and cards, logs and states of a user the time to live."""
         for kind in EXPIRING:
-            scope = keys.scope(tenant, user, kind)
-
-            async def one(name: str, kind: Kind = kind, scope: str = scope) -> None:
-                outcome = await self._expire(kind, Key(scope, name))
-                if outcome:
-                    setattr(self.expiring, outcome, getattr(self.expiring, outcome) + 1)
-                self._on_step(self.expiring)
-
-            await operations.each(operations.names(self._driver, scope), one)
+            await self._each(kind, keys.scope(tenant, user, kind))
         cards = keys.scope(tenant, user, "card")
         await operations.each(operations.names(self._driver, cards), partial(self._expire_card, cards))
         # Its records never expire.
         await WordIndex(self._driver, self._codec, self._directory, (tenant, user)).erase()
+
+    async def _each(self, kind: Kind, scope: str) -> None:
+        async def one(name: str) -> None:
+            outcome = await self._expire(kind, Key(scope, name))
+            if outcome:
+                setattr(self.expiring, outcome, getattr(self.expiring, outcome) + 1)
+            self._on_step(self.expiring)
+
+        await operations.each(operations.names(self._driver, scope), one)
 
     async def _expire_card(self, scope: str, name: str) -> None:
         """Give a card the time to live. It counts with its conversation, also if it cannot be read."""
@@ -120,8 +122,8 @@ class Expire:
             if operations.is_sealed(record):
                 # Without the keys: a sealed body cannot be opened under another version.
                 return None, "failed"
-            body = record.body or self._body(kind)
-            return ledger.Change(body, ttl=self._ttl), _FIELDS.get(kind, "logs")
+            body, version = record.body or self._body(kind, record), version_after(record.version)
+            return ledger.Change(body, version=version, ttl=self._ttl), _FIELDS.get(kind, "logs")
 
         # The user stays listed for as long as the record.
         listing = self._directory.listed(keys.owner_of(key.scope), self._ttl)
@@ -131,10 +133,10 @@ class Expire:
             return "failed"
         return "changed" if outcome is None else outcome
 
-    def _body(self, kind: Kind) -> bytes:
+    def _body(self, kind: Kind, record: Record) -> bytes:
         """Return the body of a record that has entries only."""
         if kind == "memory":
             return self._codec.seal_body(Body())
         if kind == "page":
             return Pages(self._driver, self._codec).nothing()
-        return items.seal_folded(items.Folded(), self._codec)
+        return items.seal_folded(items.folded_in(record, self._codec), self._codec)

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from stm_backends.admin import dead_pages, log_lines
+from stm_backends.admin.adopting import exported, is_saved
 from stm_backends.admin.dead_pages import DeadPages
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.admin.exporting import FORMAT, FORMAT_VERSION, PAGE_FORMAT, lines_in
@@ -189,11 +190,11 @@ class Import:
     async def add(self, document: Mapping[str, Any]) -> MemoryKey | None:
         """Store a line; returns the key of a conversation that is complete with it, and `None` for a page.
 
-        Lines of the logs of agent frameworks, too. Raises what `Sessions.import_` does. A conversation or log
-        of which a page was refused is refused, too.
+        Lines of the logs of agent frameworks, too, and saved states that name their key. Raises what
+        `Sessions.import_` does. A conversation or log of which a page was refused is refused, too.
         """
         try:
-            return await self._add(document)
+            return await self._add(exported(document) if is_saved(document) else document)
         except BaseException:
             self._lines.spoil()
             self._log_lines.spoil()
@@ -241,7 +242,7 @@ class Import:
             stored = await self._logs.add(line, _new_epoch())
         if isinstance(line, log_lines.Items):
             return None
-        if stored:
+        if stored and not keys.is_beside(keys.log_key(line.key, line.kind)):
             await self._catalogue.touch(line.key, ttl=self._ttl)
         self._observer.imported(Subject.of(line.key))
         return line.key

@@ -3,7 +3,7 @@
 ```
 {"format": "stm-log-page", "version": 1,                   items with one number after the other
  "key":   {"tenant_id": ..., "user_id": ..., "session_id": ...},
- "log":   "langchain" or "openai-agents",
+ "log":   "langchain" or another of `keys.LOG_KINDS`,
  "first": the number of the first item, "items": [{"item": {...}, "at": seconds since 1970, or 0}, ...]}
 {"format": "stm-log", "version": 1, "key": {...}, "log": ..., the log, after all of its items
  "first", "end": the numbers of the oldest item and after the newest,

@@ -10,15 +10,20 @@ judged, stores an empty body, and gives the record `older_than` as its time to l
 between stays, and lasts at least as long as the retention rule demands. The empty record expires by itself.
 See docs/decisions/0033-purge-empties-and-lets-expire.md.
 
+An item log is ended before that, by an entry which takes effect only if nothing has come since it was judged:
+else an addition on the condition that nothing came after what was judged would be accepted once that is gone.
+
 A transcript is shortened by the times of its turns: whole pages go whose turns are all older; see
 `records.shortening` and docs/decisions/0063-pages-in-administration.md.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -30,7 +35,16 @@ from stm_backends.catalogue.word_index import WordIndex
 from stm_backends.drivers.checks import require_seconds
 from stm_backends.drivers.contract import ANY, AnyType, Driver, Key, Record
 from stm_backends.drivers.purges import purges_of
-from stm_backends.errors import ConfigurationError, Corrupt, KeyMismatch, SealMismatch, located
+from stm_backends.errors import (
+    ConfigurationError,
+    Corrupt,
+    InvalidKey,
+    KeyMismatch,
+    LimitReached,
+    SealMismatch,
+    TooLarge,
+    located,
+)
 from stm_backends.history import items
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.units import stored_unit
@@ -46,6 +60,9 @@ from stm_backends.types import AHEAD_S, MemoryKey
 
 STEP: Final = 500
 """How many expired records one call of a driver removes."""
+
+LASTING: Final = 10
+"""For how many deadlines longer than it has to a log lives that was ended, until it is emptied."""
 
 EARLIEST: Final = 946_684_800.0
 """The first second of the year 2000. An earlier time, such as 0, is no time of a turn."""
@@ -178,9 +195,11 @@ class Purge:
             self._on_step(self.purged)
 
     async def tenant(self, tenant: str) -> None:
-        """Purge all users of a tenant."""
+        """Purge all users of a tenant, and what large values of its own states have left over."""
         async for user in self._directory.users(tenant):
             await self.user(tenant, user)
+        scope = keys.shared_scope(tenant)
+        await self._left_over(keys.parts_of(Key(scope, "")).scope, [scope])
 
     async def user(self, tenant: str, user: str) -> None:
         """Purge what is old, the left-over parts of large values, and the entry of a user without records."""
@@ -189,29 +208,64 @@ class Purge:
                 scope = keys.scope(tenant, user, kind)
 
                 async def judge(name: str, kind: Kind = kind, scope: str = scope) -> None:
-                    outcome = await self._judge(kind, Key(scope, name), self._older_than or 0.0)
-                    if outcome in ("conversations", "logs"):
-                        if not self._dry_run:
-                            # Removes the card, unless something is left of the conversation.
-                            key = MemoryKey(tenant, user, keys.unname(name))
-                            await self._catalogue.touch(key)
-                            await self._words(tenant, user).forget(keys.card_key(key).name)
-                        self._on_found(_found(kind, Key(scope, name)))
-                    if outcome is not None:
-                        setattr(self.purged, outcome, getattr(self.purged, outcome) + 1)
-                    self._on_step(self.purged)
+                    where = Key(scope, name)
+                    if keys.is_beside(where) and await self._is_there(keys.log_with(where)):
+                        return  # It is as old as what it belongs to, which is judged by itself.
+                    outcome = await self._judge(kind, where, self._older_than or 0.0)
+                    if outcome in ("conversations", "logs") and not self._dry_run:
+                        # Removes the card, unless something is left of the conversation.
+                        key = MemoryKey(tenant, user, keys.unname(name))
+                        await self._catalogue.touch(key)
+                        await self._state_beside(kind, key)
+                        await self._words(tenant, user).forget(keys.card_key(key).name)
+                    self._count(kind, where, outcome)
+                    if outcome in ("logs", "empty"):
+                        await self._judge_beside(kind, where, is_old=outcome == "logs")
 
                 await operations.each(operations.names(self._driver, scope), judge)
         if self._transcripts_older_than is not None:
             await self._transcripts(tenant, user, self._transcripts_older_than)
         await self._remove_pages(await self._dead_pages.of_user(tenant, user))
-        await self._left_over(tenant, user)
+        scopes = [keys.scope(tenant, user, kind) for kind in keys.KINDS]
+        await self._left_over(keys.scope(tenant, user, "part"), scopes)
         await self._left_over_cards(tenant, user)
         if not self._dry_run:
             await self._left_over_words(tenant, user)
             await self._directory.forget_if_unused(tenant, user)
 
-    async def _judge(self, kind: Kind, key: Key, older_than: float) -> str | None:
+    async def _state_beside(self, kind: Kind, key: MemoryKey) -> None:
+        """Erase the states that belong to a log which was emptied."""
+        if kind != "memory":
+            with suppress(InvalidKey):  # under so long a key, there is none
+                own = keys.state_beside(key, kind)
+                await ledger.erase(self._driver, keys.blob_key(own))
+                scope, prefix = keys.blob_key(f"{own}/")
+                async for name in operations.names_of(self._driver, scope, prefix):
+                    await ledger.erase(self._driver, Key(scope, name))
+
+    def _count(self, kind: Kind, where: Key, outcome: str | None) -> None:
+        """Count a record that was judged, and report one that was purged by its age."""
+        if outcome in ("conversations", "logs"):
+            self._on_found(_found(kind, where))
+        if outcome is not None:
+            setattr(self.purged, outcome, getattr(self.purged, outcome) + 1)
+        self._on_step(self.purged)
+
+    async def _judge_beside(self, kind: Kind, where: Key, *, is_old: bool) -> None:
+        """Judge the logs that belong to one that was purged: all of them go with it, unless it was before."""
+        for scope, prefix in keys.beside_of(where):
+            async for name in operations.names_of(self._driver, scope, prefix):
+                place = Key(scope, name)
+                outcome = await self._judge(kind, place, self._older_than or 0.0, is_old=is_old)
+                self._count(kind, place, outcome)
+
+    async def _is_there(self, where: Key) -> bool:
+        try:
+            return await self._driver.load(where, last=0) is not None
+        except Corrupt:
+            return True
+
+    async def _judge(self, kind: Kind, key: Key, older_than: float, *, is_old: bool = False) -> str | None:
         """Empty a record if it is old; returns the field of `Purged` that counts it."""
         try:
             record = await self._driver.load(key)
@@ -221,9 +275,9 @@ class Purge:
             added, is_empty = self._look(kind, record, now)
             if is_empty:
                 return "empty"
-            if added is None:
+            if not is_old and added is None:
                 return "undated"
-            if added > now - older_than:
+            if not is_old and added is not None and added > now - older_than:
                 return "kept"
             if not self._dry_run and not await self._empty(kind, key, record, older_than, now):
                 return "changed"
@@ -265,22 +319,66 @@ class Purge:
         """Remove the body and the entries that were read, in bounded steps; `False` after a lost race."""
         # The time to live may end after that of the user's entry.
         await self._directory.note(*keys.owner_of(key.scope), ttl=ttl)
-        empty = self._body(kind, {EMPTIED: now})
-        unchanged = ledger.unchanged_by(lambda _: self._body(kind, {}))
-        while True:
-            drop = min(len(record.tail), self._driver.traits.max_drop)
-            change = ledger.Change(empty, drop=drop, ttl=ttl)
-            if not await ledger.fold(self._driver, key, record, change, unchanged=unchanged):
-                return False
-            if drop == len(record.tail):
+        left = record if kind == "memory" else await self._ended(kind, key, record, ttl, now)
+        while left is not None:
+            is_last = len(left.tail) <= self._driver.traits.max_drop
+            left = await self._dropped(kind, key, left, {EMPTIED: now}, ttl)
+            if left is not None and is_last:
                 return True
-            record = Record(change.version, empty, record.tail[drop:])
+        return False
 
-    def _body(self, kind: Kind, extra: Mapping[str, Any]) -> bytes:
-        """Return the body of an empty record."""
+    async def _dropped(
+        self, kind: Kind, key: Key, record: Record, extra: Mapping[str, Any], ttl: float
+    ) -> Record | None:
+        """Remove the body and what one step drops; returns the rest of the record, `None` for a lost race."""
+        drop = min(len(record.tail), self._driver.traits.max_drop)
+        change = ledger.Change(self._body(kind, extra, record, drop), drop=drop, ttl=ttl)
+        unchanged = ledger.unchanged_by(lambda record: self._body(kind, {}, record))
+        done = await ledger.fold(self._driver, key, record, change, unchanged=unchanged)
+        return Record(change.version, change.body, record.tail[drop:]) if done else None
+
+    async def _ended(self, kind: Kind, key: Key, record: Record, ttl: float, now: float) -> Record | None:
+        """End a log that was read; returns it with all that goes, `None` if others have added to it since.
+
+        Only the order of entries tells an addition that was acknowledged before from one that comes too late.
+        """
+        log = items.read(record, self._codec)
+        if not log.place.exists:
+            return record
+        # As old as what it ends: a purge that is killed afterwards is completed by the next.
+        end = items.End(secrets.token_hex(12), float(now - ttl), log.tip)
+        entry, left = items.seal_entry(end, self._codec), record
+        # It must not expire before it is emptied, which gives it the time to live that it is to have.
+        lasting = ttl + LASTING * self._driver.traits.deadline
+
+        async def send() -> ledger.Appended:
+            listing = self._directory.listed(keys.owner_of(key.scope), lasting)
+            return await ledger.append(self._driver, key, entry, ttl=lasting, listing=listing)
+
+        async def make_room() -> bool:
+            nonlocal left
+            # What was judged goes first, as far as its end needs room.
+            dropped = await self._dropped(kind, key, left, {}, lasting)
+            left = dropped or left
+            return dropped is not None
+
+        try:
+            await ledger.append_to_full(send, make_room)
+        except (TooLarge, LimitReached):
+            return None
+        found = await self._driver.load(key)
+        log = items.read(found, self._codec)
+        if found is None or end.id not in log.ids:
+            return None
+        count = 1 + [one.id for one in log.entries].index(end.id)
+        return Record(found.version, found.body, found.tail[:count])
+
+    def _body(self, kind: Kind, extra: Mapping[str, Any], record: Record, drop: int = 0) -> bytes:
+        """Return the body of a record that is empty, but for the entries that are not dropped."""
         if kind == "memory":
             return self._codec.seal_body(Body(extra=extra))
-        return items.seal_folded(items.Folded(extra=extra), self._codec)
+        log = items.read(record, self._codec)
+        return items.seal_folded(log.emptied(drop, extra), self._codec)
 
     async def _transcripts(self, tenant: str, user: str, older_than: float) -> None:
         """Shorten the transcripts of a user by the pages whose turns are all older."""
@@ -349,23 +447,22 @@ class Purge:
             self.purged.pages += 1
             self._on_step(self.purged)
 
-    async def _left_over(self, tenant: str, user: str) -> None:
+    async def _left_over(self, scope: str, of: Iterable[str]) -> None:
         """Remove parts of large values whose record is gone, as an interrupted erasure or purge leaves them.
 
-        Listing the scopes also lets Redis remove the names of expired records from its indexes.
+        `scope` has the parts, and `of` are those of the records. Listing the scopes also lets Redis remove
+        the names of expired records from its indexes.
         """
-        scope = keys.scope(tenant, user, "part")
         until = self._clock() - ORPHANED_S
         # Listed before the records: a part is older than its pointer, except for the first minutes.
         old = [name async for name in operations.names(self._driver, scope) if _is_part_before(name, until)]
         if self._dry_run and not old:
             return
         owners: set[str] = set()
-        for kind in keys.KINDS:
-            of_kind = keys.scope(tenant, user, kind)
-            async for name in operations.names(self._driver, of_kind):
+        for owner in of:
+            async for name in operations.names(self._driver, owner):
                 if old:
-                    owners.add(keys.parts_of(Key(of_kind, name)).name)
+                    owners.add(keys.parts_of(Key(owner, name)).name)
         for name in old:
             if keys.prefix_in(name) not in owners:
                 if not self._dry_run:

@@ -5,7 +5,8 @@ Each record takes one load and, unless all its values have the primary key, one 
 datastore may be in use. If some process still seals with an older key, run it again after that process ended.
 
 The records of a user are those of all kinds: conversations, the pages of their transcripts, logs, saved
-states, paused runs, the parts of large values, and the user's entry in the tenant's directory.
+states, paused runs, the parts of large values, and the user's entry in the tenant's directory. A tenant also
+has states as a whole.
 """
 
 from __future__ import annotations
@@ -167,14 +168,20 @@ class Reseal:
             return
         async for name in operations.names(self._driver, keys.directory_scope(owner.tenant)):
             yield keys.unname(name)
+        # What the tenant has as a whole.
+        yield ""
 
     async def _pages(self, tenant: str, user: str) -> AsyncIterator[list[Key]]:
-        """Yield the keys of all records of a user, or of those without one, a page of names at a time."""
+        """Yield the keys of all records of a user, of a tenant as a whole, or of those without either.
+
+        They come a page of names at a time.
+        """
         if user:
             yield [keys.directory_key(tenant, user)]
             scopes = [keys.scope(tenant, user, kind) for kind in keys.KINDS]
         else:
-            scopes = [keys.OTHER_BLOBS, keys.PAUSED_RUNS, keys.parts_of(Key(keys.PAUSED_RUNS, "")).scope]
+            shared = keys.shared_scope(tenant)
+            scopes = [shared, keys.parts_of(Key(shared, "")).scope, *([] if tenant else [keys.PAUSED_RUNS])]
         for scope in scopes:
             position: str | None = ""
             while position is not None:

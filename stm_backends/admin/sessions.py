@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stm_backends.admin import log_lines
+from stm_backends.admin.adopting import Adoption, exported, is_saved
 from stm_backends.admin.copying import Owner
 from stm_backends.admin.erasing import EraseKeys, Erasure
 from stm_backends.admin.expiring import Expire, Expiring
@@ -20,7 +21,7 @@ from stm_backends.admin.numbers import Unreadable, refused
 from stm_backends.admin.purging import Found, Purge, Purged
 from stm_backends.admin.receipt import LEFT_OVER, Receipt
 from stm_backends.admin.resealing import OnProblem, Reseal, ResealReport
-from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.contract import Driver, Key
 from stm_backends.errors import ConfigurationError, Corrupt, Denied, StmError, StorageError
 from stm_backends.history.log import ItemLog
 from stm_backends.records import keys, operations
@@ -89,16 +90,30 @@ class Sessions:
         async for name in operations.names(self._driver, keys.scope(tenant, user, "memory")):
             yield MemoryKey(tenant, user, keys.unname(name))
 
-    async def logs(self, tenant: str, user: str) -> AsyncIterator[tuple[LogKind, MemoryKey]]:
+    async def logs(
+        self,
+        tenant: str,
+        user: str,
+        kind: LogKind | None = None,
+        *,
+        prefix: str = "",
+        beside: bool = True,
+    ) -> AsyncIterator[tuple[LogKind, MemoryKey]]:
         """Yield the item logs of a user: the framework and the conversation of each.
+
+        With a `kind`, those of one framework; with a `prefix`, those whose session id is longer and begins
+        with it; without `beside`, those alone that belong to no other log, see `ItemLog.beside`.
 
         `list`, `export`, `import_` and `copy` ignore item logs; `export_log_lines` exports them, and `erase`,
         `erase_user` and `erase_tenant` erase them. A log that exists throughout the listing comes exactly
         once.
         """
-        for kind in keys.LOG_KINDS:
-            async for name in operations.names(self._driver, keys.scope(tenant, user, kind)):
-                yield kind, MemoryKey(tenant, user, keys.unname(name))
+        first = keys.name(prefix) if prefix else ""
+        for one in keys.LOG_KINDS if kind is None else (kind,):
+            scope = keys.scope(tenant, user, one)
+            async for name in operations.names_of(self._driver, scope, first):
+                if beside or not keys.is_beside(Key(scope, name)):
+                    yield one, MemoryKey(tenant, user, keys.unname(name))
 
     async def export(self, key: MemoryKey, *, transcript: bool = True) -> dict[str, Any]:
         """Return one conversation as JSON, from one snapshot; it is not changed.
@@ -152,10 +167,15 @@ class Sessions:
         self,
         document: Mapping[str, Any],
         *,
+        key: MemoryKey | str | None = None,
         on_conflict: OnConflict = "refuse",
         ttl: float | None = None,
     ) -> MemoryKey:
         """Store an exported conversation under its key, and return the key.
+
+        It may also be a state that PenguiFlow's memory or `DefaultShortTermMemory` has saved. Such a state
+        does not say whose it is: `key` is the key that it was saved under, or its composite. Its turns get
+        ids from their contents, the same for each import.
 
         `on_conflict` says what happens if the conversation exists. `"refuse"` raises `SessionExists` and
         changes nothing. `"merge"` adds the missing turns at the end and keeps the existing summary, unless no
@@ -174,6 +194,10 @@ class Sessions:
         `user_conversations`, raise `LimitReached` before anything is written. A merge ends with it at the
         turn that exceeds them; the turns before it are stored.
         """
+        if is_saved(document):
+            document = exported(document, key)
+        elif key is not None:
+            raise ConfigurationError("key is that of a saved state; an exported conversation has its own")
         lines = checked_lines(document)
 
         async def each() -> AsyncIterator[Mapping[str, Any]]:
@@ -183,8 +207,37 @@ class Sessions:
         await _import_all(self.importing(on_conflict=on_conflict, ttl=ttl), each())
         return key_of(document)
 
+    async def adopt(self, key: MemoryKey, store: object, *, ttl: float | None = None) -> bool:
+        """Take over what PenguiFlow's memory has saved under a key in `store`; returns whether this call did.
+
+        `False` if there is a conversation here, which stays as it is, or nothing is saved there. `store` has
+        `load_memory_state(key)`, and is only read. The conversation begins as a whole, once, whoever else
+        does the same. It lives `ttl` seconds, by default for ever. An erasure here does not reach `store`: a
+        conversation that was erased here alone would be taken over again.
+
+        Raises `Unavailable` if the store fails or takes longer than ten seconds, `Corrupt` if it returns what
+        is no state, and its own error if that is of this library. Then nothing is taken over, and nothing is
+        shown of what was begun.
+        """
+        return await self.adopting(store, ttl=ttl).adopt(key) == "adopted"
+
+    def adopting(self, store: object, *, ttl: float | None = None) -> Adoption:
+        """Return what does the work of `adopt`. Raises `ConfigurationError` for what is no such store."""
+        return Adoption(
+            store,
+            self._driver,
+            self._codec,
+            self._directory,
+            ttl=ttl,
+            guard=self._guard,
+            observer=self._observer,
+        )
+
     def importing(self, *, on_conflict: OnConflict = "refuse", ttl: float | None = None) -> Import:
-        """Return what imports the lines of `export_lines`, of any number of conversations, one by one."""
+        """Return what imports the lines of `export_lines`, of any number of conversations, one by one.
+
+        A line may also be a saved state with its key in the field `key`.
+        """
         return Import(
             self._driver,
             self._codec,

@@ -204,6 +204,24 @@ class Stats:
         self._codec = codec
         self._clock = clock
 
+    async def of_tenant(
+        self, tenant: str, on_found: Callable[[Found], None] = lambda found: None, *, by_name: bool = False
+    ) -> Totals:
+        """Return the sums for the states of a tenant as a whole; as `of_user`, or `by_name` as `listed`."""
+        totals = Totals()
+
+        def judged(key: Key, record: Record) -> OtherStats:
+            return OtherStats(tenant, "", "blob", keys.unname(key.name), _size(record))
+
+        if by_name:
+            async for _ in operations.names(self._driver, keys.shared_scope(tenant)):
+                totals.count("blob")
+            return totals
+        async for found in self._read(tenant, "", "blob", judged):
+            totals.add(found)
+            on_found(found)
+        return totals
+
     def conversations(
         self, tenant: str, user: str, *, health: MemoryHealth | None = None
     ) -> AsyncIterator[ConversationStats | Damaged]:
@@ -298,9 +316,10 @@ class Stats:
     ) -> AsyncIterator[_T | Damaged]:
         """Yield what `judged` makes of each record of one kind; one that has gone is left out.
 
+        Without a `user`, they are the states of the tenant as a whole.
         `is_wanted` decides on the body, before the entries are read.
         """
-        scope = keys.scope(tenant, user, kind)
+        scope = keys.scope(tenant, user, kind) if user else keys.shared_scope(tenant)
 
         async def read(name: str) -> _T | Damaged | None:
             key = Key(scope, name)

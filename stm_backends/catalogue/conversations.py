@@ -227,16 +227,17 @@ class Conversations:
         kinds: tuple[keys.Kind, ...] = ("memory", *keys.LOG_KINDS)
         changed = 0
         for kind in kinds:
+            scope = keys.scope(tenant, user, kind)
 
-            async def rebuilt(name: str) -> None:
+            async def rebuilt(name: str, scope: str = scope) -> None:
                 nonlocal changed
                 key = MemoryKey(tenant, user, keys.unname(name))
-                if keys.is_dialogue(key):
+                if keys.is_dialogue(key) and not keys.is_beside(Key(scope, name)):
                     before = await self._catalogue.load(key)
                     after = await self._catalogue.touch(key)
                     changed += after is not None and after != before
 
-            await operations.each(operations.names(self._driver, keys.scope(tenant, user, kind)), rebuilt)
+            await operations.each(operations.names(self._driver, scope), rebuilt)
         return changed
 
     def _card(self, key: MemoryKey, content: Content | None) -> Card:

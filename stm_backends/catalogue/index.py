@@ -37,9 +37,8 @@ from stm_backends.types import MemoryKey
 
 logger = logging.getLogger("stm_backends")
 
-Describe: TypeAlias = Callable[[MemoryKey, str], Awaitable[Activity | None]]
-"""Reads the record of a kind, and the others if nothing is in it, or all for `""`; `None` if nothing is in
-any of them."""
+Describe: TypeAlias = Callable[[MemoryKey, Sequence[str]], Awaitable[Activity | None]]
+"""Reads the records of some kinds, of all kinds for none; `None` if nothing is in any of them."""
 
 Changed: TypeAlias = Callable[[Content | None], Awaitable[Content | None]]
 """Returns the card to write instead of the stored one; `None` for no change."""
@@ -132,22 +131,24 @@ class Catalogue:
         kind: str = "",
         at: float = 0.0,
         ttl: float | None | KeepType = KEEP,
+        reset: bool = False,
     ) -> Content | None:
         """Note an activity, and return the card; `None` if there is no such conversation.
 
-        Without `seen`, the record of the `kind` is read. Without a kind, without a card, and if nothing is in
-        that record, all records are read, and they alone count. `at` is the time of the activity in epoch
-        seconds, if it is later than they say. The card lives `ttl` seconds from now.
+        Without `seen`, the record of the `kind` is read. With `reset`, and if nothing is in it, so are those
+        that the card knows of, and they alone count. Without a kind, and before a card is removed, all are
+        read. `at` is the time of the activity in epoch seconds, if it is later than they say. The card lives
+        `ttl` seconds from now.
         """
         now = self.clock()
 
         async def changed(before: Content | None) -> Content | None:
             known = seen if before is not None else None
-            found = known or await self._describe(key, kind if before is not None else "")
+            found = known or await self._look(key, kind, before, reset=reset)
             if found is None:
                 return None
-            reset = known is None and kind not in found.counts
-            return after_activity(before, found, at=at, now=now, known=known is not None, reset=reset)
+            alone = known is None and (reset or kind not in found.counts)
+            return after_activity(before, found, at=at, now=now, known=known is not None, reset=alone)
 
         written = await self._write(keys.card_key(key), key, changed, ttl=ttl)
         if written.after is None and written.before is not None:
@@ -156,20 +157,32 @@ class Catalogue:
             await self._remove(keys.card_key(key), written.before, version=written.version)
         return written.after
 
+    async def _look(
+        self, key: MemoryKey, kind: str, before: Content | None, *, reset: bool
+    ) -> Activity | None:
+        """Read as few records as a touch needs; see `touch`."""
+        if not kind:
+            return await self._describe(key, ())
+        if (before is None or not reset) and (own := await self._describe(key, (kind,))) is not None:
+            return own
+        if before is None:
+            return None
+        return await self._describe(key, [*{kind, *before["counts"]}]) or await self._describe(key, ())
+
     async def _is_there_after_all(self, key: MemoryKey, content: Content) -> bool:
         """Say whether a server that others have replaced showed nothing of a conversation that exists."""
         if not self._driver.traits.shows_unconfirmed:
             return False
         scopes = {keys.scope(key.tenant_id, key.user_id, kind) for kind in content["counts"]}
         await confirming.confirm(self._driver, scopes)
-        return await self._describe(key, "") is not None
+        return await self._describe(key, ()) is not None
 
     async def update(self, key: MemoryKey, changes: Content) -> Content | None:
         """Set fields of a card, which keeps its place and its time to live; `None` as in `touch`."""
 
         async def changed(before: Content | None) -> Content | None:
             if before is None or "guessed" in before:
-                found = await self._describe(key, "")
+                found = await self._describe(key, ())
                 if found is None:
                     return None
                 before = before or after_activity(None, found, now=self.clock())
@@ -254,7 +267,7 @@ class Catalogue:
         for slot in sorted({*put, *([before["slot"]] if before else [])} - {stays["slot"] if stays else ""}):
             await self._delete_name(where, slot)
         created = after if before is None else None
-        if created and key and await self._describe(key, next(iter(created["counts"]))) is None:
+        if created and key and await self._describe(key, [*created["counts"]]) is None:
             await self._remove(where, created, version=version)
             after = None
         if after is None and listed:

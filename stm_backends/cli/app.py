@@ -246,7 +246,7 @@ def drivers(
         typer.echo(json.dumps(facts, indent=2))
     else:
         render.drivers(diagnoses)
-    if any(one.state in ("broken", "ambiguous") for one in diagnoses):
+    if any(one.state in ("broken", "ambiguous", "newer contract") for one in diagnoses):
         raise typer.Exit(FAILED)
 
 
@@ -398,7 +398,11 @@ def export_(
 @app.command("import")
 def import_(  # noqa: PLR0913, PLR0917 -- each is an option
     file: Annotated[
-        Path, typer.Argument(help="A file that `export` wrote; - is standard input.", metavar="FILE")
+        Path,
+        typer.Argument(
+            help="A file that `export` wrote, or with states that a memory has saved; - is standard input.",
+            metavar="FILE",
+        ),
     ],
     merge: Annotated[
         bool, typer.Option("--merge", help="Add missing turns to conversations that exist already.")
@@ -420,6 +424,13 @@ def import_(  # noqa: PLR0913, PLR0917 -- each is an option
             metavar="TENANT[:USER]",
         ),
     ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            help="The conversation of a saved state that does not name its own.",
+            metavar="TENANT:USER:SESSION",
+        ),
+    ] = None,
     max_line_mib: Annotated[
         int, typer.Option(help="The longest line, in MiB of text. Memory grows with it.", min=1)
     ] = FileLimits().line // MIB,
@@ -437,6 +448,8 @@ def import_(  # noqa: PLR0913, PLR0917 -- each is an option
     """Import exported conversations and graphs. Fails if one of them exists already.
 
     With --merge, missing turns, vertices and edges are added. With --replace, what exists is replaced.
+
+    A line may also be a state that PenguiFlow's memory has saved, with its conversation as "key".
 
     The whole file is checked before anything is stored. It must not change meanwhile. With --only, lines of
     other tenants and users are not imported. With --merge, --ttl also applies to existing conversations that
@@ -469,7 +482,8 @@ def import_(  # noqa: PLR0913, PLR0917 -- each is an option
             raise ConfigurationError("give --merge or --replace, not both")
         ttl_s = durations.optional("--ttl", ttl)
         whose = transfer.owner(only) if only is not None else None
-        with export_file(file, limits=limits, only=whose) as exported:
+        of = None if key is None else transfer.conversation_key(key)
+        with export_file(file, limits=limits, only=whose, of=of) as exported:
             try:
                 run(work(exported), creates=True)
             except typer.Exit:

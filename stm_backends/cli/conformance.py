@@ -66,7 +66,8 @@ def conformance(  # noqa: PLR0913, PLR0917 -- an option each
 ) -> None:
     """Check that a backend keeps every clause of the contract, and explain failures.
 
-    The checks use new keys and remove what they store. The exit status is 1 if a check fails.
+    The checks use new keys and remove what they store. If the URL names one host and its port, a proxy before
+    that server causes faults of the network. The exit status is 1 if a check fails.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:

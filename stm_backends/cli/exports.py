@@ -13,11 +13,14 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
-from typing import Final, TextIO, cast
+from typing import Any, Final, TextIO, cast
 
+from stm_backends.admin.adopting import exported, is_saved
 from stm_backends.admin.exporting import lines_in
 from stm_backends.cli.files import is_standard, reading
 from stm_backends.cli.replay.conversations import BadFile
+from stm_backends.errors import InvalidKey, InvalidState
+from stm_backends.types import MemoryKey
 
 MIB: Final = 1024 * 1024
 
@@ -47,32 +50,49 @@ class Line:
 class ExportFile:
     """The conversations and graph vertices of a file, read from its beginning by each iteration.
 
-    `only` is a tenant, or a tenant and a user: what belongs to others is left out. `count` is the number of
-    lines, and `skipped` how many were left out. Raises `BadFile` for the first line that is not JSON
-    or exceeds a limit.
+    `only` is a tenant, or a tenant and a user: what belongs to others is left out. A saved state comes as an
+    exported conversation; `of` is the conversation of the only one that does not name its own. `count` is the
+    number of lines, and `skipped` how many were left out. Raises `BadFile` for the first line that is not
+    JSON, is a state of an unknown conversation, or exceeds a limit.
     """
 
     def __init__(
-        self, name: str, text: TextIO, *, limits: FileLimits, only: tuple[str, str | None] | None
+        self,
+        name: str,
+        text: TextIO,
+        *,
+        limits: FileLimits,
+        only: tuple[str, str | None] | None,
+        of: MemoryKey | None = None,
     ) -> None:
         self._name = name
         self._text = text
         self._limits = limits
         self._only = only
+        self._of = of
         self.skipped = 0
         self.count = sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[Line]:
         self.skipped = 0
         self._text.seek(0)
+        of = self._of
         for number, text in self._written():
             where = f"{self._name}:{number}"
-            document = _document(where, text, self._limits)
+            document = _object(where, text)
+            if is_saved(document):
+                named = document.get("key") is not None
+                document = _exported(where, document, None if named else of)
+                # Two conversations must never become one.
+                of = of if named else None
+            _require_few_turns(where, document, self._limits)
             if self._is_wanted(document):
                 for each in lines_in(document):
                     yield Line(where, {**each})
             else:
                 self.skipped += 1
+        if of is not None:
+            raise BadFile(f"{self._name}: --key is for a saved state that does not name its conversation")
 
     def _written(self) -> Iterator[tuple[int, str]]:
         """Yield the lines that are not blank, without a step for each blank one: there may be millions."""
@@ -90,7 +110,11 @@ class ExportFile:
 
 @contextlib.contextmanager
 def export_file(
-    path: Path, *, limits: FileLimits, only: tuple[str, str | None] | None = None
+    path: Path,
+    *,
+    limits: FileLimits,
+    only: tuple[str, str | None] | None = None,
+    of: MemoryKey | None = None,
 ) -> Generator[ExportFile]:
     """Open an export file, or standard input for `-`; raises what `ExportFile` raises."""
     name = "standard input" if is_standard(path) else str(path)
@@ -102,7 +126,7 @@ def export_file(
                 copy.write("\n".join([*lines, ""]))
             copy.seek(0)
             text = cast("TextIO", copy)
-        yield ExportFile(name, text, limits=limits, only=only)
+        yield ExportFile(name, text, limits=limits, only=only, of=of)
 
 
 def _limited(name: str, text: TextIO, limits: FileLimits) -> Iterator[tuple[int, list[str]]]:
@@ -126,15 +150,30 @@ def _limited(name: str, text: TextIO, limits: FileLimits) -> Iterator[tuple[int,
     yield number, [begun]
 
 
-def _document(where: str, text: str, limits: FileLimits) -> dict[str, object]:
+def _object(where: str, text: str) -> dict[str, object]:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadFile(f"{where}: not JSON: {error} ({_HINT})") from None
     if not isinstance(document, dict):
         raise BadFile(f"{where}: the line is not a JSON object ({_HINT})")
-    found = cast("dict[str, object]", document)
-    turns = found.get("turns")
+    return cast("dict[str, object]", document)
+
+
+def _exported(where: str, state: dict[str, Any], of: MemoryKey | None) -> dict[str, object]:
+    """Return a saved state as an exported conversation."""
+    if of is None and state.get("key") is None:
+        raise BadFile(
+            f"{where}: a saved state does not say whose it is; add its conversation to each line, as in "
+            '"key": "acme:u123:chat_001", or name that of a single one with --key'
+        )
+    try:
+        return exported(state, of)
+    except (InvalidKey, InvalidState) as error:
+        raise BadFile(f"{where}: {error}") from error
+
+
+def _require_few_turns(where: str, document: dict[str, object], limits: FileLimits) -> None:
+    turns = document.get("turns")
     if isinstance(turns, list) and len(cast("list[object]", turns)) > limits.turns:
         raise BadFile(f"{where}: more than {limits.turns:,} turns; see --max-turns")
-    return found

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast, get_args
 
 import typer
 from rich.console import Group, RenderableType
@@ -14,11 +16,11 @@ from rich.text import Text
 from stm_backends.backend import Backend
 from stm_backends.cli.figures import iso, when
 from stm_backends.cli.render import plain
-from stm_backends.errors import ConfigurationError, SessionNotFound
+from stm_backends.errors import ConfigurationError, Corrupt, InvalidKey, SessionNotFound
 from stm_backends.history.activity import text_of
 from stm_backends.history.items import Item
 from stm_backends.history.log import LogItem, LogPage
-from stm_backends.records import keys
+from stm_backends.records import keys, operations
 from stm_backends.records.keys import LogKind
 from stm_backends.types import MemoryKey
 
@@ -30,6 +32,8 @@ _SPEAKERS: Final[dict[str, Literal["user", "assistant"]]] = {
     "human": "user",
     "assistant": "assistant",
     "ai": "assistant",
+    "request": "user",
+    "response": "assistant",
 }
 
 LogName: TypeAlias = Annotated[
@@ -62,8 +66,24 @@ def kind_in(name: str | None) -> LogKind | None:
 
 
 async def is_there(opened: Backend, key: MemoryKey, kind: LogKind) -> bool:
-    """Say whether a conversation has a log of a framework."""
-    return await opened.driver.load(keys.log_key(key, kind), last=0) is not None
+    """Say whether a conversation has a log of a framework; one that cannot be read is there.
+
+    A log that was ended, or emptied by a purge, is not, though its record may be.
+    """
+    try:
+        return (await opened.item_log(key, kind).newest(0)).exists
+    except (Corrupt, InvalidKey):
+        return True
+
+
+async def of_user(opened: Backend, tenant: str, user: str) -> AsyncIterator[tuple[LogKind, MemoryKey]]:
+    """Yield the logs of a user that are there, of which it reads the heads, some at once."""
+    listed = [one async for one in opened.sessions.logs(tenant, user)]
+    for start in range(0, len(listed), operations.AT_ONCE):
+        some = listed[start : start + operations.AT_ONCE]
+        there = await operations.together(some, lambda one: is_there(opened, one[1], one[0]))
+        for one in itertools.compress(some, there):
+            yield one
 
 
 async def page_of(
@@ -144,7 +164,9 @@ def facts(page: LogPage, below: int) -> dict[str, str]:
 
 def who(item: Item) -> str:
     """Return whose an item is, in the words of the framework."""
-    return str(item.get("role") or item.get("type") or "")
+    message: object = item.get("message")
+    inner = cast("Item", message) if isinstance(message, dict) else {}
+    return str(item.get("role") or item.get("type") or inner.get("kind") or "")
 
 
 def speaker(item: Item) -> Literal["user", "assistant", ""]:

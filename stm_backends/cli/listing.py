@@ -12,7 +12,7 @@ import typer
 from stm_backends.admin.stats import ConversationStats, Damaged, Found, Totals
 from stm_backends.backend import Backend
 from stm_backends.catalogue.card import Card
-from stm_backends.cli import datastores, figures, transfer
+from stm_backends.cli import datastores, figures, item_logs, transfer
 from stm_backends.cli.completion import owners as owners_like
 from stm_backends.cli.options import BackendName, SealingName, Url
 from stm_backends.cli.outcome import FAILED, Named, counted, interruptible, run, say_nothing_stored
@@ -63,7 +63,8 @@ def list_(
 
     Conversations of which only the log of an agent framework is stored (OpenAI Agents sessions, LangChain
     messages) come last, with `-` for the figures of --long. What else a user has is counted, but not listed:
-    saved states, and the vertices of the graph, which is the long-term memory.
+    saved states, and the vertices of the graph, which is the long-term memory. So are the saved states of a
+    tenant as a whole.
 
     The exit status is 1 if nothing is stored for the tenant or user. With --long, an unreadable record is
     reported and counted, and the exit status is 1, too.
@@ -88,6 +89,7 @@ def list_(
                 others = await transfer.count_others(opened, owner.tenant, owner.user, graph=True)
             elif owner.tenant is not None:
                 await _users(opened, owner.tenant, listing)
+                others = await transfer.count_others(opened, owner.tenant, "", graph=False)
             else:
                 await _tenants(opened, listing)
             if owner.tenant is not None and not listing.count:
@@ -200,6 +202,7 @@ async def _tenants(backend: Backend, listing: _Listing) -> None:
         if listing.long:
             async for user in backend.sessions.users(tenant):
                 totals.plus(await backend.stats.of_user(tenant, user, listing.met))
+            totals.plus(await backend.stats.of_tenant(tenant, listing.met))
         listing.add(transfer.tenant_composite(tenant), totals, tenant=tenant)
 
 
@@ -211,7 +214,7 @@ async def _users(backend: Backend, tenant: str, listing: _Listing) -> None:
 
 async def _conversations(backend: Backend, tenant: str, user: str, listing: _Listing) -> None:
     logs: dict[MemoryKey, list[str]] = {}
-    async for kind, key in backend.sessions.logs(tenant, user):
+    async for kind, key in item_logs.of_user(backend, tenant, user):
         logs.setdefault(key, []).append(kind)
     if listing.long:
         async for stats in _readable(backend, tenant, user, listing):

@@ -132,6 +132,8 @@ class _Counting:
         totals = Totals()
         async for tenant, user in users_of(backend, owner):
             totals.plus(await self._of_user(backend, tenant, user))
+        if owner.tenant is not None and owner.user is None and not self._degraded:
+            totals.plus(await backend.stats.of_tenant(owner.tenant, self._met, by_name=self._quick))
         self.total.plus(totals)
         return totals
 

@@ -153,10 +153,14 @@ async def selected(
             yield key, None
         for kind in logs:
             yield key, kind
+            owner = (key.tenant_id, key.user_id)
+            for _, first in keys.beside_of(keys.log_key(key, kind)):
+                async for _, beside in backend.sessions.logs(*owner, kind, prefix=keys.unname(first)):
+                    yield beside, kind
     if whose is not None:
         async for key in backend.sessions.list(*whose):
             yield key, None
-        async for kind, key in backend.sessions.logs(*whose):
+        async for kind, key in item_logs.of_user(backend, *whose):
             yield key, kind
 
 
@@ -460,15 +464,15 @@ def check(what: str) -> None:
 async def count_others(backend: Backend, tenant: str, user: str, *, graph: bool) -> list[str]:
     """Return what a user has beside conversations, such as `2 saved states`; without what there is none of.
 
-    The vertices of the `graph` are only counted if asked for.
+    The vertices of the `graph` are only counted if asked for. Without a `user`, the states are those of the
+    tenant as a whole.
     """
 
-    async def count(kind: keys.Kind, prefix: str = "") -> int:
-        names = operations.names_of(backend.driver, keys.scope(tenant, user, kind), prefix)
-        return len([name async for name in names])
+    async def count(scope: str, prefix: str = "") -> int:
+        return len([name async for name in operations.names_of(backend.driver, scope, prefix)])
 
-    states = await count("blob")
-    in_graph = await count("graph", keys.VERTICES) if graph else 0
+    states = await count(keys.scope(tenant, user, "blob") if user else keys.shared_scope(tenant))
+    in_graph = await count(keys.scope(tenant, user, "graph"), keys.VERTICES) if graph and user else 0
     found = {
         counted(states, "saved state"): states,
         f"{graphs.counted(in_graph)} (long-term memory)": in_graph,

@@ -2,10 +2,10 @@
 
 `contract` defines five atomic operations on records. `plugins` says how a package is found. `settings` reads
 and validates settings from a URL and keyword arguments. `purges` is what a driver may offer for expired
-records, and `Remains` what its `finish_erasure` returns. `wrapper` is the base for drivers around a driver.
-`home` keeps other processes and event loops from an open driver. `checks`, `deadlines`, `edge`, `coalesced`
-and `layouts` are helpers that the drivers of this library share; using them is optional. The drivers that
-need no server are here too: `in_memory` and `sqlite`.
+records, `Erasing` for erasures, and `Remains` what its `finish_erasure` returns. `wrapper` is the base for
+drivers around a driver. `home` keeps other processes and event loops from an open driver. `checks`,
+`deadlines`, `edge`, `coalesced` and `layouts` are helpers that the drivers of this library share; using them
+is optional. The drivers that need no server are here too: `in_memory` and `sqlite`.
 """
 
 from stm_backends.drivers.contract import (
@@ -22,7 +22,7 @@ from stm_backends.drivers.contract import (
     Traits,
     new_version,
 )
-from stm_backends.drivers.erasing import Remains
+from stm_backends.drivers.erasing import Erasing, Remains
 from stm_backends.drivers.plugins import BackendPlugin, hookimpl
 from stm_backends.drivers.purges import Purges
 from stm_backends.drivers.settings import Settings, setting
@@ -36,6 +36,7 @@ __all__ = [
     "AnyType",
     "BackendPlugin",
     "Driver",
+    "Erasing",
     "KeepType",
     "Key",
     "Page",

@@ -30,6 +30,10 @@ class Key(NamedTuple):
     name: str
 
 
+CONTRACT: Final = 1
+"""The version of this contract. It rises with what a driver has to do more than before, and a plugin says
+for which one its driver was written."""
+
 MAX_KEY_BYTES: Final = 1_000
 
 DEFAULT_DEADLINE_S: Final = 5.0
@@ -139,12 +143,25 @@ def new_version() -> str:
     return os.urandom(12).hex()
 
 
+def version_after(version: str) -> str:
+    """Return a new version of a record that says the same as before; `first_of` is that of the former one."""
+    return new_version() + first_of(version)
+
+
+def first_of(version: str) -> str:
+    """Return the version with which a record began, if all later ones come from `version_after`."""
+    return version[-_VERSION_CHARACTERS:]
+
+
+_VERSION_CHARACTERS: Final = 24
+
+
 @runtime_checkable
 class Driver(Protocol):
     """Five operations, each atomic, and each one round trip where the datastore allows it.
 
-    An operation may read and decide in Python within one transaction that has locked the record; it never
-    reads in one transaction and writes in another.
+    An operation may read and decide in Python within one transaction that has locked the record, or commit on
+    the condition that nothing has changed since it read; it never writes otherwise what it read before.
 
     An expired record is absent in every operation, at once; each operation decides expiry at one point in
     time. A time to live is seconds from now; `None` means that the record never expires. Every operation ends

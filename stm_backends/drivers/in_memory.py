@@ -37,6 +37,7 @@ from stm_backends.drivers.checks import (
 from stm_backends.drivers.contract import (
     ABSENT,
     ANY,
+    CONTRACT,
     DEFAULT_DEADLINE_S,
     KEEP,
     NO_LIMIT,
@@ -417,4 +418,4 @@ def open_driver(url: str | None, *, create: bool = False, **options: Any) -> Dri
 @hookimpl
 def stm_backend() -> BackendPlugin:
     """Bring the backend `memory`."""
-    return BackendPlugin(name="memory", url_schemes=("memory",), requires=(), open=open_driver)
+    return BackendPlugin(name="memory", url_schemes=("memory",), open=open_driver, contract=CONTRACT)

@@ -20,10 +20,11 @@ import difflib
 import functools
 import importlib.util
 import inspect
+import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast
@@ -31,7 +32,7 @@ from urllib.parse import quote
 
 import pluggy
 
-from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.contract import CONTRACT, Driver
 from stm_backends.errors import AmbiguousBackend, ConfigurationError, MissingExtra, UnknownBackend
 from stm_backends.extras import install_command, normalized
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP: Final = "stm_backends"
+
+logger = logging.getLogger("stm_backends")
 
 _INSTALL: Final = "pip install "
 
@@ -64,6 +67,10 @@ class BackendPlugin:
     what `create=True` would do, as text for the datastore's own client, for deployments where an application
     may not do it. It uses neither the datastore nor the client library. A `url` of `None` means the defaults.
     The text contains no secret of a URL. `schema=None` means that there is nothing to set up.
+
+    `contract` is the version of the driver contract that the driver was written for; 1 is the first. A driver
+    of an earlier contract than this library's is used without what was added since, which is logged, and said
+    by `diagnose`. One of a later contract is refused.
     """
 
     name: str
@@ -71,6 +78,7 @@ class BackendPlugin:
     requires: tuple[str, ...] = ()
     open: Callable[..., Driver]
     schema: Callable[..., str] | None = None
+    contract: int = 1
 
 
 class Hooks:
@@ -81,14 +89,24 @@ class Hooks:
         """Describe the backend of this module."""
 
 
-State: TypeAlias = Literal["ready", "missing extra", "broken", "ambiguous"]
+State: TypeAlias = Literal["ready", "missing extra", "newer contract", "broken", "ambiguous"]
+
+ADDED: Final[Mapping[int, Sequence[str]]] = {}
+"""What each version of the driver contract has added to the one before, as a driver may lack it."""
+
+_OLDER: Final = (
+    "the backend %r was written for version %d of the driver contract. This library has version %d, and does "
+    "without: %s"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     """The state of one installed backend. `reason` says what is wrong and what would help.
 
-    `install` is the command that installs a missing client library; `reason` ends with it.
+    Of a driver that is ready and of an earlier contract, it says what is done without. `install` is the
+    command that installs what is missing; `reason` ends with it. `contract` is the version of the driver
+    contract that the driver was written for, 0 if it is not known.
     """
 
     name: str
@@ -97,24 +115,28 @@ class Diagnosis:
     schemes: tuple[str, ...] = ()
     state: State = "ready"
     reason: str = ""
+    contract: int = 0
 
     @property
     def install(self) -> str:
         _, found, what = self.reason.partition(_INSTALL)
-        return f"{found}{what}" if self.state == "missing extra" else ""
+        return f"{found}{what}" if self.state in ("missing extra", "newer contract") else ""
 
 
 def open_driver(name_or_url: str, *, url: str | None = None, create: bool = False, **options: Any) -> Driver:
     """Return the driver of a backend, not opened yet, given the backend's name or its URL.
 
     Raises `UnknownBackend`, `AmbiguousBackend` and `MissingExtra`, and `ConfigurationError` for an unknown
-    option or a broken backend.
+    option, a backend of a later driver contract, or a broken one. What a driver of an earlier contract lacks
+    is logged once.
     """
     if not isinstance(create, bool):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
         raise ConfigurationError(f"create must be True or False, not {type(create).__name__}")
     entry_point, plugin, url = _resolve(name_or_url, url)
     if options.get("client") is None:
         _require_client(entry_point, plugin)
+    if plugin.contract < CONTRACT:
+        logger.warning(_OLDER, *_without(plugin))
     return _call(entry_point, plugin, plugin.open, url, create=create, **options)
 
 
@@ -194,12 +216,29 @@ def _resolve(name_or_url: str, url: str | None) -> tuple[EntryPoint, BackendPlug
             raise ConfigurationError(
                 "the URL is given twice: give a backend's name and url=..., or a URL alone"
             )
-        return *_by_scheme(claims, name_or_url), name_or_url
+        entry_point, plugin = _by_scheme(claims, name_or_url)
+        _require_contract(entry_point, plugin)
+        return entry_point, plugin, name_or_url
     entry_point, plugin = _by_name(claims, name_or_url)
+    _require_contract(entry_point, plugin)
     if url is not None and "://" in url and scheme_of(url) not in plugin.url_schemes:
         known = ", ".join(f"{scheme}://" for scheme in plugin.url_schemes) or "no scheme"
         raise ConfigurationError(f"the backend {plugin.name!r} takes only URLs of {known}")
     return entry_point, plugin, url
+
+
+def _require_contract(entry_point: EntryPoint, plugin: BackendPlugin) -> None:
+    if plugin.contract > CONTRACT:
+        raise ConfigurationError(
+            f"the backend {plugin.name!r} of {_whose(entry_point)} needs version {plugin.contract} of the "
+            f"driver contract, and this library has version {CONTRACT}: {_INSTALL}--upgrade stm-backends"
+        )
+
+
+def _without(plugin: BackendPlugin) -> tuple[object, ...]:
+    """Return what `_OLDER` has places for."""
+    added = [what for version in range(plugin.contract + 1, CONTRACT + 1) for what in ADDED.get(version, ())]
+    return plugin.name, plugin.contract, CONTRACT, "; ".join(added) or "nothing"
 
 
 def _call(
@@ -311,6 +350,9 @@ def _load(entry_point: EntryPoint) -> BackendPlugin:
         raise ConfigurationError(_broken(entry_point, "its stm_backend hook does not return a BackendPlugin"))
     if plugin.name != entry_point.name:
         raise ConfigurationError(_broken(entry_point, f"its plugin calls itself {plugin.name!r}"))
+    contract = cast("object", plugin.contract)
+    if not isinstance(contract, int) or isinstance(contract, bool) or contract < 1:
+        raise ConfigurationError(_broken(entry_point, "its plugin's `contract` is not a number from 1 on"))
     return plugin
 
 
@@ -336,14 +378,17 @@ def _diagnose(entry_point: EntryPoint, claims: Sequence[EntryPoint]) -> Diagnosi
     schemes: tuple[str, ...] = ()
     state: State = "ready"
     reason = ""
+    contract = 0
     try:
         plugin = _load(entry_point)
-        schemes = plugin.url_schemes
+        schemes, contract = plugin.url_schemes, plugin.contract
+        _require_contract(entry_point, plugin)
+        reason = _OLDER % _without(plugin) if contract < CONTRACT else ""
         _require_client(entry_point, plugin)
     except MissingExtra as error:
         state, reason = "missing extra", str(error)
     except ConfigurationError as error:
-        state, reason = "broken", str(error)
+        state, reason = "newer contract" if contract > CONTRACT else "broken", str(error)
     if len(claims) > 1:
         state, reason = "ambiguous", _ambiguity(entry_point.name, claims)
     distribution, version, _ = _origin(entry_point)
@@ -354,6 +399,7 @@ def _diagnose(entry_point: EntryPoint, claims: Sequence[EntryPoint]) -> Diagnosi
         schemes=schemes,
         state=state,
         reason=reason,
+        contract=contract,
     )
 
 
@@ -402,9 +448,13 @@ def _ambiguity(claimed: str, claims: Sequence[EntryPoint]) -> str:
 
 
 def _broken(entry_point: EntryPoint, reason: str) -> str:
-    distribution, version, module = _origin(entry_point)
-    whose = f"{distribution} {version}".rstrip()
-    return f"the backend {entry_point.name!r} of {whose} is broken ({module}): {reason}"
+    module = _origin(entry_point)[2]
+    return f"the backend {entry_point.name!r} of {_whose(entry_point)} is broken ({module}): {reason}"
+
+
+def _whose(entry_point: EntryPoint) -> str:
+    distribution, version, _ = _origin(entry_point)
+    return f"{distribution} {version}".rstrip()
 
 
 def _missing(entry_point: EntryPoint, plugin: BackendPlugin, module: str) -> MissingExtra:

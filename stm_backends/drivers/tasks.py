@@ -9,6 +9,23 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+async def to_its_end(work: Awaitable[T]) -> T:
+    """Return the result of work that a cancellation of the caller does not interrupt.
+
+    The cancellation is raised once the work has ended, whatever its result.
+    """
+    task, cancelled = asyncio.ensure_future(work), None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        return task.result()
+    _errors_of((task,))  # so that asyncio does not log that it was never retrieved
+    raise cancelled
+
+
 async def all_of(works: Iterable[Awaitable[T]]) -> list[T]:
     """Do all at once; returns the results in order. The first error cancels the others and is raised.
 

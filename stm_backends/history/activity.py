@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from stm_backends.catalogue.card import Activity, beginning_of
 from stm_backends.history.items import Item, Log
+from stm_backends.messages import SHAPES
 
 
 def activity_of(
@@ -35,10 +36,18 @@ def beginning_in(items: Iterable[Mapping[str, Any]]) -> str:
 
 
 def text_of(item: Mapping[str, Any]) -> str:
-    """Return the text of an item: of OpenAI's `content`, or of LangChain's `data.content`."""
-    data: object = item.get("data")
-    holder = cast("Mapping[str, Any]", data) if isinstance(data, Mapping) else item
-    content: object = holder.get("content")
+    """Return the text of an item, which frameworks keep at different places."""
+    message: object = item.get("message")
+    if isinstance(message, Mapping) and "parts" in message:
+        return SHAPES["pydantic-ai"].text(cast("Mapping[str, Any]", message))
+    holder = item
+    for name in ("message", "data"):
+        inner: object = item.get(name)
+        if isinstance(inner, Mapping):
+            holder = cast("Mapping[str, Any]", inner)
+    content: object = holder.get("content", holder.get("contents", holder.get("blocks")))
+    if isinstance(content, Mapping):
+        content = cast("Mapping[str, Any]", content).get("parts")
     if isinstance(content, str):
         return content
     if not isinstance(content, (list, tuple)):

@@ -3,7 +3,11 @@
 ```
 entry  {"id": ..., "add": [item, ...], "at": 1760000000.0}   the items of one call, all or none; their time
 entry  {"id": ..., "pop": 1760000000.0}                      remove the last item; the time of the removal
-body   {"items": [...], "forgotten": ..., "popped": {id: [when, item or null], ...}}
+after  {"id": ..., "add": [...], "at": ..., "after": [life, position]}       only if nothing came in between
+       {"id": ..., "set": [...], "at": ..., "after": ...}    the same; these items instead of all before it
+       {"id": ..., "end": 1760000000.0, "after": ...}        the same; the log is no more
+named  {..., "named": true}                                  the caller gave the id, and may give it again
+body   {"items": [...], "forgotten": ..., "popped": {id: [when, item or null], ...}, "place": {...}}
 paged  {"items": [], ..., "transcript": {"epoch", "base", "last", "rev", "first"}}
 page   {..., "turns": [{"turn_id": "ENTRY.PLACE", "item": {...}, "at": 1760000000.0}, ...]}
 ```
@@ -17,18 +21,25 @@ that stood there when it was added. If a pop removes one that is in a page, the 
 `rev` counts the pops that left the record, and an item in a page has the number of pops before it as its own
 `rev`: of two items with one number, that of the higher `rev` was added later. The body with a transcript is
 of a format that versions without pages refuse: they would show, and remove, the items that are left alone.
+
+The position of an entry is how many came before it in the life of the record, folded or not. A conditional
+entry names a position, and takes effect if none from there on up to it has. Repeats take none, nor do
+conditional entries that were refused. So all readers decide alike, and the body keeps what they need once
+entries are folded: how many have gone, and up to which position one took effect (`place`). A life has the
+name of the version that the record began with, so that no entry of an earlier one is accepted. Older versions
+of this library refuse conditional entries: they would show what was refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median_low
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
-from stm_backends.drivers.contract import Record
-from stm_backends.errors import Corrupt
+from stm_backends.drivers.contract import Record, first_of
+from stm_backends.errors import ConfigurationError, Corrupt
 from stm_backends.plain_json import encode_json
 from stm_backends.records.body import Forgotten, Transcript
 from stm_backends.records.codec import Codec, dump_forgotten, dump_transcript, load_forgotten, load_transcript
@@ -40,12 +51,72 @@ MARGIN: Final = 32
 """How many entries are read before the one with the oldest item that is asked for, see `Log.newest`."""
 
 
+class Tip(NamedTuple):
+    """A place in a log: after `position` entries of a life. A log that does not exist has the life `""`."""
+
+    life: str
+    position: int
+
+    @property
+    def text(self) -> str:
+        """The same as a token; `""` for a log that does not exist."""
+        return f"{self.position}:{self.life}" if self.life else ""
+
+    @staticmethod
+    def of(text: object) -> Tip:
+        """Return the place that a token names. Raises `ConfigurationError` for what is no such token."""
+        if text == "":
+            return NOWHERE
+        position, _, life = text.partition(":") if isinstance(text, str) else ("", "", "")
+        if not (position.isascii() and position.isdigit() and life) or len(position) > _DIGITS:
+            raise ConfigurationError("tip is not what a read of this log, or an addition to it, has returned")
+        return Tip(life, int(position))
+
+
+NOWHERE: Final = Tip("", 0)
+"""The place before a log that does not exist."""
+
+_DIGITS: Final = 18
+"""More than any position has."""
+
+
+class Place(NamedTuple):
+    """How far a life of a log has come after its first `gone` entries.
+
+    The last of them that took effect is the one before the position `settled`. `exists` says whether the log
+    does: an entry has taken effect since it began, or was ended.
+    """
+
+    life: str = ""
+    gone: int = 0
+    settled: int = 0
+    exists: bool = False
+
+    def allows(self, tip: Tip) -> bool:
+        """Say whether nothing has taken effect since a place."""
+        if tip == NOWHERE:
+            return not self.exists
+        return tip.life == self.life and self.settled <= tip.position
+
+
+NO_PLACE: Final = Place()
+"""That of a record without a body."""
+
+
 class Add(NamedTuple):
-    """An entry that adds items at the end; `at` is in epoch seconds, by the clock of its writer, or 0."""
+    """An entry that adds items at the end; `at` is in epoch seconds, by the clock of its writer, or 0.
+
+    With `after`, it takes effect only if nothing has since this place. With `instead`, which needs that, its
+    items take the place of all before it. A `named` one has an id of the caller, who may give it again at any
+    time: it may be a repeat of any entry before it.
+    """
 
     id: str
     items: Sequence[Item]
     at: float = 0.0
+    after: Tip | None = None
+    instead: bool = False
+    named: bool = False
 
 
 class Pop(NamedTuple):
@@ -55,7 +126,15 @@ class Pop(NamedTuple):
     at: float
 
 
-Entry: TypeAlias = Add | Pop
+class End(NamedTuple):
+    """An entry that ends the log if nothing has taken effect since a place: another begins after it."""
+
+    id: str
+    at: float
+    after: Tip
+
+
+Entry: TypeAlias = Add | Pop | End
 
 
 class Removal(NamedTuple):
@@ -98,7 +177,8 @@ class Folded:
     `forgotten` has the ids of the folded entries, so that repeating one has no effect. `popped` has what
     recent pops among them removed, because their writers may not have read it yet. `transcript` says where
     items are that have left the record; `None` if none have. `extra` holds fields of a newer version of this
-    library, which survive a rewrite.
+    library, which survive a rewrite. `place` is that after the folded entries; without a life, that is the
+    one of the record's version.
     """
 
     items: Sequence[Item] = ()
@@ -106,6 +186,7 @@ class Folded:
     popped: Mapping[str, Removal] = field(default_factory=dict[str, Removal])
     transcript: Transcript | None = None
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    place: Place = NO_PLACE
 
 
 class Log:
@@ -114,8 +195,11 @@ class Log:
     `held` are the remaining items that no page has, oldest first, and `items` the same without their places.
     Those in pages are the numbers from `first` to `low - 1`. `popped` maps the id of each pop to what it
     removed. `rev` counts all pops. `waste` is how many of the `length` entries hold no remaining item.
-    `folded` is the body, `entries` are those of the tail, and `added` has the time of each. If older entries
-    were `skipped`, only `newest` is right.
+    `folded` is the body, `entries` are those of the tail, and `added` has the time of each. `ids` has the
+    place before each entry that took effect, by its id, and `place` is the one after all. `wipes` says how
+    many entries are void by one that replaced all before it, or that ended the log and is void, too. If older
+    entries were `skipped`, only `newest` and `follows` are right and, of an entry that follows its place,
+    `taken`.
     """
 
     def __init__(
@@ -124,31 +208,47 @@ class Log:
         self.version = version
         self.folded = folded
         self.entries = entries
-        self._skipped = skipped
+        self.skipped = skipped
         paged = folded.transcript
         self.first, self.low, self.rev = (0, 0, 0) if paged is None else (paged.first, paged.base, paged.rev)
         held = [Placed(item, -1, "", nth, 0.0, self.rev) for nth, item in enumerate(folded.items)]
         held = [] if skipped else held
         self.popped = dict(folded.popped)
-        self.ids: dict[str, None] = {}
-        for place, entry in enumerate(entries):
-            if entry.id in self.ids or entry.id in folded.forgotten:
+        self.forgotten = folded.forgotten
+        self.ids: dict[str, Place] = {}
+        self.wipes: list[int] = []
+        place = folded.place
+        self._start = place.gone + skipped
+        self.life = place.life or first_of(version or "")
+        settled, exists = place.settled, place.exists
+        for index, entry in enumerate(entries):
+            if entry.id in self.ids or entry.id in self.forgotten:
                 continue
-            self.ids[entry.id] = None
-            if isinstance(entry, Add):
+            before = Place(self.life, self._start + index, settled, exists)
+            if not isinstance(entry, Pop) and entry.after is not None and not before.allows(entry.after):
+                continue
+            if isinstance(entry, End) or (isinstance(entry, Add) and entry.instead):
+                # As if nothing had been in a page: those of the items before are removed with these entries.
+                held, self.first, self.low, self.rev = [], 0, 0, 0
+                self.wipes.append(index + isinstance(entry, End))
+            if isinstance(entry, End):
+                self.ids, self.popped, self.forgotten = {}, {}, Forgotten()
+            self.ids[entry.id] = before
+            if isinstance(entry, Pop):
+                self.rev += 1
+                number, removes = None, bool(held) or self.low > self.first
+                if not held and removes:
+                    self.low = number = self.low - 1
+                self.popped[entry.id] = Removal(entry.at, held.pop().item if held else None, number)
+                if not removes:
+                    continue
+            elif isinstance(entry, Add):
                 held += [
-                    Placed(item, place, entry.id, nth, entry.at, self.rev)
+                    Placed(item, index, entry.id, nth, entry.at, self.rev)
                     for nth, item in enumerate(entry.items)
                 ]
-                continue
-            self.rev += 1
-            if held:
-                self.popped[entry.id] = Removal(entry.at, held.pop().item)
-            elif self.low > self.first:
-                self.low -= 1
-                self.popped[entry.id] = Removal(entry.at, None, self.low)
-            else:
-                self.popped[entry.id] = Removal(entry.at, None)
+            settled, exists = before.gone + 1, not isinstance(entry, End)
+        self.place = Place(self.life, self._start + len(entries), settled, exists)
         self.held = held
         self.items = [one.item for one in held]
         self.added = [entry.at for entry in entries]
@@ -160,28 +260,66 @@ class Log:
         """The number of items, in pages or not."""
         return self.low - self.first + len(self.items)
 
+    @property
+    def tip(self) -> Tip:
+        """The place after all entries."""
+        return Tip(self.life, self.place.gone) if self.place.exists else NOWHERE
+
+    def wipe_within(self, most: int) -> int | None:
+        """Return how many of the oldest `most` entries are void; `None` for nothing at all.
+
+        An entry may have replaced what is folded alone.
+        """
+        wiped = max((index for index in self.wipes if index <= most), default=-1)
+        is_stored = wiped > 0 or len(self.folded.items) > 0 or self.folded.transcript is not None
+        return wiped if wiped >= 0 and is_stored else None
+
+    def has(self, entry_id: str) -> bool:
+        """Say whether an entry is in the tail, or took effect and was folded in."""
+        return entry_id in self.forgotten or any(entry.id == entry_id for entry in self.entries)
+
+    def follows(self, entry_id: str, tip: Tip) -> bool:
+        """Say whether an entry is the first one after a place."""
+        at = tip.position - self._start
+        return 0 <= at < self.length and self.entries[at].id == entry_id
+
+    def taken(self, entry_id: str, tip: Tip) -> Tip | None:
+        """Return the place after an entry that took effect; `None` if it did not, or is forgotten.
+
+        If others may have taken effect between the `tip` and the entry, nothing is accepted after the place.
+        """
+        before = self.ids.get(entry_id)
+        if before is not None and before.allows(tip):
+            return Tip(self.life, max(before.gone + 1, tip.position))
+        if before is None and entry_id not in self.forgotten:
+            return None
+        return Tip(tip.life or self.life, tip.position)
+
     def newest(self, count: int) -> list[Item] | None:
         """Return the newest `count` items, oldest first; `None` if the entries that were skipped may matter.
 
         If none were, those in pages are left out.
 
-        They matter if too many of these entries are pops, and if one of these repeats a skipped one. Its
-        writer has sent a repeat soon, so few entries stand before it that are not older than it is. `MARGIN`
-        of them tell, also if clocks differ: what is older than most of these may be a repeat.
+        They matter if too many of these entries are pops, and if one of these repeats a skipped one, as a
+        named one may. The writer of any other has sent a repeat soon, so few entries stand before it that are
+        not older than it is. `MARGIN` of them tell, also if clocks differ: what is older than most of these
+        may be a repeat. Skipped ones may also decide whether a conditional entry takes effect that is not the
+        first one after its place.
         """
         start = max(0, len(self.items) - count)
-        if self._skipped and count:
-            first = self.held[start].place if len(self.items) >= count else 0
+        if self.skipped and count:
+            # From the entry that is replaced last, or that ended the log, on.
+            after = max([0, *(void - 1 for void in self.wipes)])
+            first = self.held[start].place if len(self.items) >= count else after
             if first < MARGIN:
                 return None
             usual = median_low(entry.at for entry in self.entries[:MARGIN])
-            if any(entry.at < usual for entry in self.entries[first:]):
-                return None
+            for position, entry in enumerate(self.entries[first:], self._start + first):
+                tip = None if isinstance(entry, Pop) else entry.after
+                is_named = isinstance(entry, Add) and entry.named
+                if is_named or entry.at < usual or (tip is not None and tip.position != position):
+                    return None
         return self.items[start:]
-
-    def with_entry(self, entry: Entry) -> Log:
-        """Return the log with one more entry."""
-        return Log(self.version, self.folded, [*self.entries, entry])
 
     def has_folded(self, entry_id: str) -> bool:
         """Say whether an entry was folded in, as far as that is remembered."""
@@ -205,8 +343,10 @@ class Log:
 
         It remembers the ids, and with `removals` what pops removed, for `keep_for` seconds. `now` is in epoch
         seconds. With a `transcript`, their items are in pages; `paged` has by number what pops removed there.
+        If they are void, they leave no item behind.
         """
         head = self.head(count)
+        is_void = self.wipe_within(count) == count
         young = {
             entry_id: found
             for entry_id, removal in head.popped.items()
@@ -214,9 +354,18 @@ class Log:
             and removal.at > now - keep_for
             and (found := removal.resolved(paged or {}, now=now)) is not None
         }
-        forgotten = self.folded.forgotten.adding(list(head.ids), now=now, keep_for=keep_for)
-        items = head.items if transcript is None else ()
-        return Folded(items, forgotten, young, transcript, self.folded.extra)
+        # Else a repeat that stays would take effect, and with it decide on those after it.
+        left = {entry.id for entry in self.entries[count:]}
+        forgotten = head.forgotten.adding(list(head.ids), now=now, keep_for=keep_for, copies=left)
+        items = () if is_void or transcript is not None else head.items
+        return Folded(items, forgotten, young, transcript, self.folded.extra, head.place)
+
+    def emptied(self, count: int, extra: Mapping[str, Any]) -> Folded:
+        """Return the body of a log that has ended, once the oldest `count` entries are dropped.
+
+        Those that stay take effect as they do now.
+        """
+        return Folded(extra=extra, place=self.head(count).place._replace(exists=False))
 
     def leaving(self, epoch: str) -> list[Leaving]:
         """Return the remaining items that no page has, for pages of this epoch."""
@@ -240,17 +389,32 @@ def read(record: Record | None, codec: Codec) -> Log:
     """Return the log in a record. Raises `Corrupt` if any part of it cannot be read."""
     if record is None:
         return Log(None, Folded(), ())
+    entries = [
+        _load_after(codec.open("items-after", entry))
+        if codec.is_of("items-after", entry)
+        else _load_entry(codec.open("items", entry))
+        for entry in record.tail
+    ]
+    return Log(record.version, folded_in(record, codec), entries, record.skipped)
+
+
+def folded_in(record: Record, codec: Codec) -> Folded:
+    """Return the body of a log, with the life that it has, for a record of another version."""
     folded = open_folded(record.body, codec)
-    entries = [_load_entry(codec.open("items", entry)) for entry in record.tail]
-    return Log(record.version, folded, entries, record.skipped)
+    life = folded.place.life or first_of(record.version)
+    return replace(folded, place=folded.place._replace(life=life))
 
 
 def seal_entry(entry: Entry, codec: Codec) -> bytes:
     """Return the bytes of an entry whose items `require_json` has accepted."""
-    content: dict[str, Any] = {"pop": entry.at}
+    content: dict[str, Any] = {"end" if isinstance(entry, End) else "pop": entry.at}
     if isinstance(entry, Add):
-        content = {"add": list(entry.items), **({"at": entry.at} if entry.at else {})}
-    return codec.seal("items", {"id": entry.id, **content})
+        content = {"set" if entry.instead else "add": list(entry.items)}
+        content |= {"at": entry.at} if entry.at else {}
+        content |= {"named": True} if entry.named else {}
+    if isinstance(entry, Pop) or entry.after is None:
+        return codec.seal("items", {"id": entry.id, **content})
+    return codec.seal("items-after", {"id": entry.id, **content, "after": list(entry.after)})
 
 
 def seal_folded(folded: Folded, codec: Codec) -> bytes:
@@ -260,6 +424,7 @@ def seal_folded(folded: Folded, codec: Codec) -> bytes:
         "items": list(folded.items),
         "forgotten": dump_forgotten(folded.forgotten),
         "popped": {entry_id: [removal.at, removal.item] for entry_id, removal in folded.popped.items()},
+        **({"place": _dump_place(folded)} if folded.place.life else {}),
     }
     if folded.transcript is None:
         return codec.seal("log", content)
@@ -286,28 +451,72 @@ def _load_entry(content: Mapping[str, Any]) -> Entry:
     if isinstance(entry_id, str) and (added is None) != (popped is None):
         if isinstance(added, list):
             at: object = content.get("at")
-            return Add(entry_id, _load_items(cast("object", added)), at if isinstance(at, float) else 0.0)
+            at = at if isinstance(at, float) else 0.0
+            return Add(entry_id, _load_items(cast("object", added)), at, named=content.get("named") is True)
         if isinstance(popped, (int, float)):
             with suppress(OverflowError):
                 return Pop(entry_id, float(popped))
     raise Corrupt("an entry of the log is of a kind that this version of the library does not know")
 
 
-_FOLDED_FIELDS = ("items", "forgotten", "popped", "transcript")
+def _load_after(content: Mapping[str, Any]) -> Entry:
+    entry_id, added, items, ended = (content.get(name) for name in ("id", "add", "set", "end"))
+    tip, at = content.get("after"), content.get("at", 0.0)
+    match tip:
+        case [str(life), int(position)] if isinstance(entry_id, str):
+            after = Tip(life, position)
+            if isinstance(ended, float):
+                return End(entry_id, ended, after)
+            if isinstance(at, float) and (added is None) != (items is None):
+                added, instead = (items, True) if added is None else (added, False)
+                named = content.get("named") is True
+                return Add(entry_id, _load_items(added), at, after, instead=instead, named=named)
+        case _:
+            pass
+    raise Corrupt("an entry of the log is of a kind that this version of the library does not know")
+
+
+_FOLDED_FIELDS = ("items", "forgotten", "popped", "transcript", "place")
 
 
 def _load_folded(content: Mapping[str, Any]) -> Folded:
     try:
+        forgotten = load_forgotten(content["forgotten"])
         return Folded(
             _load_items(content["items"]),
-            load_forgotten(content["forgotten"]),
+            forgotten,
             {entry_id: _load_removal(value) for entry_id, value in content["popped"].items()},
             load_transcript(content.get("transcript")),
             {name: value for name, value in content.items() if name not in _FOLDED_FIELDS},
+            _load_place(content.get("place"), forgotten),
         )
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
         # The cause may quote an item.
         raise Corrupt("the stored log lacks a field, or a field has another type") from None
+
+
+def _dump_place(folded: Folded) -> dict[str, Any]:
+    life, gone, settled, exists = folded.place
+    return {
+        "life": life,
+        "gone": gone,
+        "settled": settled,
+        "newest": folded.forgotten.newest,
+        **({} if exists else {"ended": True}),
+    }
+
+
+def _load_place(content: Any, forgotten: Forgotten) -> Place:
+    """Return the place that a body says. A body without one, of an older version, counts as one entry."""
+    if content is None:
+        return Place("", 1, 1, exists=True)
+    life, gone, newest = str(content["life"]), int(content["gone"]), str(content["newest"])
+    if newest == forgotten.newest:
+        return Place(life, gone, int(content["settled"]), exists=content.get("ended") is not True)
+    # An older version has folded since, which keeps what it does not know. All that it folds takes effect.
+    ids = forgotten.each()[::-1]
+    gone += ids.index(newest) if newest in ids else len(ids)
+    return Place(life, gone, gone, exists=True)
 
 
 def _load_items(items: object) -> list[Item]:

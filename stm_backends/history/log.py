@@ -1,6 +1,8 @@
 """The items that an agent framework keeps of a conversation, in a log that many processes share.
 
 Adding items is one `append`, regardless of concurrent writers, and so is removing the last item: see `items`.
+So is a change on the condition that nothing came in between; whether it took effect, a load of the newest
+entries says, because a fold by another process may make any length look right.
 A process that removes items occasionally folds the entries into the body with one conditional `replace`. One
 that adds to a long log moves its oldest items to pages, in the order of `records.pages`: first the pages,
 then one conditional `replace`. The record may change during any await.
@@ -8,12 +10,13 @@ then one conditional `replace`. The record may change during any await.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
@@ -22,6 +25,7 @@ from stm_backends import races
 from stm_backends.catalogue.card import Activity
 from stm_backends.drivers.checks import require_integer
 from stm_backends.drivers.contract import Driver, Record
+from stm_backends.drivers.tasks import to_its_end
 from stm_backends.errors import (
     Corrupt,
     InvalidState,
@@ -34,11 +38,11 @@ from stm_backends.errors import (
 )
 from stm_backends.history import items
 from stm_backends.history.activity import activity_of
-from stm_backends.history.items import Add, Entry, Item, Log, Pop, Removal
+from stm_backends.history.items import NOWHERE, Add, End, Item, Log, Pop, Removal, Tip
 from stm_backends.memory.touches import Touches
 from stm_backends.plain_json import DEEPEST_IN_TURN, require_json
 from stm_backends.races import Lost, contend
-from stm_backends.records import keys, ledger, pages
+from stm_backends.records import confirming, keys, ledger, operations, pages
 from stm_backends.records.body import Transcript
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
@@ -85,6 +89,39 @@ One entry moves as a whole, however many it has. Removals count as items.
 
 PAGES_AT_ONCE: Final = 8
 """The number of pages that are loaded concurrently."""
+
+REMEMBERED_FOR: Final = 10
+"""For how many deadlines a fold remembers the ids of entries, and what removals among them removed."""
+
+_NEWEST: Final = 4
+"""How many entries are loaded to find one that was just appended, before all are."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """A log as of one moment: its items, oldest first, or the latest of them.
+
+    `tip` names the moment: what is given it is done only if nothing has taken effect since. `count` is the
+    number of all items. A log that does not `exist` has the tip `""`.
+    """
+
+    items: tuple[Item, ...]
+    tip: str
+    count: int
+    exists: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The latest items of a log, oldest first, and the moment that they show.
+
+    The `tip` is that of `ItemLog.read` at this moment, if the log exists. It certainly does not if `exists`
+    is false; else it may have nothing but additions that took no effect.
+    """
+
+    items: tuple[Item, ...]
+    tip: str
+    exists: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +184,7 @@ class ItemLog:
     ) -> None:
         self._driver = driver
         self._key = key
-        self._kind = kind
+        self._kind: LogKind = kind
         self._where = keys.log_key(key, kind)
         self._owner = (key.tenant_id, key.user_id)
         self._whose = Whose(*self._owner, key.session_id)
@@ -160,6 +197,31 @@ class ItemLog:
         self._pages = Pages(driver, self._codec)
         # How many bytes this object has added since it last moved items.
         self._unmoved = 0
+
+    def beside(self, name: str) -> ItemLog:
+        """Return another log of the conversation, as one for each of its agents is; reads and writes nothing.
+
+        It belongs to this one: it has no card, and is erased, purged and exported with the conversation.
+        Raises `ConfigurationError` for a kind of log without such, and `InvalidKey` for one beside another,
+        and for a name that is too long.
+        """
+        return ItemLog(
+            self._driver,
+            keys.beside(self._key, self._kind, name),
+            self._kind,
+            codec=self._codec,
+            directory=self._directory,
+            guard=self._guard,
+            ttl_s=self._ttl_s,
+            clock=self._clock,
+        )
+
+    async def names_beside(self, prefix: str = "") -> AsyncGenerator[str]:
+        """Yield the names of the logs beside this one that are there and begin with a prefix."""
+        for scope, first in keys.beside_of(self._where):
+            wanted = f"{first}{keys.name(prefix) if prefix else ''}"
+            async for found in operations.names_of(self._driver, scope, wanted):
+                yield keys.unname(found.removeprefix(first))
 
     async def items(self, limit: int | None = None) -> list[Item]:
         """Return the latest `limit` items, oldest first, in one round trip; all of them for `None`.
@@ -175,6 +237,38 @@ class ItemLog:
         if limit is not None:
             require_integer("limit", limit)
         return await self._items("items", limit)
+
+    async def read(self, limit: int | None = None) -> LogState:
+        """Return the log with the latest `limit` items, or all of them, and the moment that this shows.
+
+        Takes one round trip for the record, and more for items that are in pages; see `items`. Raises what
+        that does.
+        """
+        if limit is not None:
+            require_integer("limit", limit)
+
+        async def state(found: _ReadLog) -> tuple[LogState, bool]:
+            log = found.log
+            latest, is_complete = await self._latest(log, "read", limit)
+            return LogState(tuple(latest), log.tip.text, log.count, log.place.exists), is_complete
+
+        return await self._whole("read", state)
+
+    async def newest(self, limit: int) -> Newest:
+        """Return the latest `limit` items and the moment; reads few entries more, however long the log is.
+
+        With 0 it reads no entry, so that it costs little to say whether anything came since a moment. Takes
+        as many round trips as `items`, and raises what that does.
+        """
+        require_integer("limit", limit, least=0)
+
+        async def state(found: _ReadLog) -> tuple[Newest, bool]:
+            log = found.log
+            latest, is_complete = await self._latest(log, "read", limit)
+            tip = Tip(log.life, log.place.gone)
+            return Newest(tuple(latest), tip.text, log.skipped > 0 or log.place.exists), is_complete
+
+        return await self._whole("read", state, limit)
 
     async def transcript(
         self, *, before: int | None = None, after: int | None = None, at: int | None = None, limit: int = 50
@@ -244,14 +338,108 @@ class ItemLog:
 
         return each_after(after, read)
 
-    async def add(self, items: Sequence[Mapping[str, Any]]) -> None:
+    async def add(self, items: Sequence[Mapping[str, Any]], id: str | None = None) -> None:  # noqa: A002 -- what it is
         """Add items at the end, all or none, in one round trip. An empty list is a no-op.
 
-        One of 64 additions to a long log also moves its oldest items to pages, in some five round trips. A
-        call that is cancelled meanwhile has added the items, and one that is cancelled before may have.
-        Raises `InvalidState`, naming the path, for a value that is not a JSON object; `LimitReached`;
-        `TooLarge` if the items do not fit into one entry; `OutcomeUnknown` if the items may have been stored.
+        With an `id`, a repeat adds nothing: the ids of the last 256 additions are remembered, and of all
+        within ten deadlines; to tell repeats, a read of the latest items then reads more entries. One of 64
+        additions to a long log also moves its oldest items to pages, in some five round trips. A call that is
+        cancelled has ended when the cancellation is raised: the items may have been added, and are not added
+        later. Raises `InvalidState`, naming the path, for a value that is not a JSON object, and for an `id`
+        that is no text; `LimitReached`; `TooLarge` if the items do not fit into one entry; `OutcomeUnknown`
+        if the items may have been stored.
         """
+        added = self._checked(items)
+        entry = Add(_id_of(id), added, self._clock(), named=id is not None)
+        with self._guard.reporting(self._whose, "add"):
+            if added:
+                await self._tidied(*await self._store(entry, "add"))
+
+    async def add_after(
+        self,
+        tip: str,
+        items: Sequence[Mapping[str, Any]],
+        id: str | None = None,  # noqa: A002 -- what it is
+    ) -> str | None:
+        """Add items, all or none, if nothing has taken effect since a moment; returns the new one.
+
+        `tip` is that of `read`, or what an addition has returned; `""` begins a log that does not exist. Of
+        any number of writers with one tip, exactly one gets another; the others get `None`: their items are
+        not in the log, and will not be. A fold is no change. An empty list is an addition, too.
+
+        With an `id`, a repeat of what was stored is done already, whatever came since; if others came
+        between, nothing is accepted after the tip that it returns. Takes two round trips; the second reads a
+        few entries or, with an `id`, all that are in the record. Cancellation and errors are as for `add`;
+        raises `ConfigurationError` for what is no tip.
+        """
+        entry_id, added = _id_of(id), self._checked(items)
+        entry = Add(entry_id, added, self._clock(), Tip.of(tip), named=id is not None)
+        with self._guard.reporting(self._whose, "add"):
+            return await self._added(entry, "add")
+
+    async def rewrite(self, tip: str, items: Sequence[Mapping[str, Any]]) -> str | None:
+        """Replace all items by others in one step, if nothing has taken effect since `tip`; as `add_after`.
+
+        The new items have the numbers from 0 on. Those that they replace are erased before this returns, as
+        far as the datastore answers; a later call does the rest.
+        """
+        entry = Add(_new_id(), self._checked(items), self._clock(), Tip.of(tip), instead=True)
+        with self._guard.reporting(self._whose, "rewrite"):
+            return await self._added(entry, "rewrite")
+
+    async def clear_after(self, tip: str) -> bool:
+        """Erase the log if nothing has taken effect since `tip`; returns whether it did.
+
+        What others add meanwhile begins a new log, and is not lost. An empty record may stay. A call that is
+        cancelled has ended when the cancellation is raised.
+        """
+        after = Tip.of(tip)
+        if after == NOWHERE:
+            return not (await self._load("clear")).log.place.exists
+        return await self._added(End(_new_id(), self._clock(), after), "clear") is not None
+
+    async def pop(self) -> Item | None:
+        """Remove the last item and return it; `None` if the log is empty.
+
+        Two concurrent calls return two different items. If the log is cleared during the call, the result may
+        be `None`. Takes three round trips, more if the log is full, or the item in a page. A call that is
+        cancelled has ended when the cancellation is raised: an item may have been removed, and none is
+        removed later. Raises `OutcomeUnknown` if an item may have been removed and cannot be returned.
+        """
+        if not await self._items("pop", 1):
+            return None
+        pop = Pop(_new_id(), self._clock())
+        await self._store(pop, "pop")
+        try:
+            found = await self._load("pop")
+            removal = found.log.popped.get(pop.id)
+            # Before it is folded: what is in a page may be replaced afterwards.
+            item = None if removal is None else await self._removed(found.log, removal)
+        except StorageError as error:
+            raise self._lost("pop", "an item was removed, and loading it failed") from error
+        log = found.log
+        if log.waste >= max(TOLERATED_WASTE, len(log.items)):
+            await self._tidy(found)
+        if removal is None and log.has_folded(pop.id):
+            raise self._lost("pop", "an item was removed, and which one is no longer remembered")
+        # Without a trace of the pop, the log was cleared since, so there was nothing to remove.
+        return item
+
+    async def clear(self) -> None:
+        """Erase the log; raises `OutcomeUnknown` if it may have been erased.
+
+        A call that is cancelled has ended when the cancellation is raised.
+        """
+        await to_its_end(self._clear())
+
+    async def _clear(self) -> None:
+        await races.retried(lambda: ledger.erase(self._driver, self._where))
+        # After the record: a process that puts items into pages meanwhile finds that the record is gone.
+        await races.retried(lambda: pages.erase_dead(self._driver, self._where, self._mark))
+        self._touch_erased()
+
+    def _checked(self, items: Sequence[Mapping[str, Any]]) -> list[Item]:
+        """Return copies of the items that were given. Raises `InvalidState` and `LimitReached`."""
         added: list[Item] = []
         for index, item in enumerate(items):
             if not isinstance(item, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
@@ -261,49 +449,7 @@ class ItemLog:
         with self._guard.reporting(self._whose, "add"):
             for item in added:
                 self._guard.require("turn_characters", partial(characters_in, item))
-            if added:
-                await self._append(Add(_new_id(), added, self._clock()))
-
-    async def pop(self) -> Item | None:
-        """Remove the last item and return it; `None` if the log is empty.
-
-        Two concurrent calls return two different items. If the log is cleared during the call, the result may
-        be `None`. Takes three round trips, more if the log is full, or the item in a page. Raises
-        `OutcomeUnknown` if an item may have been removed and cannot be returned.
-        """
-        if not await self._items("pop", 1):
-            return None
-        pop = Pop(_new_id(), self._clock())
-        try:
-            await self._send(items.seal_entry(pop, self._codec))
-        except (TooLarge, LimitReached) as error:
-            item = await self._pop_from_full(pop, error)
-            self._touch()
-            return item
-        self._touch()
-        try:
-            found = await self._load("pop")
-            removal = found.log.popped.get(pop.id)
-            # Before it is folded: what is in a page may be replaced afterwards.
-            item = None if removal is None else await self._removed(found.log, removal)
-        except StorageError as error:
-            raise self._lost("an item was removed, and loading it failed") from error
-        log = found.log
-        if log.waste >= max(TOLERATED_WASTE, len(log.items)):
-            await self._tidy(found)
-        if removal is None and log.has_folded(pop.id):
-            raise self._lost("an item was removed, and which one is no longer remembered")
-        # Without a trace of the pop, the log was cleared since, so there was nothing to remove.
-        return item
-
-    async def clear(self) -> None:
-        """Erase the log; raises `OutcomeUnknown` if it may have been erased."""
-        await races.retried(lambda: ledger.erase(self._driver, self._where))
-        # After the record: a process that puts items into pages meanwhile finds that the record is gone.
-        await races.retried(lambda: pages.erase_dead(self._driver, self._where, self._mark))
-        if self._touches is not None:
-            # The records say whether anything is left of the conversation; nothing that was erased is.
-            self._touches.note(self._key, self._kind, None, ttl=self._ttl_s, at=0.0, reset=True)
+        return added
 
     async def _mark(self) -> tuple[str | None, Transcript | None]:
         """Load what says which pages the record has."""
@@ -319,6 +465,12 @@ class ItemLog:
         """
         if self._touches is not None:
             self._touches.note(self._key, self._kind, None, ttl=self._ttl_s)
+
+    def _touch_erased(self, *, at: float | None = 0.0) -> None:
+        """Note in the catalogue that items were erased, which is no activity unless it was `at` some time."""
+        if self._touches is not None:
+            # The records say whether anything is left of the conversation; nothing that was erased is.
+            self._touches.note(self._key, self._kind, None, ttl=self._ttl_s, at=at, reset=True)
 
     async def fold(self) -> bool:
         """Move the oldest entries into the body or to pages, which changes no item; whether any were moved.
@@ -348,29 +500,28 @@ class ItemLog:
         held = [(one.item, one.at) for one in log.held]
         return activity_of(log, self._kind, [*oldest, *held], [*newest, *held])
 
-    def _lost(self, message: str) -> OutcomeUnknown:
-        return OutcomeUnknown(message, backend=self._driver.name, operation="pop")
+    def _lost(self, operation: str, message: str) -> OutcomeUnknown:
+        return OutcomeUnknown(message, backend=self._driver.name, operation=operation)
 
     async def _items(self, operation: str, limit: int | None) -> list[Item]:
         """Return the latest items, those of pages included, as far as no older one is missing."""
+        return await self._whole(operation, lambda found: self._latest(found.log, operation, limit), limit)
 
-        async def latest(found: _ReadLog) -> tuple[list[Item], bool]:
-            log = found.log
-            own = log.items if limit is None else log.newest(max(0, limit)) or []
-            start = log.first if limit is None else max(log.first, log.low + len(own) - max(0, limit))
-            older, end = list[Item](), log.low
-            while end > start:
-                begin = max(start, (-(-end // pages.TURNS) - PAGES_AT_ONCE) * pages.TURNS)
-                copies = await self._copies(log, begin, end)
-                there = itertools.takewhile(copies.__contains__, reversed(range(begin, end)))
-                with located(self._driver.name, operation):
-                    older += [items.item_in(copies[number].turn)[0] for number in there]
-                if len(older) < log.low - begin:
-                    return older[::-1] + own, False
-                end = begin
-            return older[::-1] + own, True
-
-        return await self._whole(operation, latest, limit)
+    async def _latest(self, log: Log, operation: str, limit: int | None) -> tuple[list[Item], bool]:
+        """Return the latest items, and whether none that is asked for is missing."""
+        own = log.items if limit is None else log.newest(max(0, limit)) or []
+        start = log.first if limit is None else max(log.first, log.low + len(own) - max(0, limit))
+        older, end = list[Item](), log.low
+        while end > start:
+            begin = max(start, (-(-end // pages.TURNS) - PAGES_AT_ONCE) * pages.TURNS)
+            copies = await self._copies(log, begin, end)
+            there = itertools.takewhile(copies.__contains__, reversed(range(begin, end)))
+            with located(self._driver.name, operation):
+                older += [items.item_in(copies[number].turn)[0] for number in there]
+            if len(older) < log.low - begin:
+                return older[::-1] + own, False
+            end = begin
+        return older[::-1] + own, True
 
     async def _whole(
         self, operation: str, read: Callable[[_ReadLog], Awaitable[tuple[T, bool]]], limit: int | None = None
@@ -392,7 +543,7 @@ class ItemLog:
         if limit is None:
             return await self._load(operation)
         count = max(0, limit)
-        last = count + items.MARGIN
+        last = count + items.MARGIN if count else 0
         while (found := await self._load(operation, last)).log.newest(count) is None:
             last *= 4
         return found
@@ -419,58 +570,111 @@ class ItemLog:
         with located(self._driver.name, operation):
             return _ReadLog(record, items.read(record, self._codec))
 
-    async def _pop_from_full(self, pop: Pop, full: TooLarge | LimitReached) -> Item | None:
-        """Remove the last item of a log that has no room for another entry, as part of a fold.
+    async def _store(self, entry: Add | Pop | End, operation: str) -> tuple[int, int]:
+        """Append an entry; returns its size, and the new length of the tail.
 
-        Raises `full` if there is nothing to fold, or the items do not fit into a body.
+        Folds a full record: a body is smaller than many entries, and has no waste. A cancellation is raised
+        once this has ended.
         """
-        removal: Removal | None = None
-
-        async def attempt() -> tuple[Item | None] | Lost:
-            nonlocal removal
-            found = await self._load("pop")
-            log = found.log
-            if removal is not None and log.has_folded(pop.id):
-                # It was done, and the log was folded again, before the answer arrived.
-                return (removal.item,)
-            if not log.count:
-                return (None,)
-            if self._covered(log) < log.length:
-                done = await self._fold(found)
-            else:
-                after = log.with_entry(pop)
-                item = await self._removed(log, after.popped[pop.id])
-                done = await self._replaced(found, after, count=after.length, drop=log.length)
-                if done is not None:
-                    removal = Removal(pop.at, item)
-                    if done:
-                        return (item,)
-            if done is None:
-                raise full
-            return Lost(log.version)
-
-        popped = await contend(attempt)
-        if popped is None:
-            raise full
-        return popped[0]
-
-    async def _append(self, entry: Entry) -> None:
-        """Append an entry, folding a full record: a body is smaller than many entries, and has no waste."""
         data = items.seal_entry(entry, self._codec)
-        self._guard.require("conversation_bytes", len(data))
+        if isinstance(entry, Add):
+            self._guard.require("conversation_bytes", len(data))
+        is_limited = False
+
+        async def send() -> Appended:
+            nonlocal is_limited
+            try:
+                return await self._send(data)
+            except LimitReached:
+                is_limited = isinstance(entry, Add)
+                raise
 
         async def make_room() -> bool:
-            found = await self._load("add")
-            return found.log.length > 0 and await self._shorten(found) is not None
+            found = await self._load(operation)
+            if found.log.length:
+                return await self._shorten(found) is not None
+            # What is in pages does not count for a limit, so moving it there makes no room for more.
+            has_more = not is_limited and (found.log.held or found.log.popped)
+            return bool(has_more) and await self._fold(found, to_pages=True, removals=False) is not None
 
-        appended = await ledger.append_to_full(lambda: self._send(data), make_room)
+        try:
+            appended = await to_its_end(ledger.append_to_full(send, make_room))
+        except asyncio.CancelledError:
+            # It may have been stored.
+            self._touch()
+            raise
         # Before the log is shortened, which may be cancelled.
         self._touch()
-        self._unmoved += len(data)
-        is_long = appended.length >= LONG and appended.length % KEPT == 0
+        return len(data), appended.length
+
+    async def _tidied(self, size: int, length: int) -> None:
+        """Shorten a log that is long once an entry of so many bytes has made it so long."""
+        self._unmoved += size
+        is_long = length >= LONG and length % KEPT == 0
         if is_long or self._unmoved > LARGE:
             self._unmoved = 0
             await self._tidy(None)
+
+    async def _added(self, entry: Add | End, operation: str) -> str | None:
+        """Append a conditional entry; returns the moment after it, `None` if it does not take effect."""
+        began = asyncio.get_running_loop().time()
+
+        async def work() -> tuple[int, int, Tip | None]:
+            stored = await self._store(entry, operation)
+            tip, exists = await self._taken(entry, began, operation)
+            replaces = tip is not None and (isinstance(entry, End) or entry.instead)
+            if replaces:
+                self._touch_erased(at=0.0 if isinstance(entry, End) else None)
+            # Else what was refused would be all that is stored of a log that was erased.
+            if replaces or not exists:
+                await self._wipe()
+            return *stored, tip
+
+        size, length, tip = await to_its_end(work())
+        if not isinstance(entry, End):
+            await self._tidied(size, length)
+        return None if tip is None else tip.text
+
+    async def _taken(self, entry: Add | End, began: float, operation: str) -> tuple[Tip | None, bool]:
+        """Return the place after a conditional entry that was appended; `None` if it takes no effect.
+
+        Also returns whether the log may exist. The newest entries tell both if the entry is the first one
+        after its place, and otherwise all do. A named one may be a repeat of any other.
+        """
+        after, is_named = entry.after or NOWHERE, isinstance(entry, Add) and entry.named
+        try:
+            log = (await self._load(operation, None if is_named else _NEWEST)).log
+            if log.skipped and not log.follows(entry.id, after):
+                log = (await self._load(operation)).log
+            if self._driver.traits.shows_unconfirmed and not log.has(entry.id):
+                # A server that others have replaced may not show it.
+                await confirming.confirm(self._driver, (self._where.scope,))
+                log = (await self._load(operation)).log
+        except StorageError as error:
+            raise self._lost(operation, "an entry was stored, and loading it failed") from error
+        took = asyncio.get_running_loop().time() - began
+        if took >= (REMEMBERED_FOR - 1) * self._driver.traits.deadline and not log.has(entry.id):
+            raise self._lost(operation, "an entry was stored, and whether it was in time is no longer known")
+        return log.taken(entry.id, after), log.skipped > 0 or log.place.exists
+
+    async def _wipe(self) -> None:
+        """Erase what an entry has replaced, or what was refused for a log that does not exist.
+
+        Only logs a failure, because the work is done.
+        """
+
+        async def attempt() -> bool | Lost:
+            found = await self._load("fold")
+            log = found.log
+            void = log.wipe_within(log.length)
+            if void is None and (log.place.exists or not log.length):
+                return True
+            done = await self._fold(found)
+            is_all = void is None or void <= self._driver.traits.max_drop
+            return done is None or (done and is_all) or Lost(log.version)
+
+        with self._logging_errors():
+            await contend(attempt)
 
     async def _send(self, data: bytes) -> Appended:
         listing = self._directory.listed(self._owner, self._ttl_s)
@@ -478,11 +682,16 @@ class ItemLog:
 
     async def _tidy(self, found: _ReadLog | None) -> None:
         """Fold the log that was read, or shorten it; only logs a failure, because the work is done."""
-        try:
+        with self._logging_errors():
             if found is None:
                 await self._shorten(await self._load("add"), to_pages=True)
             else:
                 await self._fold(found)
+
+    @contextmanager
+    def _logging_errors(self) -> Generator[None]:
+        try:
+            yield
         except StorageError as error:
             logger.warning(
                 "could not fold a log of items: %s (conversation %s)", error, keys.log_name(self._where)
@@ -502,69 +711,88 @@ class ItemLog:
         return await self._fold(found, older or found.log.length, to_pages=to_pages)
 
     async def _fold(
-        self, found: _ReadLog, count: int | None = None, *, to_pages: bool = False
+        self, found: _ReadLog, count: int | None = None, *, to_pages: bool = False, removals: bool = True
     ) -> bool | None:
         """Fold the oldest `count` entries that were read, or all that one step folds.
 
         `False` after a lost race, `None` if there is no room for the items. Such a log is not folded, so
         reading it takes longer with each removal until its record is full.
         """
-        count = min(self._covered(found.log), found.log.length if count is None else count)
-        return await self._replaced(found, found.log, count=count, drop=count, to_pages=to_pages)
+        log = found.log
+        wiped = log.wipe_within(self._driver.traits.max_drop)
+        if wiped is not None:
+            return await self._replaced(found, wiped)
+        count = min(self._covered(log), log.length if count is None else count)
+        return await self._replaced(found, count, to_pages=to_pages, removals=removals)
 
     async def _replaced(
-        self, found: _ReadLog, log: Log, *, count: int, drop: int, to_pages: bool = False
+        self, found: _ReadLog, count: int, *, to_pages: bool = False, removals: bool = True
     ) -> bool | None:
-        """Store the body of `log` with `count` entries folded in, and drop `drop` entries that were read.
+        """Fold the oldest `count` entries that were read into the body.
 
         Items that are too many for a body go to pages, and all of them with `to_pages`, or if some are there.
-        Keeps what recent pops removed if there is room. `False` after a lost race, `None` if there is no
-        room.
+        Keeps what recent pops removed if there is room, and with `removals`. `False` after a lost race,
+        `None` if there is no room.
         """
-        record = found.record
+        record, log = found
         if record is None:
             return False
 
         unchanged = ledger.unchanged_by(lambda _: items.seal_folded(log.folded, self._codec))
-        expect = await ledger.confirmed(self._driver, self._where, record, drop, unchanged=unchanged)
+        expect = await ledger.confirmed(self._driver, self._where, record, count, unchanged=unchanged)
         if expect is None:
             return False
         head = log.head(count)
+        if log.wipe_within(count) == count:
+            done = await self._folded(log, count, expect, paged=await self._popped(head))
+            if done and log.folded.transcript is not None:
+                epoch = log.folded.transcript.epoch
+                await pages.erase_dead(self._driver, self._where, self._mark, epoch=epoch)
+            return done
         if not (to_pages or log.folded.transcript) and len(head.items) <= KEPT:
-            done = await self._folded(head, drop, expect)
+            done = await self._folded(log, count, expect, removals=removals)
             if done is not None:
                 return done
-        return await self._paged(head, drop, expect)
+        return await self._paged(log, count, expect, removals=removals)
 
     async def _folded(
         self,
-        head: Log,
-        drop: int,
+        log: Log,
+        count: int,
         expect: str,
         *,
+        removals: bool = True,
         transcript: Transcript | None = None,
-        paged: Mapping[int, Item] | None = None,
+        paged: Mapping[int, Copy] | None = None,
     ) -> bool | None:
-        """Store the body of a log with all entries folded in; as `_replaced`."""
-        keep_for = 10 * self._driver.traits.deadline
-        for removals in (True, False):
-            folded = head.fold(
-                head.length,
+        """Store the body of a log with the oldest `count` entries folded in; as `_replaced`."""
+        keep_for = REMEMBERED_FOR * self._driver.traits.deadline
+        removed = {number: items.item_in(copy.turn)[0] for number, copy in (paged or {}).items()}
+        for remembers in (True, False) if removals else (False,):
+            folded = log.fold(
+                count,
                 now=self._clock(),
                 keep_for=keep_for,
-                removals=removals,
+                removals=remembers,
                 transcript=transcript,
-                paged=paged,
+                paged=removed,
             )
-            change = ledger.Change(items.seal_folded(folded, self._codec), drop=drop)
+            change = ledger.Change(items.seal_folded(folded, self._codec), drop=count)
             with suppress(TooLarge):
                 return await ledger.replace(self._driver, self._where, change, expect=expect)
         return None
 
-    async def _paged(self, head: Log, drop: int, expect: str) -> bool | None:
-        """Move the items of a log with all entries folded in to pages; as `_replaced`."""
+    async def _popped(self, head: Log) -> Mapping[int, Copy]:
+        """Return what pages have of the items that pops removed from them."""
+        numbers = [removal.number for removal in head.popped.values() if removal.number is not None]
+        paged = head.folded.transcript
+        return {} if paged is None or not numbers else await self._copies(head, min(numbers), paged.base)
+
+    async def _paged(self, log: Log, count: int, expect: str, *, removals: bool) -> bool | None:
+        """Move the items of a log with the oldest `count` entries folded in to pages; as `_replaced`."""
+        head = log.head(count)
         before = head.folded.transcript or Transcript(expect)
-        removed = await self._copies(head, head.low, before.base)
+        removed = await self._popped(head)
         # The item before those that move, which pops may have uncovered.
         last = before.last
         if head.low < before.base:
@@ -576,13 +804,8 @@ class ItemLog:
             # An item that fits an entry of the log, and not one of a page.
             return None
         after = start.moved([one.id for one in leaving], summarized=True)
-        done = await self._folded(
-            head,
-            drop,
-            expect,
-            transcript=replace(after, rev=head.rev),
-            paged={number: items.item_in(copy.turn)[0] for number, copy in removed.items()},
-        )
+        transcript = replace(after, rev=head.rev)
+        done = await self._folded(log, count, expect, removals=removals, transcript=transcript, paged=removed)
         if done:
             await self._pages.complete(self._where, start, leaving)
         elif leaving:
@@ -607,3 +830,12 @@ def _place_of(paged: Transcript | None) -> tuple[str, int, int] | None:
 
 def _new_id() -> str:
     return secrets.token_hex(12)
+
+
+def _id_of(given: object) -> str:
+    """Return the id of an addition, a new one for `None`. Raises `InvalidState` for what is no text."""
+    if given is None:
+        return _new_id()
+    if not isinstance(given, str) or not given:
+        raise InvalidState("the id of an addition is a text that is not empty")
+    return given

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, cast
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from stm_backends.backend import Backend
 from stm_backends.drivers.checks import require_backend, require_integer, require_items
+from stm_backends.errors import TooLarge
 from stm_backends.extras import missing_extra
 from stm_backends.types import MemoryKey
 
@@ -17,6 +20,14 @@ except ModuleNotFoundError as error:
 
 if TYPE_CHECKING:
     from agents import TResponseInputItem
+
+
+class _Snapshot(NamedTuple):
+    """What `OpenAIResponsesCompactionSession` asks for: the latest items, and how to replace some of them."""
+
+    items: list[TResponseInputItem]
+    complete: bool
+    replace_suffix: Callable[[int, list[TResponseInputItem]], Awaitable[bool]]
 
 
 class StmSession:
@@ -31,8 +42,9 @@ class StmSession:
     after the last item was added; `None`: never. The constructor reads and writes nothing. Raises
     `InvalidKey` for an invalid key.
 
-    All methods raise `StorageError`; an outage is never an empty history. The SDK includes `session_id`, the
-    last part of the key, in its traces.
+    All methods raise `StorageError`; an outage is never an empty history. A call that is cancelled has ended
+    when the cancellation is raised: what it was to do is done, or never will be. The SDK includes
+    `session_id`, the last part of the key, in its traces.
     """
 
     def __init__(
@@ -78,6 +90,30 @@ class StmSession:
     async def clear_session(self) -> None:
         """Erase the conversation's items."""
         await self._log.clear()
+
+    async def _get_compaction_snapshot(
+        self, limit: int, *, prune_prefix: Callable[[TResponseInputItem], bool] | None = None
+    ) -> _Snapshot:
+        """Return the latest items for the SDK's compaction, which looks for a method of this name.
+
+        Some of them are replaced in one step, and only if nothing has changed since they were read.
+        """
+        state = await self._log.read()
+        items = cast("list[TResponseInputItem]", [*state.items])
+        start = max(0, len(items) - limit)
+
+        async def replace_suffix(first: int, output: list[TResponseInputItem]) -> bool:
+            kept = items[: start + first]
+            if len(kept) == len(items):
+                return False
+            if prune_prefix is not None:
+                kept = [*itertools.dropwhile(prune_prefix, kept)]
+            try:
+                return await self._log.rewrite(state.tip, [*kept, *output]) is not None
+            except TooLarge:
+                return False
+
+        return _Snapshot(items[start:], start == 0, replace_suffix)
 
 
 def _settings(given: SessionSettings | dict[str, Any] | None) -> SessionSettings:

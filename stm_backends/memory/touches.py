@@ -183,10 +183,11 @@ class Touches:
         reset, noted.reset = noted.reset, False
         noted.running, noted.waits = True, False
         noted.due = asyncio.get_running_loop().time() + self._every
-        kind = "" if reset else noted.kind
         try:
             seen = None if reset or noted.look is None else noted.look()
-            card = await self._catalogue.touch(noted.key, seen, kind=kind, at=noted.at, ttl=noted.ttl)
+            card = await self._catalogue.touch(
+                noted.key, seen, kind=noted.kind, at=noted.at, ttl=noted.ttl, reset=reset
+            )
             noted.faults = 0
             if card is not None:
                 self._observer.touches("written", 1)

@@ -49,10 +49,10 @@ from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, Traje
 FORMAT: Final = 1
 """The major version that this library writes, and the only one that it reads, but for `_NEWER`."""
 
-_NEWER: Final = {"paged-log": 2, "conversation": 2}
+_NEWER: Final = {"paged-log": 2, "conversation": 2, "items-after": 2, "binary-state": 2}
 """The kinds with another major version: older versions of this library must neither show nor change them.
 
-A `conversation` is the body of a conversation that has had messages.
+A `conversation` is the body of a conversation that has had messages. A `binary-state` has bytes (`binary`).
 """
 
 LARGEST_CONTENT: Final = 256 * 1024 * 1024
@@ -63,8 +63,10 @@ EnvelopeKind: TypeAlias = Literal[
     "body",
     "conversation",
     "state",
+    "binary-state",
     "user",
     "items",
+    "items-after",
     "log",
     "paged-log",
     "keys",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
-from stm_backends.drivers.contract import Driver, Key, new_version
+from stm_backends.drivers.contract import Driver, Key, version_after
 from stm_backends.errors import TooLarge
 from stm_backends.races import ATTEMPTS
 from stm_backends.records import keys, operations
@@ -45,7 +45,7 @@ async def confirmed(
     """
     if not driver.traits.shows_unconfirmed:
         return seen.version
-    version = new_version()
+    version = version_after(seen.version or "")
     try:
         # Its acknowledgement covers what was written before it. It is sent once: a retry could store this
         # version on a second server, which has other entries.

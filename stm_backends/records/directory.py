@@ -262,6 +262,8 @@ class Directory:
     def listed(self, owner: tuple[str, str] | None, ttl: float | None = None) -> Listing:
         """Keep a user listed around a write that may create a record of theirs; `None` is no tenant and user.
 
+        A tenant as a whole, with the user `""`, is in no list: the key of its records follows from its name.
+
         The record lives `ttl` seconds, or for ever. The user is listed before the write, so that an erasure
         of the tenant finds the record even if this process dies after writing it. If `created` is set, the
         user is listed once more, because an erasure may have come in between; a write that creates nothing
@@ -296,14 +298,20 @@ class Directory:
             except Corrupt:
                 return True
             return entry is not None or await self._has_records(tenant, user)
-        async for _ in self.users(tenant):
-            return True
+        return await self._has_tenant(tenant)
+
+    async def _has_tenant(self, tenant: str) -> bool:
+        """Say whether a tenant has a user, or a state of its own."""
+        for scope in (keys.directory_scope(tenant), keys.shared_scope(tenant)):
+            async for _ in operations.names(self._driver, scope):
+                return True
         return False
 
     async def tenants(self) -> AsyncIterator[str]:
-        """Yield the tenants with a listed user. Raises `ConfigurationError` if the driver cannot find them.
+        """Yield the tenants with a listed user, or a state of their own.
 
-        Takes two operations for each tenant, regardless of how many users and conversations it has.
+        Takes two or three operations for each tenant, regardless of how many users and conversations it has.
+        Raises `ConfigurationError` if the driver cannot find them.
         """
         next_scope = next_scope_of(self._driver)
         if next_scope is None:
@@ -313,9 +321,8 @@ class Directory:
             tenant, _, _ = scope.partition(":")
             # Every scope of the tenant sorts before this text, because ";" follows ":".
             after = f"{tenant};"
-            async for _ in operations.names(self._driver, f"{tenant}::users"):
+            if tenant and await self._has_tenant(keys.unname(tenant)):
                 yield keys.unname(tenant)
-                break
 
     async def forget(self, tenant: str, user: str) -> float | None:
         """Remove the entry of a user; returns its remaining time to live, `None` if there was no entry."""
@@ -388,8 +395,8 @@ class Listing:
         self.created = False
 
     async def __aenter__(self) -> Listing:
-        if self._owner is None:
-            await self._directory.meet("")
+        if self._owner is None or not self._owner[1]:
+            await self._directory.meet("" if self._owner is None else self._owner[0])
         else:
             await self._directory.note(*self._owner, ttl=self._ttl)
         return self
@@ -397,7 +404,7 @@ class Listing:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._owner is None:
+        if self._owner is None or not self._owner[1]:
             return
         if isinstance(error, (OutcomeUnknown, asyncio.CancelledError)):
             self._directory.doubt(self._owner)

@@ -26,7 +26,17 @@ from stm_backends.drivers.contract import MAX_KEY_BYTES, Key
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidKey
 from stm_backends.types import MemoryKey
 
-LogKind: TypeAlias = Literal["openai-agents", "langchain"]
+LogKind: TypeAlias = Literal[
+    "openai-agents",
+    "langchain",
+    "langgraph",
+    "claude-agent-sdk",
+    "google-adk",
+    "pydantic-ai",
+    "agent-framework",
+    "strands",
+    "llama-index",
+]
 """The framework whose items a log holds. Items of frameworks differ in shape, so each has its own logs."""
 
 Kind: TypeAlias = (
@@ -59,7 +69,10 @@ NO_NAME: Final = "%%"
 """The name of no record: `name` writes two hexadecimal digits after a "%"."""
 
 OTHER_BLOBS: Final = "::blob"
-"""The scope of saved states whose key names no tenant and user. No tenant is empty, so no user owns it."""
+"""The scope of saved states whose key names no tenant and user. No tenant is empty, so no user owns it.
+
+The states of a tenant as a whole are in a scope that ends so; see `shared_scope`.
+"""
 
 PAUSED_RUNS: Final = "::planner"
 """The scope of paused runs. A token names no tenant and user; a note in the user's scope does."""
@@ -68,6 +81,14 @@ RESERVED_PREFIX: Final = "kv:v1:"
 
 _SHORT_TERM: Final = "#short-term"
 """How the session ids of conversations end that hold the short-term memory of a session."""
+
+_BESIDE: Final = "+beside/"
+"""What stands in the session id of a log that belongs to another, before its own name; see `beside`."""
+
+WITH_BESIDE: Final[tuple[LogKind, ...]] = ("claude-agent-sdk",)
+"""The frameworks of which a conversation may have several logs."""
+
+_SCOPES_WITH_BESIDE: Final = tuple(f":{kind}" for kind in WITH_BESIDE)
 
 _SLOT_BYTES: Final = len("00000000:")
 
@@ -123,6 +144,54 @@ def log_key(key: MemoryKey, kind: LogKind) -> Key:
     if kind not in LOG_KINDS:
         raise ConfigurationError(f"the kind of a log is one of: {', '.join(LOG_KINDS)}")
     return Key(scope(key.tenant_id, key.user_id, kind), name(require_part("session_id", key.session_id)))
+
+
+def beside(key: MemoryKey, kind: LogKind, own: str = "") -> MemoryKey:
+    """Return the key of a log of this name that belongs to the log of a conversation, as one of its parts.
+
+    Without a name, it is what their session ids begin with. Raises `InvalidKey` for the key of such a log,
+    which has none of its own, and `ConfigurationError` for a framework without them.
+    """
+    if kind not in WITH_BESIDE:
+        raise ConfigurationError(f"a conversation has one log of {kind}")
+    if is_beside(log_key(key, kind)):
+        raise InvalidKey(
+            f"a session id with {_BESIDE!r} names a part of a conversation of {kind}; give it another id"
+        )
+    return MemoryKey(key.tenant_id, key.user_id, f"{key.session_id}{_BESIDE}{own}")
+
+
+def beside_of(where: Key) -> list[Key]:
+    """Return the scope of the logs that belong to a record, and the prefix of their names; none if none may.
+
+    A record other than a log has none, and so has one whose name leaves no room for theirs.
+    """
+    prefix = f"{where.name}{_BESIDE}"
+    fits = where.scope.endswith(_SCOPES_WITH_BESIDE) and len(prefix.encode()) < MAX_KEY_BYTES
+    return [Key(where.scope, prefix)] if fits else []
+
+
+def is_beside(where: Key) -> bool:
+    """Say whether a record is a log that belongs to another, see `beside`."""
+    return _BESIDE in where.name and where.scope.endswith(_SCOPES_WITH_BESIDE)
+
+
+def log_with(where: Key) -> Key:
+    """Return the key of the log that a log belongs to, for which `is_beside` holds."""
+    return Key(where.scope, where.name.partition(_BESIDE)[0])
+
+
+def state_beside(key: MemoryKey, kind: LogKind) -> str:
+    """Return the key of the state that belongs to a log: erased and purged with it, and with the user.
+
+    So do those whose keys go on with "/" after it.
+    """
+    return f"{RESERVED_PREFIX}{key.composite()}:{kind}"
+
+
+def user_state(tenant_id: str, user_id: str, own: str) -> str:
+    """Return the key of a state that belongs to a user and to no conversation; `own` is not like `ID:...`."""
+    return f"{RESERVED_PREFIX}{MemoryKey(tenant_id, user_id, '-').composite()[:-1]}{own}"
 
 
 def card_key(key: MemoryKey) -> Key:
@@ -304,10 +373,26 @@ def blob(key: str) -> tuple[Key, tuple[str, str] | None]:
     erasing the user erases them; every other string belongs to `OTHER_BLOBS`. Raises `InvalidKey` for an
     invalid key.
     """
-    if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
-        raise InvalidKey(f"the key of a saved state is a string, not {type(key).__name__}")
-    owner = blob_owner(key)
+    owner = blob_owner(_checked_state_key(key))
     return Key(OTHER_BLOBS if owner is None else scope(*owner, "blob"), name(key)), owner
+
+
+def shared_blob(tenant_id: str, key: str) -> Key:
+    """Return the key of the record for a state of a tenant as a whole. Raises `InvalidKey`."""
+    return Key(shared_scope(tenant_id), name(_checked_state_key(key)))
+
+
+def _checked_state_key(key: object) -> str:
+    if not isinstance(key, str):
+        raise InvalidKey(f"the key of a saved state is a string, not {type(key).__name__}")
+    return key
+
+
+def shared_scope(tenant_id: str) -> str:
+    """Return the scope of the states of a tenant as a whole or, with `""`, of those that name no tenant."""
+    if not tenant_id:
+        return OTHER_BLOBS
+    return _bounded(f"{_escape(require_part('tenant_id', tenant_id), _UNSAFE_IN_PART)}{OTHER_BLOBS}")
 
 
 def planner_key(token: str) -> Key:

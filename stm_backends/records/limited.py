@@ -150,7 +150,7 @@ class LimitedDriver(WrapperDriver):
         # The record may have expired since the last answer.
         if self._steady() - known.at >= (math.inf if ttl is None else ttl):
             await self.load(key)
-        if known.exists or self._guard.limits.user_conversations is None:
+        if known.exists or self._most(key) is None:
             return await self._append(key, entry, known, append)
         async with self._creating(key.scope):
             if not known.exists:
@@ -238,9 +238,9 @@ class LimitedDriver(WrapperDriver):
         count, after = 0, cast("str | None", prefix)
         while after is not None and count < most:
             page = await self.inner.scan(scope, after=after, limit=min(PAGE, most - count))
-            matching = sum(name.startswith(prefix) for name in page.names)
-            count += matching
-            after = page.after if matching == len(page.names) else None
+            matching = [name for name in page.names if name.startswith(prefix)]
+            count += sum(not keys.is_beside(Key(scope, name)) for name in matching)
+            after = page.after if len(matching) == len(page.names) else None
         return count
 
     def _of(self, key: Key) -> Known | None:
@@ -280,8 +280,10 @@ def _counted(key: Key) -> bool:
     kind = _kind(key)
     if kind == "graph":
         return key.name.startswith(keys.VERTICES)
-    return kind in _CONVERSATIONS or (
-        kind == "blob" and key.scope != keys.OTHER_BLOBS and not key.name.startswith(keys.RESERVED_PREFIX)
+    return (kind in _CONVERSATIONS and not keys.is_beside(key)) or (
+        kind == "blob"
+        and not key.scope.endswith(keys.OTHER_BLOBS)
+        and not key.name.startswith(keys.RESERVED_PREFIX)
     )
 
 

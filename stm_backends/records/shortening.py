@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
-from stm_backends.drivers.contract import Driver, Key, Record
+from stm_backends.drivers.contract import Driver, Key, Record, version_after
 from stm_backends.errors import located
 from stm_backends.records import keys, ledger, operations, pages
 from stm_backends.records.body import Transcript
@@ -93,12 +93,13 @@ class Shortening:
             with located(self._driver.name, "shorten"):
                 found = bodies.transcript_of(body)
             # Removals from a log may have taken it below the number since this was decided.
-            if found is None or found.epoch != transcript.epoch or found.summarized < first:
+            if record is None or found is None or found.epoch != transcript.epoch or found.summarized < first:
                 return None, False
             if found.first >= first:
                 return None, True
             shorter = dataclasses.replace(found, first=first)
-            return ledger.Change(bodies.with_transcript(body, shorter)), True
+            version = version_after(record.version)
+            return ledger.Change(bodies.with_transcript(body, shorter), version=version), True
 
         return bool(await ledger.update(self._driver, key, raised))
 

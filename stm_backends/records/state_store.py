@@ -1,14 +1,18 @@
-"""Saved states under string keys (Layer 1), each read and replaced as a whole, and paused runs."""
+"""Saved states under string keys (Layer 1), each read and replaced as a whole, and paused runs.
+
+A tenant as a whole has states of its own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Final, cast
 
 from stm_backends.drivers.bounded import Bounded
 from stm_backends.drivers.contract import ABSENT, ANY, AbsentType, AnyType, Driver, Key, Record
 from stm_backends.errors import Corrupt, InvalidState, OutcomeUnknown, StorageError, located
-from stm_backends.records import keys, ledger
+from stm_backends.records import binary, keys, ledger, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.records.identity import DEFAULT_TENANT, DEFAULT_USER, part_of
@@ -23,32 +27,19 @@ PLANNER_STATE_TTL_S: Final = 3600.0
 """How long a paused run can be resumed, in seconds."""
 
 
-class StateStore:
-    """JSON objects under any string; satisfies `SupportsMemoryState`, and keeps paused runs of a planner.
+class States:
+    """JSON objects under any string: what `StateStore` and `TenantStates` have in common."""
 
-    What is loaded is JSON-equal to what was saved: NaN, lone surrogates and big integers are kept, and tuples
-    become lists. Large states are saved and loaded in steps, so that other tasks run in between; do not
-    change a state before its save has returned. A save beyond the backend's `Limits` raises `LimitReached`
-    before anything is written. A state under a key that names a tenant and a user
-    (`MemoryKey.composite()`, or `kv:v1:` and a composite) is erased with the user. `isolation` says where a
-    paused run names its tenant and user.
-    """
-
-    def __init__(
-        self,
-        driver: Driver,
-        codec: Codec,
-        directory: Directory,
-        guard: Guard = UNLIMITED,
-        *,
-        isolation: MemoryIsolation | None = None,
-    ) -> None:
-        self._isolation = isolation or MemoryIsolation()
+    def __init__(self, driver: Driver, codec: Codec, directory: Directory, guard: Guard = UNLIMITED) -> None:
         self._driver = driver
         self._codec = codec
         self._directory = directory
         self._guard = guard
         self._versions: Bounded[str, str] = Bounded(REMEMBERED_VERSIONS)
+
+    def _place(self, key: str) -> tuple[Key, tuple[str, str] | None]:
+        """Return the key of the record for a state, and the tenant and user that it belongs to, if any."""
+        raise NotImplementedError
 
     async def save_memory_state(self, key: str, state: dict[str, Any], *, ttl: float | None = None) -> None:
         """Replace the state under a key, without merging; the last save wins.
@@ -60,7 +51,7 @@ class StateStore:
         One round trip if this store was the last to load or save the state. Otherwise the save may create it,
         so the owner that the key names is listed again afterwards, for `erase_tenant` to find.
         """
-        where, owner = keys.blob(key)
+        where, owner = self._place(key)
         change = await self._change(where, state, ttl=ttl)
         # What belongs to no user is never listed, so it does not matter whether the save creates it.
         known = None if owner is None else self._versions.get(key)
@@ -78,7 +69,7 @@ class StateStore:
 
     async def load_versioned(self, key: str) -> tuple[dict[str, Any] | None, str | None]:
         """Return the state under a key and its version for `save_if`; `(None, None)` if there is none."""
-        record = await self._driver.load(keys.blob_key(key))
+        record = await self._driver.load(self._place(key)[0])
         if record is None:
             return None, None
         state = await self._read(record, "load_memory_state")
@@ -93,7 +84,13 @@ class StateStore:
         Returns `False` after a lost race, which changed nothing. If the answer is lost, so does a save that
         another process has replaced since. Raises `OutcomeUnknown` only if no attempt is answered.
         """
-        where, owner = keys.blob(key)
+        return await self.save_versioned(key, state, expect=expect, ttl=ttl) is not None
+
+    async def save_versioned(
+        self, key: str, state: dict[str, Any], *, expect: str | None, ttl: float | None = None
+    ) -> str | None:
+        """Save as `save_if` does, and return the new version; `None` after a lost race."""
+        where, owner = self._place(key)
         change = await self._change(where, state, ttl=ttl)
         async with self._directory.listed(owner, ttl) as listing:
             saved = await self._write(where, change, ABSENT if expect is None else expect)
@@ -101,11 +98,95 @@ class StateStore:
             listing.created = expect is None
         if saved and owner is not None:
             self._versions[key] = change.version
-        return saved
+        return change.version if saved else None
 
     async def delete_memory_state(self, key: str) -> bool:
         """Erase the state under a key; returns whether there was one."""
-        return await ledger.erase(self._driver, keys.blob_key(key))
+        return await ledger.erase(self._driver, self._place(key)[0])
+
+    async def delete_if(self, key: str, *, expect: str) -> bool:
+        """Erase the state under a key if it still has the version that was loaded; returns whether it did.
+
+        `False` is a lost race, which changed nothing. If the answer is lost, a state that is gone counts as
+        erased; raises `OutcomeUnknown` if another is there.
+        """
+        return await ledger.delete(self._driver, self._place(key)[0], expect=expect)
+
+    # States as records
+
+    async def _names(self, scope: str, prefix: str) -> AsyncIterator[str]:
+        """Yield the keys of the states in a scope that begin with a prefix, in the order of their UTF-8."""
+        first = keys.name(prefix) if prefix else ""
+        # A listing begins after a name.
+        if first and await self._driver.load(Key(scope, first), last=0) is not None:
+            yield prefix
+        async for name in operations.names_of(self._driver, scope, first):
+            yield keys.unname(name)
+
+    async def _read(self, record: Record, operation: str) -> dict[str, Any]:
+        with located(self._driver.name, operation):
+            if record.body is None or record.tail:
+                raise Corrupt("the record under this key is not a saved state")
+            if not self._codec.is_of("binary-state", record.body):
+                return await run_in_slices(self._codec.open_steps("state", record.body))
+            content = await run_in_slices(self._codec.open_steps("binary-state", record.body))
+            return await run_in_slices(binary.restored(content))
+
+    async def _change(self, where: Key, state: dict[str, Any], *, ttl: float | None) -> ledger.Change:
+        """Check and serialize a state."""
+        if not isinstance(state, dict):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
+            raise InvalidState(f"a state is a dict, not {type(state).__name__}")
+        try:
+            body = await run_in_slices(self._codec.seal_steps("state", state))
+        except InvalidState:
+            if not binary.has_bytes(state):
+                raise
+            content = await run_in_slices(binary.escaped(state))
+            body = await run_in_slices(self._codec.seal_steps("binary-state", content))
+        with self._reporting(where):
+            self._guard.require("state_bytes", len(body))
+        return ledger.Change(body, ttl=ttl)
+
+    async def _write(self, where: Key, change: ledger.Change, expect: str | AbsentType | AnyType) -> bool:
+        with self._reporting(where):
+            return await ledger.replace(self._driver, where, change, expect=expect)
+
+    def _reporting(self, where: Key) -> AbstractContextManager[None]:
+        return self._guard.reporting(Whose(*keys.owner_of(where.scope)), "save")
+
+
+class StateStore(States):
+    """JSON objects under any string; satisfies `SupportsMemoryState`, and keeps paused runs of a planner.
+
+    What is loaded is JSON-equal to what was saved: NaN, lone surrogates and big integers are kept, and tuples
+    become lists. Bytes come back as bytes; versions that do not know them refuse such a state. Large states
+    are saved and loaded in steps, so that other tasks run in between; do not change a state before its save
+    has returned. A save beyond the backend's `Limits` raises `LimitReached` before anything is written. A
+    state under a key that names a tenant and a user (`MemoryKey.composite()`, or `kv:v1:` and a composite) is
+    erased with the user. `isolation` says where a paused run names its tenant and user.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        codec: Codec,
+        directory: Directory,
+        guard: Guard = UNLIMITED,
+        *,
+        isolation: MemoryIsolation | None = None,
+    ) -> None:
+        super().__init__(driver, codec, directory, guard)
+        self._isolation = isolation or MemoryIsolation()
+
+    def _place(self, key: str) -> tuple[Key, tuple[str, str] | None]:
+        return keys.blob(key)
+
+    def states_of(self, tenant: str, user: str, prefix: str = "") -> AsyncIterator[str]:
+        """Yield the keys of a user's states that begin with a prefix, in the order of their UTF-8 bytes.
+
+        They are those that name the tenant and the user. One that exists throughout comes exactly once.
+        """
+        return self._names(keys.scope(tenant, user, "blob"), prefix)
 
     # Paused runs of a planner
 
@@ -164,29 +245,28 @@ class StateStore:
                     return True
             raise
 
-    # States as records
 
-    async def _read(self, record: Record, operation: str) -> dict[str, Any]:
-        with located(self._driver.name, operation):
-            if record.body is None or record.tail:
-                raise Corrupt("the record under this key is not a saved state")
-            return await run_in_slices(self._codec.open_steps("state", record.body))
+class TenantStates(States):
+    """The states of a tenant as a whole, under any strings of its own: as `StateStore`, without paused runs.
 
-    async def _change(self, where: Key, state: dict[str, Any], *, ttl: float | None) -> ledger.Change:
-        """Check and serialize a state."""
-        if not isinstance(state, dict):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
-            raise InvalidState(f"a state is a dict, not {type(state).__name__}")
-        body = await run_in_slices(self._codec.seal_steps("state", state))
-        with self._reporting(where):
-            self._guard.require("state_bytes", len(body))
-        return ledger.Change(body, ttl=ttl)
+    They are erased, copied and sealed with the tenant, and stay when one of its users is erased.
+    """
 
-    async def _write(self, where: Key, change: ledger.Change, expect: str | AbsentType | AnyType) -> bool:
-        with self._reporting(where):
-            return await ledger.replace(self._driver, where, change, expect=expect)
+    def __init__(
+        self, driver: Driver, codec: Codec, directory: Directory, tenant: str, guard: Guard = UNLIMITED
+    ) -> None:
+        super().__init__(driver, codec, directory, guard)
+        self._tenant = keys.require_part("tenant", tenant)
 
-    def _reporting(self, where: Key) -> AbstractContextManager[None]:
-        return self._guard.reporting(Whose(*keys.owner_of(where.scope)), "save")
+    def _place(self, key: str) -> tuple[Key, tuple[str, str] | None]:
+        return keys.shared_blob(self._tenant, key), (self._tenant, "")
+
+    def names(self, prefix: str = "") -> AsyncIterator[str]:
+        """Yield the keys of the states that begin with a prefix, in the order of their UTF-8 bytes.
+
+        One that exists throughout comes exactly once.
+        """
+        return self._names(keys.shared_scope(self._tenant), prefix)
 
 
 def _owner(payload: dict[str, Any], isolation: MemoryIsolation) -> tuple[str, str] | None:

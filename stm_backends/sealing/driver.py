@@ -19,7 +19,7 @@ from stm_backends.drivers.contract import (
     Key,
     Record,
     Traits,
-    new_version,
+    version_after,
 )
 from stm_backends.drivers.wrapper import WrapperDriver
 from stm_backends.errors import OutcomeUnknown, SealMismatch, StorageError, located
@@ -195,7 +195,7 @@ class SealedDriver(WrapperDriver):
                 if not reached:
                     return None, Resealed(left=left, lost_races=lost_races)
                 await self._require_keys(key)
-                version = new_version()
+                version = version_after(record.version)
                 body = await self._body_sealed_again(key, record, version)
                 rewrite = await self._entries_sealed_again(key, record, reached)
             change = ledger.Change(body, version=version, rewrite=rewrite)

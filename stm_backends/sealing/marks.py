@@ -87,20 +87,20 @@ class Marks:
 
         Raises `KeyMismatch` if this process lacks its key.
         """
-        scope = keys.directory_scope(tenant) if tenant else keys.OTHER_BLOBS
-        async for name in operations.names(self._driver.inner, scope):
-            record = await self._driver.inner.load(Key(scope, name))
-            if record is None:
-                continue
-            if not operations.is_sealed(record):
-                return False
-            try:
-                await self._driver.load(Key(scope, name))
-            except KeyMismatch:
-                raise
-            except Corrupt:
-                pass  # its key was erased, or it is damaged: it says nothing about the keys of this process
-            return True
+        for scope in ([keys.directory_scope(tenant)] if tenant else []) + [keys.shared_scope(tenant)]:
+            async for name in operations.names(self._driver.inner, scope):
+                record = await self._driver.inner.load(Key(scope, name))
+                if record is None:
+                    continue
+                if not operations.is_sealed(record):
+                    return False
+                try:
+                    await self._driver.load(Key(scope, name))
+                except KeyMismatch:
+                    raise
+                except Corrupt:
+                    pass  # its key was erased, or it is damaged: it says nothing of the keys of this process
+                return True
         return True
 
     async def key_of(self, tenant: str, user: str, known: str | None) -> str | None:

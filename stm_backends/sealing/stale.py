@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from stm_backends.drivers.bounded import Bounded
-from stm_backends.drivers.contract import Driver, Key, Record, new_version
+from stm_backends.drivers.contract import Driver, Key, Record, version_after
 from stm_backends.errors import KeyErased, OutcomeUnknown, StorageError, located
 from stm_backends.records import ledger
 from stm_backends.records.keys import owner_of
@@ -136,7 +136,7 @@ class StaleKeys:
             reach = places[-1] + 1 if places else 0
             if reach > self._inner.traits.max_drop:
                 return None, False
-            version = new_version()
+            version = version_after(record.version)
             rewrite = [
                 await self._seal(key, ENTRY, erased[entry], operation) if entry in erased else entry
                 for entry in record.tail[:reach]

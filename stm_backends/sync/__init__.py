@@ -25,7 +25,7 @@ is closed, calls raise `Unavailable`.
 from stm_backends.sync.backend import Backend, open_backend
 from stm_backends.sync.conversation import Conversation
 from stm_backends.sync.memory import Memory
-from stm_backends.sync.state_store import StateStore
+from stm_backends.sync.state_store import StateStore, TenantStates
 from stm_backends.sync.summarizers import PlainSummarizer
 from stm_backends.sync.thread import LoopThread
 from stm_backends.sync.tiers import MemoryManager
@@ -38,5 +38,6 @@ __all__ = [
     "MemoryManager",
     "PlainSummarizer",
     "StateStore",
+    "TenantStates",
     "open_backend",
 ]

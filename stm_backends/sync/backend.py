@@ -24,7 +24,7 @@ from stm_backends.sync.conversation import Conversation
 from stm_backends.sync.conversations import Conversations
 from stm_backends.sync.memory import Memory
 from stm_backends.sync.sessions import Sessions
-from stm_backends.sync.state_store import StateStore
+from stm_backends.sync.state_store import StateStore, TenantStates
 from stm_backends.sync.summarizers import PlainSummarizer, in_threads
 from stm_backends.sync.thread import LoopThread, require_coroutine
 from stm_backends.telemetry.observer import SILENT, Observer
@@ -159,6 +159,10 @@ class Backend(AbstractContextManager["Backend"]):
         # Checked before it is wrapped: every wrapper is callable.
         checked = policy.summarizer_for(as_config(config), summarizer)
         return None if summarizer is None else in_threads(checked, self._given_up)
+
+    def tenant_state(self, tenant: str) -> TenantStates:
+        """Return the states that belong to a tenant as a whole, and to none of its users."""
+        return TenantStates(self._backend.tenant_state(tenant), self.run)
 
     def ping(self, tenant: str | None = None) -> float:
         """Load a record that does not exist; returns how many seconds that took. See `Backend.ping`."""

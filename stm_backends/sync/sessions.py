@@ -32,6 +32,14 @@ class Sessions:
         """Yield the conversations of a user; one that exists throughout the listing comes exactly once."""
         return each(self._behind.list(tenant, user), self._run)
 
-    def logs(self, tenant: str, user: str) -> Iterator[tuple[LogKind, MemoryKey]]:
+    def logs(
+        self,
+        tenant: str,
+        user: str,
+        kind: LogKind | None = None,
+        *,
+        prefix: str = "",
+        beside: bool = True,
+    ) -> Iterator[tuple[LogKind, MemoryKey]]:
         """Yield the item logs of a user: the framework and the conversation of each."""
-        return each(self._behind.logs(tenant, user), self._run)
+        return each(self._behind.logs(tenant, user, kind, prefix=prefix, beside=beside), self._run)

@@ -26,6 +26,7 @@ from stm_backends.testing.driver_checks.replacing import Replacing
 from stm_backends.testing.driver_checks.rewriting import Rewriting
 from stm_backends.testing.driver_checks.scanning import Scanning
 from stm_backends.testing.driver_checks.snapshots import Snapshots
+from stm_backends.testing.driver_checks.stepping import Stepping
 from stm_backends.testing.driver_checks.waiting import Waiting
 from stm_backends.testing.workbench.drivers import Bench, Datastore
 
@@ -33,6 +34,7 @@ from stm_backends.testing.workbench.drivers import Bench, Datastore
 class DriverContract(
     # pytest begins with the last base: what fails there is simple, and often the cause of what follows.
     Histories,
+    Stepping,
     Network,
     Homes,
     Processes,

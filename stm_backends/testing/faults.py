@@ -1,8 +1,8 @@
 """Faults on purpose, for tests of a driver and of what is built on it.
 
-`Proxy` stands between clients and a server, and cuts, stalls, delays or loses what passes.
+`Proxy` stands between clients and a server, and cuts, stalls, delays, holds or loses what passes.
 """
 
-from stm_backends.testing.workbench.proxy import Direction, Fault, LostAnswer, Proxy
+from stm_backends.testing.workbench.proxy import Direction, Fault, HeldAnswer, LostAnswer, Proxy
 
-__all__ = ["Direction", "Fault", "LostAnswer", "Proxy"]
+__all__ = ["Direction", "Fault", "HeldAnswer", "LostAnswer", "Proxy"]

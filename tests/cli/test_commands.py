@@ -379,6 +379,7 @@ def test_drivers_as_json_is_every_fact_of_the_table(monkeypatch: pytest.MonkeyPa
         "schemes": ["sqlite"],
         "state": "ready",
         "reason": "",
+        "contract": 1,
         "install": "",
     }
     assert by_name["redis"]["state"] == "missing extra"

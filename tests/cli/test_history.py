@@ -359,7 +359,7 @@ def test_the_turns_come_first_and_of_several_logs_one_is_named(kept: str) -> Non
         done = cli(command, "acme:u1:trip", "--url", kept)
         assert (done.exit_code, "--log openai-agents, --log langchain" in done.stderr) == (2, True)
         assert "Hi" in cli(command, "acme:u1:trip", "--url", kept, "--log", "langchain").stdout
-        done = cli(command, "acme:u1:trip", "--url", kept, "--log", "langgraph")
+        done = cli(command, "acme:u1:trip", "--url", kept, "--log", "crewai")
         assert (done.exit_code, "--log is one of" in done.stderr) == (2, True)
     asyncio.run(more("memory"))
     assert "Noted." in cli("history", "acme:u1:trip", "--url", kept).stdout

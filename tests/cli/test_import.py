@@ -418,3 +418,82 @@ def test_a_transcript_is_exported_and_imported_in_lines(tmp_path: Path) -> None:
     refused = cli("import", file, "--url", f"sqlite:///{tmp_path}/three.db")
     assert refused.exit_code != 0
     assert "pages of the transcript" in refused.output
+
+
+# States that a memory has saved
+
+
+def saved(*texts: str, key: str = "", **fields: object) -> str:
+    """Return a line with a state as PenguiFlow's memory saves it."""
+    said = [{"user_message": text, "assistant_response": "Hi"} for text in texts]
+    state = {"version": 1, "health": "healthy", "summary": "", "turns": said, "pending": [], "backlog": []}
+    return json.dumps({**state, **({"key": key} if key else {}), **fields}) + "\n"
+
+
+def said_in(url: str, key: str) -> list[str]:
+    (line,) = lines(cli("export", key, "--url", url))
+    return [turn["user_message"] for turn in json.loads(line)["turns"]]
+
+
+def test_saved_states_are_imported_under_the_keys_that_they_name(url: str, tmp_path: Path):
+    whole = {"tenant_id": "a:b", "user_id": "v", "session_id": "s"}
+    file = written(
+        tmp_path,
+        saved("one", "two", key="acme:u:s", summary="S", pending=[{"user_message": "zero"}]),
+        exported("acme", "w"),
+        saved("other", key="a%3Ab:v:t"),
+        json.dumps({**json.loads(saved("third")), "key": whole}) + "\n",
+    )
+    done = cli("import", file, "--url", url)
+    assert done.exit_code == 0, done.output
+    assert "4 conversations imported" in done.stderr
+    assert said_in(url, "acme:u:s") == ["zero", "one", "two"]
+    assert said_in(url, "a%3Ab:v:t") == ["other"]
+    assert said_in(url, "a%3Ab:v:s") == ["third"]
+    again = cli("import", file, "--url", url)
+    assert again.exit_code == 2
+    assert "made.jsonl:1: acme:u:s exists already; nothing was imported" in again.stderr
+    merged = cli("import", file, "--merge", "--url", url)
+    assert "4 conversations merged, none of them changed" in merged.stderr
+
+
+@pytest.mark.parametrize("by", ["file", "standard input"])
+def test_a_state_that_names_no_key_takes_that_of_the_option(url: str, tmp_path: Path, by: str):
+    file = written(tmp_path, saved("one"))
+    arguments = ("import", file if by == "file" else "-", "--key", "acme:u:s", "--url", url)
+    done = cli(*arguments, answer=saved("one"))
+    assert done.exit_code == 0, done.output
+    assert said_in(url, "acme:u:s") == ["one"]
+
+
+def test_only_states_of_the_wanted_owner_are_imported(url: str, tmp_path: Path):
+    file = written(tmp_path, saved("one", key="acme:u:s"), saved("two", key="victim:u:s"))
+    assert "1 line of others skipped" in cli("import", file, "--only", "acme", "--url", url).stderr
+    assert listed_by(cli("ls", "victim", "--url", url)) == []
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        ([saved("one")], (), "made.jsonl:1: a saved state does not say whose it is; add its conversation to"),
+        ([saved("one"), saved("two")], ("--key", "acme:u:s"), "made.jsonl:2: a saved state does not say"),
+        ([exported("acme")], ("--key", "acme:u:s"), "--key is for a saved state that does not name its"),
+        ([saved("one", key="acme:u:s")], ("--key", "acme:u:t"), "--key is for a saved state that does not"),
+        ([saved("one", key="acme:u")], (), "made.jsonl:1: a conversation's key has three parts"),
+        ([saved("one", key="acme:mail:u:s")], (), "made.jsonl:1: a conversation's key has three parts"),
+        ([saved("one", key="acme:u:s", version=2)], (), "made.jsonl:1: a memory state of a version that"),
+        ([saved("one", key="acme:u:s", turns=[7])], (), "made.jsonl:1: not a memory state"),
+        ([saved("one", key="acme:u:s")] * 2, (), "made.jsonl:2: this conversation occurs twice in the file"),
+        ([saved("1", key="acme:u:s", pending=[{}] * 9)], ("--max-turns", 9), "made.jsonl:1: more than 9"),
+        ([saved("one")], ("--key", "acme:u"), "is not a conversation; write tenant:user:session"),
+    ],
+)
+@pytest.mark.parametrize("merge", [False, True])
+def test_states_of_unclear_conversations_are_refused_and_nothing_stored(
+    url: str, tmp_path: Path, texts: list[str], options: tuple[object, ...], message: str, merge: bool
+):
+    merge = merge and "twice" not in message  # a merge takes what occurs twice
+    done = cli("import", written(tmp_path, *texts), *options, *(["--merge"] * merge), "--url", url)
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr
+    assert not (tmp_path / "stm.db").exists() or listed_by(cli("ls", "acme", "--url", url)) == []

@@ -12,6 +12,7 @@ from stm_backends.drivers.contract import Key, Record
 from stm_backends.errors import Unavailable
 from stm_backends.testing import Bench, DriverContract, FakeClock
 from stm_backends.testing.driver_checks import steps
+from stm_backends.testing.workbench import check as workbench_check
 from stm_backends.testing.workbench.check import check
 from stm_backends.testing.workbench.failures import alone
 from stm_backends.testing.workbench.faulty import FaultyDriver, faulty_datastore
@@ -146,6 +147,39 @@ def test_the_only_error_of_a_group_is_told_alone() -> None:
     assert alone(ExceptionGroup("", [ExceptionGroup("", [error])])) is error
     both = ExceptionGroup("", [error, ValueError()])
     assert alone(both) is both
+
+
+class Lasting(DriverContract):
+    """Checks that last longer than they usually may."""
+
+    @check("driver.load")
+    async def test_it_works_all_the_time(self, bench: Bench) -> None:
+        driver = await bench.driver()
+        for _ in range(11):
+            await asyncio.sleep(0.1)
+            await driver.load(KEY)
+
+    @check("driver.load")
+    async def test_it_waits_for_nothing(self, bench: Bench) -> None:
+        await bench.driver()
+        await asyncio.Event().wait()
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workbench_check, "LONGEST_CHECK_S", 1.0)
+    monkeypatch.setattr(workbench_check, "AT_WORK_S", 0.8)
+
+
+@pytest.mark.usefixtures("brief")
+def test_a_check_that_is_at_work_when_its_time_is_over_has_it_once_more() -> None:
+    Lasting.checks()["test_it_works_all_the_time"](Lasting(), Bench(faulty_datastore(), quick=True))
+
+
+@pytest.mark.usefixtures("brief")
+def test_a_check_that_waits_in_vain_ends_with_its_time() -> None:
+    with pytest.raises(AssertionError, match=r"the check did not end within 1 s"):
+        Lasting.checks()["test_it_waits_for_nothing"](Lasting(), Bench(faulty_datastore(), quick=True))
 
 
 class Groups(DriverContract):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
-from stm_backends.drivers.contract import ANY, Key
+from stm_backends.drivers.contract import ANY, Key, Page
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.errors import Unavailable
-from stm_backends.testing import Bench, Datastore
+from stm_backends.testing import Bench, Datastore, DriverContract, FakeClock
+from stm_backends.testing.workbench.drivers import names_in
+from stm_backends.testing.workbench.faulty import SMALL, faulty_datastore
 from stm_backends.testing.workbench.history import SHOWN
+from tests.mutants.waiting import DrawsBeforeItLocks
 
 
 async def open_one() -> MemoryDriver:
@@ -69,3 +75,35 @@ async def test_the_same_line_again_and_a_long_error_are_cut_short() -> None:
     assert lines[1].endswith("(3 times)")
     assert lines[-1].endswith("...")
     assert len(lines[-1]) < 250
+
+
+class Still(MemoryDriver):
+    """Lists one page again and again."""
+
+    pages = 0
+
+    async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
+        self.pages += 1
+        page = await super().scan(scope, limit=1)
+        return Page(page.names, page.names[0])
+
+
+async def test_a_listing_that_does_not_advance_ends_after_three_pages() -> None:
+    driver = Still()
+    await driver.open()
+    await driver.append(Key("s", "a"), b"", initial_version="v", ttl=None)
+    with pytest.raises(AssertionError, match="the listing does not advance: 3 of its pages"):
+        await names_in(driver, "s")
+    assert driver.pages == 3
+
+
+def test_an_entry_in_another_place_is_shown_with_the_whole_race_and_its_seed() -> None:
+    check = DriverContract.checks()["test_no_entry_appears_before_one_that_a_load_has_seen"]
+    datastore = replace(faulty_datastore(DrawsBeforeItLocks, clock=FakeClock(), **SMALL), seed=7)
+    with pytest.raises((AssertionError, ExceptionGroup)) as caught:
+        check(DriverContract(), Bench(datastore, quick=True))
+    (note,) = (note for note in caught.value.__notes__ if "History:" in note)
+    assert "-- the chances are those of `Datastore.seed` 7" in note
+    race = re.findall(r"append\(Key\(scope1, '(record\d+)'\), b'(\w+)", note)
+    # All of the last race, from its first append on.
+    assert next(entry for name, entry in race if name == race[-1][0]) == "first"

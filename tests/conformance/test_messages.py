@@ -8,7 +8,9 @@ import warnings
 import pytest
 
 from stm_backends.drivers.contract import Key, Record
+from stm_backends.errors import Unavailable
 from stm_backends.testing import Bench, DriverContract, FakeClock
+from stm_backends.testing.workbench.failures import Overheard
 from stm_backends.testing.workbench.faulty import SMALL, FaultyDriver, faulty_datastore
 from tests.mutants.messages import LogsKeys, logger
 
@@ -60,15 +62,63 @@ class UsesWhatIsDeprecated(FaultyDriver):
         return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
 
 
-def run(kind: type[FaultyDriver]) -> None:
+def run(kind: type[FaultyDriver], check: str = CHECK) -> None:
     datastore = faulty_datastore(kind, clock=FakeClock(), **SMALL)
-    DriverContract.checks()[CHECK](DriverContract(), Bench(datastore, quick=True))
+    DriverContract.checks()[check](DriverContract(), Bench(datastore, quick=True))
 
 
 def finding(kind: type[FaultyDriver]) -> str:
     with pytest.raises(AssertionError) as caught:
         run(kind)
     return str(caught.value)
+
+
+class NamesKeysInAnOutage(FaultyDriver):
+    """Says in an outage which record could not be reached."""
+
+    async def load(self, key: Key) -> Record | None:
+        try:
+            return await super().load(key)
+        except Unavailable as error:
+            raise Unavailable(f"no {key.scope[:60]}", backend=self.name, operation="load") from error
+
+
+class ShowsEntriesToThoseWhoDebug(FaultyDriver):
+    """Logs the entries that it stores, below all levels that are usually shown."""
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        logger.debug("storing %r", entry[:100])
+        return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
+
+
+OUTAGE = "test_after_an_outage_the_same_driver_works_and_nothing_is_lost"
+SIZES = "test_the_largest_entry_fits_and_one_byte_more_is_too_large"
+
+
+@pytest.mark.parametrize(
+    ("kind", "check", "what"),
+    [
+        (NamesKeysInAnOutage, OUTAGE, "a scope, and one does: the error Unavailable: "),
+        (ShowsEntriesToThoseWhoDebug, SIZES, f"stored bytes, and one does: {logger.name}, DEBUG: storing "),
+    ],
+)
+def test_the_messages_of_a_check_that_passes_are_read(
+    kind: type[FaultyDriver], check: str, what: str
+) -> None:
+    with pytest.raises(Overheard, match="the check itself has passed") as caught:
+        run(kind, check)
+    assert f"no message may contain {what}" in str(caught.value)
+    # So that all checks that meet it are one finding.
+    assert caught.value.cause.startswith("said by ")
+    assert not any("Usual cause: " in note for note in caught.value.__notes__)
+
+
+def test_levels_of_loggers_are_after_a_check_what_they_were() -> None:
+    loggers = (logger, logging.getLogger("stm_backends"))
+    before = [(each.level, each.propagate, each.disabled) for each in loggers]
+    run(FaultyDriver, SIZES)
+    after = [(each.level, each.propagate, each.disabled) for each in loggers]
+    assert after == before
 
 
 def test_what_a_library_says_to_those_who_debug_is_not_judged(caplog: pytest.LogCaptureFixture) -> None:

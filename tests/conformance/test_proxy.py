@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -216,6 +217,58 @@ async def test_a_cancelled_loss_loses_nothing(proxy: Proxy, connect: Connect) ->
     lost.cancel()
     assert await (await connect()).ask("a") == "1"
     assert not lost.happened
+
+
+async def test_an_answer_is_held_back_while_others_act(server: Lines, proxy: Proxy, connect: Connect) -> None:
+    client, other = await connect(), await connect()
+    held = proxy.hold_answer(b"dear")
+    assert await other.ask("a") == "1"
+    paused = asyncio.ensure_future(client.ask("dear b"))
+    await until(lambda: held.happened)
+    assert server.kept == ["a", "dear b"]
+    assert await stays_silent(asyncio.shield(paused))
+    assert [await other.ask("c"), await other.ask("dear d")] == ["3", "4"]
+    assert held.followed == 1
+    held.release()
+    held.release()
+    assert await paused == "2"
+    assert await client.ask("dear e") == "5"
+
+
+async def test_the_answers_to_skip_pass_before_one_is_held(proxy: Proxy, connect: Connect) -> None:
+    client, other = await connect(), await connect()
+    held = proxy.hold_answer(b"dear", skip=2)
+    assert [await client.ask("dear a"), await other.ask("dear b")] == ["1", "2"]
+    paused = asyncio.ensure_future(client.ask("commit"))
+    await until(lambda: held.happened)
+    held.release()
+    assert await paused == "3"
+
+
+async def test_what_is_released_before_it_comes_is_not_held(proxy: Proxy, connect: Connect) -> None:
+    held = proxy.hold_answer()
+    held.release()
+    assert await (await connect()).ask("a") == "1"
+    assert not held.happened
+
+
+async def test_the_end_of_a_proxy_ends_what_it_holds(lines: tuple[Lines, str]) -> None:
+    async with Proxy(lines[1]) as proxy:
+        held = proxy.hold_answer()
+        client = Client(*await asyncio.open_connection("127.0.0.1", proxy.port))
+        paused = asyncio.ensure_future(client.ask("a"))
+        await until(lambda: held.happened)
+    with pytest.raises(ConnectionResetError):
+        await paused
+
+
+async def test_a_client_that_begins_tls_is_noticed(proxy: Proxy, connect: Connect) -> None:
+    await (await connect()).ask("\x16\x03 is how text may begin, too")
+    assert not proxy.encrypted
+    with pytest.raises((OSError, TimeoutError)):
+        async with asyncio.timeout(1):
+            await asyncio.open_connection("127.0.0.1", proxy.port, ssl=ssl.create_default_context())
+    assert proxy.encrypted
 
 
 async def test_a_proxy_can_lead_to_another_server(proxy: Proxy, connect: Connect) -> None:

@@ -6,6 +6,7 @@ from stm_backends.testing.runner.page import page
 from stm_backends.testing.runner.results import Outcome, Result, Run, standing
 from stm_backends.testing.runner.selection import SLOW, UNREACHED, UNSELECTED
 from stm_backends.testing.runner.terminal import lines, summary
+from stm_backends.testing.workbench.check import would_write
 
 
 def result(outcome: Outcome, clause: str = "driver.fold", **fields: str) -> Result:
@@ -70,26 +71,70 @@ def test_the_page_shows_the_failure_and_lets_nothing_through_as_markup() -> None
 
 def test_only_a_complete_run_is_told_that_the_contract_is_kept() -> None:
     passed = [result("passed")]
-    assert Run(backend="x", results=passed).verdict().startswith("x keeps the contract: 1 passed")
-    for run, extent in (
-        (Run(results=passed, quick=True), "a quick run"),
-        (Run(results=passed, quick=True, planned=planned(SLOW)), "a quick run that left out 1 of 2 checks"),
-        (Run(results=passed, planned=planned(*[UNSELECTED] * 77)), "a selection of 1 of 78 checks"),
-        (Run(results=passed, planned=planned(UNREACHED, SLOW)), "a run that ended after 1 of 3 checks"),
+    all_means = ", grade 3 of 3 (with all means)"
+    whole = Run(backend="x", results=passed).verdict()
+    assert whole.startswith(f"x keeps the contract{all_means}: 1 passed")
+    quick = "a quick run that left out 1 of 2 checks"
+    for run, extent, grade in (
+        (Run(results=passed, quick=True), "a quick run", all_means),
+        (Run(results=passed, quick=True, planned=planned(SLOW)), quick, all_means),
+        (Run(results=passed, planned=planned(*[UNSELECTED] * 77)), "a selection of 1 of 78 checks", ""),
+        (Run(results=passed, planned=planned(UNREACHED, SLOW)), "a run that ended after 1 of 3 checks", ""),
     ):
         run.backend = "x"
-        assert run.verdict().startswith(f"x passes {extent}: 1 passed")
+        assert run.verdict().startswith(f"x passes {extent}{grade}: 1 passed")
         assert run.as_json()["extent"] == extent
         assert run.as_json()["complete"] is False
         assert run.verdict() in printed(run)
         assert run.verdict() in page(run)
 
 
+NETWORK = "needs `Datastore.address` and `Datastore.through`"
+
+
+def of_reasons(*reasons: str, reach: str = "network") -> Run:
+    """Return a run in which one check has passed, and one was not asked for each of these reasons."""
+    results = [result("not asked", id=f"{number}", reason=reason) for number, reason in enumerate(reasons)]
+    return Run(backend="x", traits={"reach": reach}, results=[result("passed"), *results])
+
+
 def test_what_was_not_asked_and_what_was_opted_out_of_weaken_the_verdict() -> None:
-    run = Run(backend="x", results=[result("passed"), result("not asked"), result("opted out")])
-    assert run.verdict().startswith(
-        "x keeps the contract in all checks that could run, except for what it opts out of"
-    )
+    run = of_reasons("needs `Datastore.peek`")
+    run.results.append(result("opted out", id="out"))
+    assert run.verdict().startswith("x keeps the contract, except for what it opts out of, grade 2 of 3 (")
+
+
+def test_the_verdict_says_how_much_was_asked_and_the_line_before_it_what_would_ask_the_rest() -> None:
+    peek, hold = "needs `Datastore.peek`", "needs `Datastore.hold`"
+    large, none = would_write(10**9), "the driver has no `next_scope`"
+    outage = f"needs `Datastore.outage`, or {NETWORK.removeprefix('needs ')}: the connection uses TLS"
+    asks = "not asked, and what would ask it: "
+    proxy = "a URL of one host and port without TLS, or `address` and `through` of a test class"
+    tls = f"2 checks with a proxy before the server (the connection uses TLS): {proxy}"
+    of_full = "1 check of full records: a smaller `max_record_bytes` or the like"
+    for run, grade, line in (
+        (of_reasons(none), 3, ""),
+        (of_reasons(peek, hold, peek), 2, f"{asks}3 checks with `hold`, `peek`: a test class"),
+        (of_reasons(large), 2, f"{asks}{of_full}"),
+        (of_reasons(NETWORK), 1, f"{asks}1 check with a proxy before the server: {proxy}"),
+        (
+            of_reasons(outage, NETWORK, peek, large, none),
+            1,
+            f"{asks}{tls}; 1 check with `peek`: a test class; {of_full}",
+        ),
+        # There is no network before a file.
+        (of_reasons(outage, NETWORK, reach="host"), 3, ""),
+    ):
+        assert (run.grade, run.unasked()) == (grade, line)
+        assert f"grade {grade} of 3" in run.verdict()
+        assert run.as_json()["grade"] == grade
+        assert run.as_json()["unasked"] == line
+        shown = printed(run)
+        assert shown[-1] == run.verdict()
+        assert shown[-2] == line if line else not any(asks in one for one in shown)
+        assert line in page(run)
+        # A green that was asked nothing of the network is none.
+        assert [colour for _, colour in lines(run)][-1] == ("yellow" if grade == 1 else "green")
 
 
 def test_a_run_in_which_nothing_could_be_asked_proves_nothing() -> None:

@@ -51,7 +51,7 @@ def test_a_selection_is_told_as_one_however_it_was_made(tmp_path: Path, by: str)
 def test_a_complete_run_is_told_as_one(tmp_path: Path) -> None:
     status, printed, report, properties = told(tmp_path, mine(tmp_path))
     assert status == 0, printed
-    assert "TestMine keeps the contract in all checks that could run: " in printed
+    assert "TestMine keeps the contract, grade 3 of 3 (with all means): " in printed
     assert (report["complete"], report["left_out"]) == (True, [])
     assert properties == {"extent": ["a full run"]}
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,7 @@ import pytest
 
 from tests.conformance.pages import printed_files, write_files
 from tests.conformance.running import pytest_in, run
-from tests.support import apt, mariadb
+from tests.support import mariadb
 
 PACKAGE = "stm_backends_mariadb"
 FILES = printed_files("sql-server-driver.md", "stm-backends-mariadb")
@@ -89,17 +87,9 @@ print(stm_backend().schema(None).count("CREATE TABLE IF NOT EXISTS"), "tables")
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a database: the one that the environment names, or in a server that is started here."""
-    pytest.importorskip("asyncmy", reason="the dependency group `strangers` brings it")
-    if named := os.environ.get("STM_TEST_MARIADB_URL"):
-        yield named
-        return
-    with contextlib.ExitStack() as stack:
-        try:
-            started = stack.enter_context(mariadb.server_in(tmp_path_factory.mktemp("mariadb")))
-        except apt.NotAtHand as error:
-            pytest.skip(f"{error}; STM_TEST_MARIADB_URL may name a server")
-        yield started
+    """The URL of a database."""
+    with mariadb.reached(tmp_path_factory.mktemp("mariadb")) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -91,9 +91,9 @@ def test_the_machine_finds_a_broken_driver(mutant):
 def test_the_check_of_any_history_shows_the_shortest_one_on_which_the_driver_is_wrong():
     bench = Bench(faulty_datastore(DropIsClamped, clock=FakeClock()))
     with pytest.raises(AssertionError) as caught:
-        # As many as it takes: what is of interest here is how it is told.
+        # As many as it takes: how it is told is of interest here. Hypothesis ends some shrinking early.
         DriverContract().test_any_history_without_expiry_matches_the_model(
-            Bench(replace(bench.datastore, histories=500))
+            Bench(replace(bench.datastore, histories=500, seed=1))
         )
     notes = "\n".join(caught.value.__notes__)
     assert "state.fold(" in notes

@@ -30,7 +30,7 @@ class TestLargeEntries(DriverContract):
             found = await within.handed_in()
             return replace(found, driver=LargeEntries(found.driver))
 
-        return replace(within, open=open_one, handed_in=handed_in, histories=10)
+        return replace(within, open=open_one, handed_in=handed_in, histories=10, races_s=4.0)
 
 
 class Eager(LargeEntries):
@@ -53,4 +53,4 @@ class TestNearlyAllBesideTheRecord(DriverContract):
             await inner.open()
             return Eager(inner, clock=clock, steady=clock)
 
-        return Datastore(open=open_one, pass_time=clock.pass_time, tick=60.0, histories=10)
+        return Datastore(open=open_one, pass_time=clock.pass_time, tick=60.0, histories=10, races_s=4.0)

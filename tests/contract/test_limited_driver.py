@@ -31,4 +31,4 @@ class TestLimitedDriver(DriverContract):
             await driver.open()
             return driver
 
-        return Datastore(open=open_one, pass_time=clock.pass_time, tick=60.0, histories=5)
+        return Datastore(open=open_one, pass_time=clock.pass_time, tick=60.0, histories=5, races_s=0.3)

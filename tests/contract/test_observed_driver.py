@@ -25,4 +25,4 @@ class TestObservedDriver(DriverContract):
             small = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
             return telemetry.driver(await open_at(url, clock=clock, **small, **options))
 
-        return Datastore(open=opened, pass_time=clock.pass_time, tick=60.0, histories=5)
+        return Datastore(open=opened, pass_time=clock.pass_time, tick=60.0, histories=5, races_s=0.3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from stm_backends import (
     Sealing,
     ShortTermMemoryConfig,
     StaticKeys,
+    TooLarge,
 )
 from stm_backends.admin import purging
 from stm_backends.admin.purging import Purge, Purged
@@ -33,6 +34,7 @@ from stm_backends.drivers.sqlite.settings import SqliteSettings
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.history import items
 from stm_backends.history.items import Add
+from stm_backends.history.log import ItemLog
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.records import keys, operations
 from stm_backends.records.body import Body, Forgotten, Lease
@@ -41,7 +43,7 @@ from stm_backends.records.directory import Directory
 from stm_backends.records.large.driver import LargeEntries
 from stm_backends.testing import FakeClock
 from stm_backends.types import StoredTurn
-from tests.mutants.purging import PURGES
+from tests.mutants.purging import LOG_PURGES, PURGES
 
 NOW = 1_800_000_000.0
 DAY = 86_400.0
@@ -326,6 +328,113 @@ async def test_a_turn_added_during_a_killed_purge_stays() -> None:
                 assert "new" in await ids(driver)
         moment += 1
     assert moment > 6
+
+
+# An item that is added to a log at any moment
+
+LOG = keys.log_key(KEY, "langchain")
+OLD = [{"n": number} for number in range(5)]
+NEW = {"n": "new"}
+
+
+async def old_log(max_record_bytes: int = 1_000_000) -> tuple[Driver, FakeClock, str]:
+    """Return a log of items from 100 days ago, and the moment after them."""
+    clock, tip = FakeClock(NOW), ""
+    driver = MemoryDriver(MemoryStore(), clock=clock, max_record_bytes=max_record_bytes)
+    await driver.open()
+    log = ItemLog(driver, KEY, "langchain", clock=lambda: NOW - 100 * DAY)
+    for item in OLD:
+        tip = await log.add_after(tip, [item]) or ""
+    return driver, clock, tip
+
+
+async def added_at_each_moment(kind: type[Purge], *, conditional: bool) -> list[bool]:
+    """Add an item between any two operations of a purge; returns at which moments it was accepted."""
+    accepted, calls = list[bool](), 1
+    while len(accepted) <= calls:
+        driver, clock, tip = await old_log()
+        log = ItemLog(driver, KEY, "langchain", clock=lambda: NOW)
+        added = list[bool]()
+
+        async def add_item(log: ItemLog = log, tip: str = tip, added: list[bool] = added) -> None:
+            if added:
+                return  # Of several operations at once, before the first.
+            added.append(True)
+            if conditional:
+                added[0] = await log.add_after(tip, [NEW]) is not None
+            else:
+                await log.add([NEW])
+
+        meddling = Meddling(driver, len(accepted), add_item)
+        await purge(meddling, clock, kind=kind)
+        calls = meddling.calls
+        await add_item()
+        for later in (0.0, 90 * DAY - 1):
+            await clock.pass_time(later)
+            found = await log.items()
+            assert (NEW in found) == added[0], "an acknowledged item is lost, or a refused one is there"
+        # What follows the old items stands after them, and nothing stands there once they are gone.
+        assert found in ([[], OLD, [*OLD, NEW]] if conditional else [[NEW], [*OLD, NEW]]), "the past is gone"
+        assert await log.add_after(tip, [NEW]) is None, "a moment is valid that is over"
+        accepted += added
+    return accepted
+
+
+async def test_an_item_added_between_any_two_operations_stays_or_is_refused() -> None:
+    accepted = await added_at_each_moment(Purge, conditional=True)
+    assert accepted == sorted(accepted, reverse=True)
+    assert {*accepted} == {True, False}
+    assert len(await added_at_each_moment(Purge, conditional=False)) > 6
+
+
+@pytest.mark.parametrize(
+    ("mutant", "conditional", "reason"),
+    [*zip(LOG_PURGES, (True, True, False), ("the past is gone", "is lost", "is lost"), strict=True)],
+)
+async def test_purges_that_lose_an_item_or_leave_a_moment_are_rejected(
+    mutant: type[Purge], conditional: bool, reason: str
+) -> None:
+    with pytest.raises(AssertionError, match=reason):
+        await added_at_each_moment(mutant, conditional=conditional)
+
+
+async def test_a_killed_purge_of_a_log_is_completed_by_the_next() -> None:
+    async def killed() -> None:
+        raise asyncio.CancelledError
+
+    moment, was_killed = 0, True
+    while was_killed:
+        driver, clock, tip = await old_log()
+        was_killed = False
+        try:
+            await purge(Meddling(driver, moment, killed), clock)
+        except asyncio.CancelledError:
+            was_killed = True
+        log = ItemLog(driver, KEY, "langchain", clock=lambda: NOW)
+        # Readers see all of it or nothing.
+        assert await log.items() in ([], OLD)
+        await purge(Meddling(driver, -1, killed), clock)
+        record = await driver.load(LOG)
+        assert record is not None
+        assert (record.tail, items.open_folded(record.body, CODEC).items) == ((), [])
+        assert await purge(driver, clock) == Purged(empty=1)
+        assert await log.add_after(tip, [NEW]) is None
+        assert await log.add_after("", [NEW]) is not None
+        moment += 1
+    assert moment > 6
+
+
+async def test_a_log_that_is_full_is_purged_too() -> None:
+    driver, clock, tip = await old_log(max_record_bytes=2_000)
+    repeat = items.seal_entry(Add("r", [], NOW - 100 * DAY), CODEC)
+    with suppress(TooLarge):
+        while True:
+            await driver.append(LOG, repeat, initial_version="v", ttl=None)
+    assert await purge(driver, clock) == Purged(logs=1)
+    assert await purge(driver, clock) == Purged(empty=1)
+    log = ItemLog(driver, KEY, "langchain", clock=lambda: NOW)
+    assert await log.items() == []
+    assert await log.add_after(tip, [NEW]) is None
 
 
 async def test_a_user_stays_listed_while_a_purged_record_exists(driver: Driver, clock: FakeClock) -> None:

@@ -29,7 +29,7 @@ class TestSealedDriver(DriverContract):
             await driver.open()
             return driver
 
-        return Datastore(open=open_one, pass_time=clock.pass_time, tick=60.0)
+        return Datastore(open=open_one, pass_time=clock.pass_time, tick=60.0, races_s=0.3)
 
 
 class TestSealedLargeEntries(DriverContract):
@@ -47,7 +47,7 @@ class TestSealedLargeEntries(DriverContract):
             await driver.open()
             return driver
 
-        return Datastore(open=open_one, pass_time=clock.pass_time, tick=60.0, histories=10)
+        return Datastore(open=open_one, pass_time=clock.pass_time, tick=60.0, histories=10, races_s=0.3)
 
 
 class TestSealedSqlite(DriverContract):

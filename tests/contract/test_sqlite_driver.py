@@ -21,6 +21,15 @@ DAMAGES = (
 )
 """An entry where the next append puts its own, and fails half done; other sizes; missing entries."""
 
+CUT = """
+    UPDATE stm_entry SET entry = substr(entry, 1, length(entry) - 1)
+    WHERE (record, seq) IN (SELECT record, max(seq) FROM stm_entry JOIN found ON record = id)"""
+
+STORED = """
+    SELECT 'record', id FROM found
+    UNION ALL SELECT 'entry', seq FROM stm_entry WHERE record NOT IN (SELECT id FROM stm_record)"""
+"""The row of a record, and entries of which no record knows."""
+
 
 class TestSqliteDriver(DriverContract):
     @pytest.fixture
@@ -35,6 +44,12 @@ class TestSqliteDriver(DriverContract):
 
         async def damage(key):
             ask(next(ways), key)
+
+        async def cut(key):
+            ask(CUT, key)
+
+        async def stored(key):
+            return ask(STORED, key)
 
         @contextlib.asynccontextmanager
         async def outage():
@@ -66,6 +81,8 @@ class TestSqliteDriver(DriverContract):
             pass_time=clock.pass_time,
             tick=60.0,
             damage=damage,
+            cut=cut,
+            stored=stored,
             outage=outage,
             peek=peek,
             hold=hold,

@@ -6,8 +6,12 @@ import asyncio
 import re
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from langchain_core.chat_history import BaseChatMessageHistory, InMemoryChatMessageHistory
@@ -35,6 +39,7 @@ from stm_backends import (
     MemoryKey,
     TooLarge,
     Unavailable,
+    logs,
     open_backend,
     sync,
 )
@@ -145,10 +150,120 @@ async def test_a_message_that_could_not_be_read_again_is_not_stored(history: Stm
     assert await history.aget_messages() == []
 
 
-async def test_what_is_not_json_is_refused_by_its_path(history: StmChatMessageHistory) -> None:
-    with pytest.raises(InvalidState, match=r"items\[0\]\.data\.artifact is object"):
-        await history.aadd_messages([ToolMessage("3", tool_call_id="c", artifact=object())])
+async def test_what_is_not_json_is_converted_beside_a_message(history: StmChatMessageHistory) -> None:
+    class Colour(Enum):
+        RED = "red"
+
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    artifact = {
+        "bytes": b"\x00\xff",
+        "at": at,
+        "price": Decimal("1.50"),
+        "tags": {"a"},
+        "error": ValueError("too late"),
+        "more": (timedelta(seconds=90), Colour.RED, Path("a/b"), UUID(int=1), at.date(), frozenset({1})),
+        3: {None: "left out", True: "kept"},
+    }
+    tool = ToolMessage("3", tool_call_id="c", artifact=artifact)
+    await history.aadd_messages([HumanMessage("a", additional_kwargs={"at": at}), tool])
+    human, found = await history.aget_messages()
+    assert human.additional_kwargs == {"at": at.isoformat()}
+    assert isinstance(found, ToolMessage)
+    assert found.artifact == {
+        "bytes": "AP8=",
+        "at": "2026-01-02T03:04:05+00:00",
+        "price": "1.50",
+        "tags": ["a"],
+        "error": "ValueError: too late",
+        "more": [90.0, "red", "a/b", str(UUID(int=1)), "2026-01-02", [1]],
+        "3": {"True": "kept"},
+    }
+
+
+async def test_what_has_no_form_in_json_is_left_out_with_a_warning(
+    history: StmChatMessageHistory, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Opaque:
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    class Failing(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    cyclic: dict[str, Any] = {"secret": 1}
+    cyclic["self"] = cyclic
+    for artifact, left in (
+        (Opaque(), None),
+        ({"a": 1, "b": [Opaque(), 2], "c": Failing()}, {"a": 1, "b": [2]}),
+        ({"n": 10**20_000}, {}),
+        (cyclic, {"secret": 1, "self": {"secret": 1}}),
+    ):
+        logs.configure(every_s=0)
+        caplog.clear()
+        await history.aadd_messages([ToolMessage("3", tool_call_id="c", artifact=artifact)])
+        found = (await history.aget_messages())[-1]
+        assert isinstance(found, ToolMessage)
+        assert (found.content, found.artifact) == ("3", left)
+        assert "left out of a message" in caplog.text
+        assert "secret" not in caplog.text
+    logs.configure()
+
+
+async def test_what_a_model_reads_is_refused_by_its_path_unless_it_is_json(
+    history: StmChatMessageHistory,
+) -> None:
+    for message in (
+        HumanMessage([{"type": "text", "text": object()}]),
+        AIMessage("", tool_calls=[{"name": "f", "args": {"a": {1, 2}}, "id": "c", "type": "tool_call"}]),
+    ):
+        with pytest.raises(InvalidState, match=r"items\[0\]\.data\.(content|tool_calls)"):
+            await history.aadd_messages([message])
     assert await history.aget_messages() == []
+
+
+# Errors that LangChain's runner hides
+
+
+@pytest.mark.filterwarnings("ignore:RunnableWithMessageHistory is deprecated")
+@pytest.mark.parametrize("kind", ["function", "coroutine", "raises"])
+async def test_a_save_that_the_runner_hides_is_told(backend: Backend, kind: str) -> None:
+    told = list[Exception]()
+
+    def tell(error: Exception) -> None:
+        told.append(error)
+        if kind == "raises":
+            raise RuntimeError("nor does this one")
+
+    async def tell_later(error: Exception) -> None:
+        await asyncio.sleep(0)
+        tell(error)
+
+    def history(session_id: str) -> StmChatMessageHistory:
+        key = MemoryKey("acme", "u1", session_id)
+        return StmChatMessageHistory(backend, key, on_error=tell_later if kind == "coroutine" else tell)
+
+    async def append(*_: Any, **__: Any) -> int:
+        raise Unavailable("away", backend=backend.name, operation="append")
+
+    chain = RunnableWithMessageHistory(FakeMessagesListChatModel(responses=[AIMessage("Noted.")]), history)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend.driver.inner, "append", append)
+        answer = await chain.ainvoke([HumanMessage("a")], config={"configurable": {"session_id": "chat"}})
+    assert answer.content == "Noted."
+    assert [type(error) for error in told] == [Unavailable]
+    assert await StmChatMessageHistory(backend, KEY).aget_messages() == []
+
+
+async def test_an_error_is_told_and_raised(backend: Backend) -> None:
+    told = list[Exception]()
+    history = StmChatMessageHistory(backend, KEY, on_error=told.append)
+    with pytest.raises(InvalidState) as raised:
+        await history.aadd_messages([HumanMessage([{"type": "text", "text": object()}])])
+    assert told == [raised.value]
+    on_error: Any = "print"
+    with pytest.raises(ConfigurationError, match="on_error is a function"):
+        StmChatMessageHistory(backend, KEY, on_error=on_error)
 
 
 async def test_what_looks_like_a_serialized_class_stays_the_data_that_it_is(

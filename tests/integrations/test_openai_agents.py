@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from agents import Agent, RunConfig, Runner, SQLiteSession, function_tool
-from agents.memory import Session, SessionSettings
+from agents import Agent, ModelResponse, RunConfig, Runner, SQLiteSession, function_tool
+from agents.memory import OpenAIResponsesCompactionSession, Session, SessionSettings
 from agents.run_internal.session_persistence import rewind_session_items
 
 from stm_backends import (
@@ -373,3 +374,111 @@ async def test_a_conversation_that_nobody_adds_to_is_forgotten_after_its_time(ba
     await asyncio.sleep(0.4)
     assert await brief.get_items() == []
     assert await kept.get_items() == numbered(1)
+
+
+# Compaction by the SDK, around a session
+
+
+class Compacts:
+    """A client of OpenAI whose compaction says what a test tells it to, and lets others act meanwhile."""
+
+    def __init__(self, meanwhile: Callable[[], Any] | None = None) -> None:
+        self.responses = self
+        self._meanwhile = meanwhile
+
+    async def compact(self, **_: Any) -> Any:
+        if self._meanwhile is not None:
+            await self._meanwhile()
+        return SimpleNamespace(output=[{"type": "compaction", "encrypted_content": "all"}], usage=None)
+
+
+class Responds(ScriptedModel):
+    """Its answers have ids, as those of OpenAI's API."""
+
+    async def get_response(self, *given: Any, **named: Any) -> ModelResponse:
+        response = await super().get_response(*given, **named)
+        response.response_id = "r1"
+        return response
+
+
+def compacting(session: StmSession, client: Compacts) -> OpenAIResponsesCompactionSession:
+    return OpenAIResponsesCompactionSession(
+        "chat",
+        session,
+        client=cast("Any", client),
+        compaction_mode="input",
+        should_trigger_compaction=lambda context: len(context["session_items"]) >= 2,
+    )
+
+
+async def test_a_run_compacts_what_it_has_read(backend: Backend) -> None:
+    session = StmSession(backend, KEY)
+    agent = Agent("a", model=Responds("Hello.", "Yes."))
+    await Runner.run(agent, "Hi", session=compacting(session, Compacts()))
+    assert [item.get("type") for item in await items_of(session)] == ["compaction"]
+    await Runner.run(agent, "And?", session=session)
+    assert len(await items_of(session)) == 3
+
+
+async def test_a_compaction_drops_nothing_that_another_process_adds_meanwhile(backend: Backend) -> None:
+    session, other = StmSession(backend, KEY), StmSession(backend, KEY)
+    client = Compacts(lambda: other.add_items([user("from elsewhere")]))
+    agent = Agent("a", model=Responds("Hello."))
+    await Runner.run(agent, "Hi", session=compacting(session, client))
+    texts = [item.get("content") for item in await items_of(session)]
+    assert "Hi" in texts
+    assert "from elsewhere" in texts
+    assert len(texts) == 3
+
+
+async def test_a_snapshot_replaces_its_end_alone_if_nothing_has_changed(backend: Backend) -> None:
+    session = StmSession(backend, KEY)
+    await session.add_items(numbered(*range(10)))
+    snapshot = await session._get_compaction_snapshot(4)  # noqa: SLF001 -- what the SDK calls
+    assert (snapshot.items, snapshot.complete) == (numbered(6, 7, 8, 9), False)
+    assert not await snapshot.replace_suffix(4, numbered(0))
+    assert await snapshot.replace_suffix(1, numbered(100))
+    assert await session.get_items() == numbered(*range(7), 100)
+    assert not await snapshot.replace_suffix(1, numbered(200))
+    snapshot = await session._get_compaction_snapshot(100, prune_prefix=lambda item: item in numbered(0, 1))  # noqa: SLF001
+    assert snapshot.complete
+    assert await snapshot.replace_suffix(7, [])
+    assert await session.get_items() == numbered(*range(2, 7))
+
+
+async def items_of(session: StmSession) -> list[dict[str, Any]]:
+    return cast("list[dict[str, Any]]", await session.get_items())
+
+
+# A cancelled call
+
+
+@pytest.mark.parametrize(
+    ("name", "left"), [("add_items", [0, 1, 2]), ("pop_item", [0]), ("clear_session", [])]
+)
+async def test_a_cancelled_call_is_settled_when_the_cancellation_is_raised(
+    backend: Backend, name: str, left: list[int]
+) -> None:
+    session = StmSession(backend, KEY)
+    await session.add_items(numbered(0, 1))
+    reached, goes_on = asyncio.Event(), asyncio.Event()
+    driver = backend.driver.inner
+    inner = driver.delete if name == "clear_session" else driver.append
+
+    async def slow(*given: Any, **options: Any) -> Any:
+        reached.set()
+        await goes_on.wait()
+        return await inner(*given, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "delete" if name == "clear_session" else "append", slow)
+        given = [numbered(2)] if name == "add_items" else []
+        call = asyncio.create_task(getattr(session, name)(*given))
+        await reached.wait()
+        call.cancel()
+        await asyncio.sleep(0)
+        assert not call.done()
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    assert await session.get_items() == numbered(*left)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -139,3 +141,61 @@ class CannotBeReopened(MemoryDriver):
         if not self._is_open:
             raise Unavailable("closed already", backend=self.name, operation="close")
         await super().close()
+
+
+class EndsAtAPageOfExpiredNames(Unswept):
+    """Takes a page of names, leaves out what has expired, and ends where nothing is left on it."""
+
+    async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
+        with self._scope(scope, "scan") as (found, now):
+            names = sorted((name for name in found.records if name > after), key=str.encode)
+            living = tuple(name for name in names[:limit] if found.find(name, now) is not None)
+        return Page(living, names[limit - 1] if living and len(names) > limit else None)
+
+
+class SeesNoChangeOfTheTtl(MemoryDriver):
+    """Sets a time to live only if it is another one than was set last."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._set: dict[Key, float | None] = {}
+
+    def is_set(self, before: float | None, ttl: float | None) -> bool:
+        return before == ttl
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        with self._scope(key.scope, "append") as (scope, now):
+            alive = scope.find(key.name, now)
+            ends = alive.expires if alive and self.is_set(self._set.get(key), ttl) else None
+        self._set[key] = ttl
+        length = await super().append(key, entry, initial_version=initial_version, ttl=ttl)
+        if ends is not None:
+            with self._scope(key.scope, "append") as (scope, _):
+                scope.records[key.name].expires = ends
+        return length
+
+
+class RenewsNoWholeSeconds(SeesNoChangeOfTheTtl):
+    """Sets times to live below a second by itself, and others by leases, only if their seconds change."""
+
+    def is_set(self, before: float | None, ttl: float | None) -> bool:
+        return before is not None and ttl is not None and math.ceil(before) == math.ceil(ttl) > 1
+
+
+class EntriesKeepTheirLease(MemoryDriver):
+    """Renews the lease of a record with each append, and not those of the entries that are there."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._ends: dict[tuple[Key, bytes], float] = {}
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        self._ends[key, entry] = math.inf if ttl is None else self._clock() + ttl
+        return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
+
+    async def load(self, key: Key) -> Record | None:
+        record = await super().load(key)
+        if record is None:
+            return None
+        tail = (one for one in record.tail if self._ends.get((key, one), math.inf) > self._clock())
+        return replace(record, tail=tuple(tail))

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from stm_backends.drivers.contract import ANY, Key, Page, Record
+from stm_backends.drivers.contract import ANY, AnyType, Key, Page, Record
 from stm_backends.errors import Corrupt, Unavailable
 from stm_backends.testing.workbench.faulty import FaultyDriver
 
@@ -138,3 +138,37 @@ class FoldsDamageAway(FaultyDriver):
     async def replace(self, key: Key, body: bytes, **how: Any) -> bool:
         self.store.damaged.discard(key.scope)
         return await super().replace(key, body, **how)
+
+
+class MarksAsDeleted(FaultyDriver):
+    """Hides a record that was deleted, and leaves it where it is."""
+
+    _swept = 0
+
+    async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
+        found = await self.load(key)
+        if found is None or expect not in (ANY, found.version):
+            return False
+        with self._scope(key.scope, "delete") as (scope, now):
+            scope.records[key.name].expires = now
+        return True
+
+
+class SkipsWhatIsMissing(FaultyDriver):
+    """Returns those entries that are left, because nothing says how many there were."""
+
+    async def load(self, key: Key) -> Record | None:
+        self.store.short.discard(key.scope)
+        return await super().load(key)
+
+
+class ReadsFromAReplica(FaultyDriver):
+    """Sends loads to a replica, however far behind it is."""
+
+    async def load(self, key: Key) -> Record | None:
+        primary = self.store.scopes
+        self.store.scopes = self.store.replica or primary
+        try:
+            return await super().load(key)
+        finally:
+            self.store.scopes = primary

@@ -112,3 +112,23 @@ class ScanInUtf16Order(MemoryDriver):
         page = await super().scan(scope, limit=1_000)
         names = sorted((name for name in page.names if order(name) > order(after)), key=order)
         return Page(tuple(names[:limit]), names[limit - 1] if len(names) > limit else None)
+
+
+class WipesByPrefix(MemoryDriver):
+    """Removes the parts of a record by the beginning of their keys, which longer names share."""
+
+    async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
+        done = await super().delete(key, expect=expect)
+        if done:
+            with self._scope(key.scope, "delete") as (scope, _):
+                for name in [name for name in scope.records if name.startswith(key.name)]:
+                    scope.records[name].tail.clear()
+        return done
+
+
+class RepeatsItsPosition(MemoryDriver):
+    """Says of a page that is not the last that the next one begins where it began."""
+
+    async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
+        page = await super().scan(scope, after=after, limit=limit)
+        return page if page.after is None else page._replace(after=after)

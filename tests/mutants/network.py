@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from contextlib import AbstractAsyncContextManager
@@ -9,7 +10,7 @@ from typing import Any
 
 from stm_backends.drivers.contract import ANY, AnyType, Key
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
-from tests.support.networked import Connection, NetworkedDriver
+from tests.support.networked import Connection, NetworkedDriver, receive, send
 
 
 class UnavailableAfterUnknown(NetworkedDriver):
@@ -135,3 +136,46 @@ class ClosesNothing(NetworkedDriver):
             if not connection.is_broken:
                 os.dup(connection.writer.get_extra_info("socket").fileno())
         await super().close()
+
+
+class CountsTimeAfterItsQueue(NetworkedDriver):
+    """Has the writers of a record queue, and begins to count the time when it is a writer's turn."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self._turns: dict[Key, asyncio.Lock] = {}
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        async with self._turns.setdefault(key, asyncio.Lock()):
+            return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
+
+
+class GreetsTheServer(NetworkedDriver):
+    """Not wrong: asks something when it is opened, and fails if there is no answer."""
+
+    async def open(self) -> None:
+        await super().open()
+        try:
+            async with asyncio.timeout(self.traits.deadline):
+                connection = await self._connected()
+                try:
+                    send(connection.writer, ("load", (Key("scope", "name"),), {}))
+                    await receive(connection.reader)
+                except BaseException:
+                    self.forget(connection)
+                    raise
+        except (OSError, EOFError, TimeoutError) as error:
+            await self.close()
+            raise Unavailable("no greeting", backend=self.name, operation="open") from error
+        self.keep(connection)
+
+    def forget(self, connection: Connection) -> None:
+        self.drop(connection)
+
+
+class LeaksAFailedOpening(GreetsTheServer):
+    """Does not close the connection on which nobody has answered."""
+
+    def forget(self, connection: Connection) -> None:
+        os.dup(connection.writer.get_extra_info("socket").fileno())
+        self.drop(connection)

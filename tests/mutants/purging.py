@@ -1,9 +1,14 @@
-"""Purges with one fault each, which lose a turn that is added at the wrong moment."""
+"""Purges with one fault each, which lose what is added at the wrong moment, or leave an earlier one valid."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 from stm_backends.admin.purging import Kind, Purge
 from stm_backends.drivers.contract import ANY, Key, Record, new_version
+from stm_backends.history import items
 from stm_backends.records.body import Body
 
 
@@ -50,3 +55,33 @@ class DropsAllThatIsThere(Purge):
 
 
 PURGES = (DeletesByVersion, DeletesOnceItIsEmpty, ExpiresSoon, EmptiesInAnyCase, DropsAllThatIsThere)
+
+
+class LeavesThePlace(Purge):
+    """Drops the entries of a log, whose place stays: what follows them is accepted without them."""
+
+    async def _ended(self, kind: Kind, key: Key, record: Record, ttl: float, now: float) -> Record | None:
+        del kind, key, ttl, now
+        return record
+
+
+class RefusesWhatWasAccepted(LeavesThePlace):
+    """Says in the body that something came last, also to an addition that was acknowledged before."""
+
+    def _body(self, kind: Kind, extra: Mapping[str, Any], record: Record, drop: int = 0) -> bytes:
+        if kind == "memory":
+            return super()._body(kind, extra, record, drop)
+        folded = items.read(record, self._codec).emptied(drop, extra)
+        place = folded.place._replace(settled=folded.place.gone + 1)
+        return items.seal_folded(replace(folded, place=place), self._codec)
+
+
+class DropsWhatFollowsTheEnd(Purge):
+    """Drops all that is there once the log has ended, and with it what begins the next one."""
+
+    async def _ended(self, kind: Kind, key: Key, record: Record, ttl: float, now: float) -> Record | None:
+        ended = await super()._ended(kind, key, record, ttl, now)
+        return ended and await self._driver.load(key)
+
+
+LOG_PURGES = (LeavesThePlace, RefusesWhatWasAccepted, DropsWhatFollowsTheEnd)

@@ -240,3 +240,23 @@ class AppliesItsOwnVersion(Replacing):
             await self.proper(call._replace(version=f"{call.version} again"))
             return await self.proper(call._replace(expect=f"{call.version} again", drop=0, rewrite=()))
         return await self.proper(call)
+
+
+class RefusalSetsATimeToLive(Replacing):
+    """Sets the time to live of a record in seconds before it looks at the condition, and no other."""
+
+    async def change(self, call: Replace, found: _Found) -> bool:
+        if found and isinstance(call.ttl, float | int):
+            with self._scope(call.key.scope, "replace") as (scope, now):
+                scope.records[call.key.name].expires = now + call.ttl
+        return await self.proper(call)
+
+
+class ConflictIsALostRace(Replacing):
+    """Meets a conflict with an append, and answers as if another writer had won."""
+
+    async def change(self, call: Replace, found: _Found) -> bool:
+        await asyncio.sleep(0)
+        if isinstance(call.expect, str) and found and await self.load(call.key) != found:
+            return False
+        return await self.proper(call)

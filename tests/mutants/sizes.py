@@ -9,6 +9,7 @@ from typing import Any
 
 from stm_backends.drivers.contract import NO_LIMIT, Key
 from stm_backends.drivers.in_memory import MemoryDriver
+from stm_backends.errors import Unavailable
 
 
 class BodiesOfAnySize(MemoryDriver):
@@ -65,3 +66,12 @@ def without_limits(driver: MemoryDriver, **limits: int) -> Generator[None]:
         yield
     finally:
         driver.traits = traits
+
+
+class RewritesWithinARequest(MemoryDriver):
+    """Sends what it rewrites in one request, which is smaller than a record may be."""
+
+    async def replace(self, key: Key, body: bytes, **how: Any) -> bool:
+        if sum(map(len, how.get("rewrite", ()))) > self.traits.max_record // 2:
+            raise Unavailable("the request is too large", backend=self.name, operation="replace")
+        return await super().replace(key, body, **how)

@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from stm_backends.drivers.contract import AbsentType, AnyType, Driver, KeepType, Key, Record
+from stm_backends.drivers.contract import ANY, AbsentType, AnyType, Driver, KeepType, Key, Record
 from stm_backends.drivers.sqlite.driver import SqliteDriver
 from stm_backends.drivers.sqlite.settings import SqliteSettings
 from stm_backends.errors import StorageError, TooLarge, Unavailable
@@ -250,3 +250,38 @@ async def open_on_file(kind: type[SqliteDriver], path: str) -> Driver:
     driver = kind(SqliteSettings(path=path))
     await driver.open()
     return driver
+
+
+class ComparesThenDeletes(FaultyDriver):
+    """Compares the version in one step, and removes whatever is there in another."""
+
+    async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
+        found = await self.load(key)
+        if found is None or expect not in (ANY, found.version):
+            return False
+        return await super().delete(key)
+
+
+class KeepsATaskForEachRecord(FaultyDriver):
+    """Has a task that waits for the writes of each record it has seen."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._tasks: dict[Key, asyncio.Task[bool]] = {}
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        if key not in self._tasks:
+            self._tasks[key] = asyncio.create_task(asyncio.Event().wait())
+        return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
+
+
+class KeepsALockForEachRecord(FaultyDriver):
+    """Has writers of a record queue for a lock, which stays when nobody waits for it any more."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._turns: dict[Key, asyncio.Lock] = {}
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        async with self._turns.setdefault(key, asyncio.Lock()):
+            return await super().append(key, entry, initial_version=initial_version, ttl=ttl)

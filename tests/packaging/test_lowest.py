@@ -126,6 +126,82 @@ async def use(backend):
     assert [message.content for message in await history.aget_messages()] == ["Hello"]
 """
 
+AS_A_TRANSCRIPT = """
+from stm_backends.integrations.claude_agent_sdk import StmSessionStore
+
+async def use(backend):
+    store = StmSessionStore(backend)
+    key = {"project_key": "p", "session_id": "3f2b9c1e-5d0a-4c57-9a51-0c8f6d1e2a77"}
+    entries = [{"type": "user", "uuid": "e1", "message": {"role": "user", "content": "Hello"}}]
+    await store.append(key, entries)
+    assert await store.load(key) == entries
+"""
+
+IN_A_CONVERSATION = """
+from pydantic_ai import Agent, Conversation
+from pydantic_ai.models.test import TestModel
+from stm_backends.integrations.pydantic_ai import StmConversationStore
+
+async def use(backend):
+    store = StmConversationStore(backend, "acme", "u1")
+    await store.save(await Agent(TestModel()).run("Hello", conversation=Conversation(conversation_id="chat")))
+    assert len((await store.load("chat")).messages) == 2
+"""
+
+OF_AN_APP = """
+from stm_backends.integrations.google_adk import StmSessionService
+
+async def use(backend):
+    sessions, whose = StmSessionService(backend), {"app_name": "shop", "user_id": "u1"}
+    created = await sessions.create_session(**whose, state={"user:visits": 1})
+    assert (await sessions.get_session(**whose, session_id=created.id)).state == {"user:visits": 1}
+"""
+
+IN_A_THREAD = """
+from langgraph.graph import START, MessagesState, StateGraph
+from stm_backends.integrations.langgraph import StmSaver, StmStore
+
+async def use(backend):
+    builder = StateGraph(MessagesState).add_node("answer", lambda state: {"messages": [("ai", "Hi")]})
+    builder.add_edge(START, "answer")
+    graph = builder.compile(checkpointer=StmSaver(backend), store=StmStore(backend))
+    for count in (2, 4):
+        state = await graph.ainvoke({"messages": ["Hello"]}, {"configurable": {"thread_id": "chat"}})
+        assert len(state["messages"]) == count
+"""
+
+IN_A_PROVIDER = """
+from agent_framework import Message
+from stm_backends.integrations.agent_framework import StmHistoryProvider
+
+async def use(backend):
+    history = StmHistoryProvider(backend, lambda session_id: KEY)
+    await history.save_messages("chat", [Message("user", ["Hello"])])
+    assert [message.text for message in await history.get_messages("chat")] == ["Hello"]
+"""
+
+IN_A_STORAGE = """
+from stm_backends.integrations.strands import StmStorage
+
+async def use(backend):
+    loop = asyncio.get_running_loop()
+    run = lambda work: asyncio.run_coroutine_threadsafe(work, loop).result(30)
+    storage = StmStorage(backend, "acme", "u1", run=run)
+    await storage.write("notes/tea.md", b"Tea")
+    assert await storage.read("notes/tea.md") == b"Tea"
+"""
+
+IN_A_CHAT_STORE = """
+from llama_index.core.llms import ChatMessage
+from llama_index.core.memory import ChatMemoryBuffer
+from stm_backends.integrations.llama_index import StmChatStore
+
+async def use(backend):
+    memory = ChatMemoryBuffer.from_defaults(chat_store=StmChatStore(backend, "acme", "u1"))
+    await memory.aput(ChatMessage("Hello"))
+    assert [message.content for message in await memory.aget()] == ["Hello"]
+"""
+
 AT_THE_COMMAND_LINE = """
 import subprocess, sys
 
@@ -140,6 +216,13 @@ ALONE: Mapping[str, str] = {
     "openai": SUMMARIZED,
     "openai-agents": IN_A_SESSION,
     "langchain": IN_A_HISTORY,
+    "claude-agent-sdk": AS_A_TRANSCRIPT,
+    "pydantic-ai": IN_A_CONVERSATION,
+    "google-adk": OF_AN_APP,
+    "langgraph": IN_A_THREAD,
+    "agent-framework": IN_A_PROVIDER,
+    "strands": IN_A_STORAGE,
+    "llama-index": IN_A_CHAT_STORE,
     "cli": AT_THE_COMMAND_LINE,
 }
 """What is done with each extra that needs no server."""

@@ -21,7 +21,10 @@ pytest.importorskip("build", reason="`nox -s packaging` brings what these tests 
 
 ROOT = Path(__file__).parents[2]
 DRIVERS = ("redis", "dynamo", "mongo", "postgres")
-FRAMEWORKS = ("openai", "openai-agents", "langchain")
+FRAMEWORKS = (
+    *("openai", "openai-agents", "langchain", "claude-agent-sdk", "pydantic-ai", "google-adk"),
+    *("langgraph", "agent-framework", "strands", "llama-index"),
+)
 EXTRAS = (
     *DRIVERS,
     "dynamo-boto3",

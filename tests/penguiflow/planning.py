@@ -160,14 +160,19 @@ async def summarize(request: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @asynccontextmanager
-async def pod(url: str, *, memory: Any = None, config: Any = ROLLING) -> AsyncIterator[Pod]:
-    """A pod whose planner has one memory object for all conversations, unless it is given another."""
+async def pod(
+    url: str, *, memory: Any = None, config: Any = ROLLING, adopt_from: Any = None
+) -> AsyncIterator[Pod]:
+    """A pod whose planner has one memory object for all conversations, unless it is given another.
+
+    `adopt_from` is a store, or the name of the backend's own that has one.
+    """
     async with open_backend(url, create=True) as backend:
-        model = Model()
+        model, old = Model(), getattr(backend, adopt_from) if isinstance(adopt_from, str) else adopt_from
         planner = ReactPlanner(
             llm_client=model,
             catalog=tools(),
-            short_term_memory=memory or backend.router(config, summarizer=summarize),
+            short_term_memory=memory or backend.router(config, summarizer=summarize, adopt_from=old),
             state_store=backend.state_store,
         )
         yield Pod(backend, planner, model)

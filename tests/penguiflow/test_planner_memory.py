@@ -13,10 +13,11 @@ from typing import Any
 
 import penguiflow.planner.memory as pf
 import pytest
+from penguiflow.planner import ReactPlanner
 
-from stm_backends import MemoryBudget, MemoryKey, ShortTermMemoryConfig
+from stm_backends import ConfigurationError, MemoryBudget, MemoryKey, ShortTermMemoryConfig
 from tests.penguiflow import planning
-from tests.penguiflow.planning import KEY, OTHER, ROLLING, Pod, pod
+from tests.penguiflow.planning import KEY, OTHER, ROLLING, Pod, pod, tools
 from tests.support.places import on_each_datastore
 
 TRUNCATION = ShortTermMemoryConfig(strategy="truncation")
@@ -209,13 +210,23 @@ async def test_a_colon_works_in_our_keys_and_fails_closed_in_theirs(
         assert await queries(one, MemoryKey(*parts)) == ["q0", "q1"]
 
 
-async def test_a_configuration_of_ours_in_place_of_a_memory_is_no_memory(
-    datastore: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("with_store", [True, False])
+async def test_a_configuration_of_ours_in_place_of_a_memory_says_what_to_write(
+    datastore: str, with_store: bool
 ) -> None:
     async with pod(datastore, memory=ROLLING) as one:
-        await one.run("q0")
-        assert (await one.run("q1")).memory is None
-        assert "memory_get_llm_context_failed" in caplog.text
+        if not with_store:
+            one.planner = ReactPlanner(llm_client=one.model, catalog=tools(), short_term_memory=ROLLING)
+        with pytest.raises(ConfigurationError, match=r"write short_term_memory=backend\.router\(config, "):
+            await one.run("q0")
+        assert one.model.prompts == []
+
+
+async def test_resuming_with_a_configuration_of_ours_says_what_to_write(datastore: str) -> None:
+    async with pod(datastore) as one, pod(datastore, memory=ROLLING) as two:
+        token = await one.pause("ask: may I?")
+        with pytest.raises(ConfigurationError, match="in the place of a memory"):
+            await two.planner.resume(token, "yes", memory_key=KEY)
 
 
 @on_each_datastore

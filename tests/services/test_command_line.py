@@ -56,6 +56,36 @@ def test_the_conformance_command_finds_nothing_broken(datastore: str, place_on: 
     assert re.search(r"^\+ driver\.replace\b", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.parametrize("datastore", quick_on("redis", EACH))
+def test_the_conformance_command_puts_its_proxy_before_a_server(
+    datastore: str, place_on: PlaceOn, tmp_path: Path
+) -> None:
+    place = place_on(datastore)
+    # The URL of a replica set names several hosts; this one names the member that takes writes.
+    url = place.through(place.address[1]) if datastore == "mongo" else place.url
+    file = tmp_path / "report.json"
+    clauses = [f"--clause=driver.{clause}" for clause in ("resent", "outage", "lifecycle")]
+
+    options = ("--url", url, "--quick", "--create", "--json", file, *clauses)
+    done = cli("conformance", datastore, *options, timeout=290)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(file.read_text())
+    asked = {check["name"]: check["outcome"] for clause in report["clauses"] for check in clause["checks"]}
+    assert asked["test_an_append_that_loses_its_answer_is_not_stored_twice"] == "passed"
+    assert asked["test_failed_operations_and_close_leave_no_connection_open"] == "passed"
+    assert asked["test_during_an_outage_every_operation_raises_a_typed_error_in_time"] == "passed"
+    assert "proxy" not in report["unasked"]
+
+
+@pytest.mark.full
+def test_the_conformance_command_says_why_it_puts_no_proxy_before_a_replica_set(place_on: PlaceOn) -> None:
+    url = place_on("mongo").url
+    done = cli("conformance", "mongo", "--url", url, "--quick", "--create", "--clause=driver.resent")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "with a proxy before the server (the URL names several hosts, and" in done.stdout
+
+
 CONFIG = ShortTermMemoryConfig(strategy="truncation")
 ADA = MemoryKey("acme", "ada@example.com", "chat")
 

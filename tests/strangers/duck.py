@@ -67,8 +67,9 @@ REWRITE = "UPDATE stm_entry SET entry = ? WHERE record = ? AND seq = ?"
 REPLACED = "UPDATE stm_record SET version = ?, body = ?, expires = ?, first = ?, size = ? WHERE id = ?"
 
 # DuckDB sees a conflict between two updates, and none between an update and a delete: a delete updates first.
+# To another value, because an update that changes nothing is none: a later write would meet no conflict.
 DELETE = (
-    "UPDATE stm_record SET size = size WHERE id = ?",
+    "UPDATE stm_record SET size = -1 WHERE id = ?",
     "DELETE FROM stm_entry WHERE record = ?",
     "DELETE FROM stm_record WHERE id = ?",
 )

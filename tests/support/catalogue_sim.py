@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -140,8 +140,8 @@ class Sim:
         driver, codec = FaultDriver(await self.driver(), self), Codec()
         directory = Directory(driver, codec, clock=self.now, epoch=self.now)
 
-        async def described(key: MemoryKey, kind: str) -> Activity | None:
-            return await describe(driver, codec, key, kind)
+        async def described(key: MemoryKey, kinds: Sequence[str]) -> Activity | None:
+            return await describe(driver, codec, key, kinds)
 
         catalogue = self.kind(driver, codec, directory, describe=described, clock=self.now)
         return Process(driver, catalogue, Sessions(driver, codec, directory))

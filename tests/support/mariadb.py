@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.support import apt
 from tests.support.servers import Server, free_port
 
+VARIABLE = "STM_TEST_MARIADB_URL"
+"""Names a running server."""
+
 LIBRARIES = ("liburing2", "libaio1", "libnuma1", "libsnappy1v5")
+
+
+@contextlib.contextmanager
+def reached(folder: Path) -> Iterator[str]:
+    """Yield the URL of a database: the one that the environment names, or in a server that is started here.
+
+    Skips the test where there is neither, or no client.
+    """
+    pytest.importorskip("asyncmy", reason="the dependency group `strangers` brings it")
+    with contextlib.ExitStack() as stack:
+        try:
+            url = os.environ.get(VARIABLE) or stack.enter_context(server_in(folder))
+        except apt.NotAtHand as error:
+            pytest.skip(f"{error}; {VARIABLE} may name a server")
+        yield url
 
 
 @contextlib.contextmanager

@@ -34,10 +34,16 @@ async def serve(backend: Backend, tenant: str) -> None:
     for state in ({"a": 1}, {"a": "z" * 2 * SMALL}):
         await store.save_memory_state(key.composite(), state)
         assert await store.load_memory_state(key.composite()) == state
+    shared = backend.tenant_state(tenant)
+    for state in ({"a": b"1"}, {"a": b"z" * 2 * SMALL}):
+        await shared.save_memory_state("app", state)
+        assert await shared.load_memory_state("app") == state
+    assert [name async for name in shared.names("a")] == ["app"]
     assert [user async for user in backend.sessions.users(tenant)] == ["u1"]
     assert [one async for one in backend.sessions.list(tenant, "u1")] == [key]
     document = await backend.sessions.export(key)
     await backend.sessions.import_(document, on_conflict="merge")
     await backend.sessions.import_(document, on_conflict="replace")
     assert await backend.sessions.erase_tenant(tenant) > 0
+    assert await shared.load_memory_state("app") is None
     assert [user async for user in backend.sessions.users(tenant)] == []

@@ -204,7 +204,7 @@ async def test_an_invalid_key_raises_where_it_is_given(backend: Backend, key: An
 
 
 async def test_a_log_of_an_unknown_framework_is_refused_where_it_is_asked_for(backend: Backend) -> None:
-    kind: Any = "langgraph"
+    kind: Any = "crewai"
     with pytest.raises(ConfigurationError, match="one of: openai-agents, langchain"):
         backend.item_log(KEY, kind)
 

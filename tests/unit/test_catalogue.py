@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +38,7 @@ from stm_backends.drivers.contract import ABSENT, ANY, KEEP, MAX_KEY_BYTES, Driv
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import OutcomeUnknown
+from stm_backends.history.log import ItemLog
 from stm_backends.memory.touches import EVERY_S, Touches
 from stm_backends.records import keys, operations
 from stm_backends.records.codec import Codec
@@ -91,8 +92,9 @@ class World:
         self.store = MemoryStore()
         self.there: set[MemoryKey] = {A, B, C}
 
-    async def describe(self, key: MemoryKey, kind: str = "") -> Activity | None:
-        return Activity({kind or "memory": 1}, 0.0, "last", "first") if key in self.there else None
+    async def describe(self, key: MemoryKey, kinds: Sequence[str] = ()) -> Activity | None:
+        counts = dict.fromkeys(kinds or ("memory",), 1)
+        return Activity(counts, 0.0, "last", "first") if key in self.there else None
 
     async def process(self) -> tuple[Catalogue, Deadly]:
         driver = Deadly(MemoryDriver(self.store, clock=self.clock))
@@ -490,6 +492,57 @@ async def test_the_turns_and_the_items_of_a_conversation_are_counted_together() 
         await log.clear()
         assert await counted(backend) == ("0", "Yes.", 3)
         assert (await backend.conversations.get(A)).kinds == ("memory",)
+
+
+@virtual.virtually
+async def test_a_touch_reads_what_the_card_knows_of_and_no_other_kind() -> None:
+    spy = SpyDriver(MemoryDriver())
+    kinds = ("memory", *keys.LOG_KINDS)
+
+    def read() -> set[str]:
+        found = {kind for operation, kind in spy.calls if operation == "load" and kind in kinds}
+        spy.calls.clear()
+        return found
+
+    async with Backend(spy) as backend:
+        memory, log = backend.memory(A, LAST_TURNS), backend.item_log(A, "openai-agents")
+        await log.add([said("Hello")])
+        await counted(backend)
+        assert read() == {"openai-agents"}
+        await memory.add_turn(ConversationTurn("And", "Yes."))
+        await counted(backend)
+        assert read() <= {"memory"}
+        await log.add([said("More")])
+        assert (await counted(backend))[2] == 3
+        assert read() == {"openai-agents"}
+        await log.clear()
+        assert (await counted(backend))[2] == 1
+        assert read() == {"openai-agents", "memory"}
+
+
+@virtual.virtually
+async def test_a_card_goes_only_if_nothing_is_left_of_any_kind() -> None:
+    """Another version has added to a log that the card does not know of."""
+    async with Backend(MemoryDriver()) as backend:
+        log = backend.item_log(A, "openai-agents")
+        await log.add([said("Hello")])
+        await counted(backend)
+        await ItemLog(backend.driver, A, "langchain").add([{"type": "human", "data": {"content": "Bonjour"}}])
+        await log.clear()
+        assert await counted(backend) == ("Bonjour", "Bonjour", 1)
+
+
+@virtual.virtually
+async def test_a_log_that_is_rewritten_or_cleared_at_a_moment_is_shown_so() -> None:
+    async with Backend(MemoryDriver()) as backend:
+        log = backend.item_log(A, "google-adk")
+        tip = await log.add_after("", [said("A secret"), said("Another")])
+        assert await counted(backend) == ("A secret", "Another", 2)
+        tip = await log.rewrite(tip or "", [said("Hello")])
+        assert await counted(backend) == ("Hello", "Hello", 1)
+        assert await log.clear_after(tip or "")
+        await asyncio.sleep(2 * EVERY_S)
+        assert (await backend.conversations.list("a:b", "u%")).cards == ()
 
 
 @virtual.virtually
@@ -952,7 +1005,7 @@ async def test_a_touch_during_an_erasure_leaves_no_user_behind(backend: Backend)
     await touched(backend, A)
     answers = [Activity({"memory": 1}, 0.0, "secret"), None]
 
-    async def erased_meanwhile(key: MemoryKey, kind: str) -> Activity | None:
+    async def erased_meanwhile(key: MemoryKey, kinds: Sequence[str]) -> Activity | None:
         found = answers.pop(0)
         if found is not None:
             await backend.sessions.erase(A)

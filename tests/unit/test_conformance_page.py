@@ -22,7 +22,7 @@ CONTRACTS = {DriverContract: Datastore, GraphContract: Graphs, PodsContract: Mem
 CAUGHT = {
     kind.__name__: caught.check
     for kinds in (
-        *(mutants.DRIVERS, mutants.FILES, mutants.NETWORKED),
+        *(mutants.DRIVERS, mutants.FILES, mutants.NETWORKED, mutants.OPTIMISTIC),
         *(mutants.PODS, mutants.BACKEND_GRAPHS),
     )
     for kind, caught in kinds.items()
@@ -31,6 +31,12 @@ CAUGHT = {
 
 def words(cell: str) -> list[str]:
     return re.findall(r"`(\w+)`", cell)
+
+
+def test_the_page_says_how_many_checks_of_a_driver_have_a_mutant() -> None:
+    checks = DriverContract.checks().keys()
+    have = checks & {*CAUGHT.values()}
+    assert f"{len(have)} of the {len(checks)} checks of a driver\n  have such a mutant" in PAGE.read_text()
 
 
 def test_every_row_of_the_page_is_understood() -> None:

@@ -12,6 +12,7 @@ from stm_backends.drivers.contract import Driver, Key, Record
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import WrapperDriver, with_last
 from stm_backends.errors import LimitReached
+from stm_backends.history import items
 from stm_backends.records import keys
 from stm_backends.records.large.driver import LargeEntries
 from stm_backends.testing.workbench.drivers import names_in
@@ -152,3 +153,29 @@ async def test_a_listing_of_degraded_conversations_reads_no_turn_of_others() -> 
         assert inner.read == [0]
         found = backend.stats.conversations("acme", "ada", health=MemoryHealth.HEALTHY)
         assert [one.turns async for one in found] == [3]
+
+
+async def test_the_newest_items_of_a_log_come_with_the_moment_they_show() -> None:
+    driver = Counting()
+    async with Backend(driver) as backend:
+        log = backend.item_log(ADA, "google-adk")
+        empty = await log.newest(0)
+        assert (empty.items, empty.tip, empty.exists) == ((), "", False)
+        tip: str | None = ""
+        for number in range(300):
+            tip = await log.add_after(tip or "", [{"n": number}])
+        driver.read.clear()
+        nothing = await log.newest(0)
+        assert (nothing.items, nothing.tip, nothing.exists) == ((), tip, True)
+        assert driver.read == [0]
+        few = await log.newest(3)
+        assert ([item["n"] for item in few.items], few.tip) == ([297, 298, 299], tip)
+        assert sum(driver.read) <= 3 + items.MARGIN
+        whole = await log.newest(1_000)
+        assert ([item["n"] for item in whole.items], whole.tip) == ([*range(300)], tip)
+        assert (await log.read()).tip == tip
+        # What is refused moves the moment, and adds nothing.
+        assert await log.add_after("", [{"n": -1}]) is None
+        after = await log.newest(1)
+        assert (after.items, after.exists) == (({"n": 299},), True)
+        assert after.tip == (await log.read()).tip != tip

@@ -30,6 +30,7 @@ from benchmarks.peers.figures import (
     Shown,
     Together,
 )
+from benchmarks.peers.frameworks import report as frameworks_report
 from benchmarks.peers.places import Place, stored_bytes
 from benchmarks.peers.servers import serve
 from benchmarks.peers.wire import Wire
@@ -298,14 +299,15 @@ def test_what_a_library_cannot_show_alone_is_said() -> None:
 def test_what_is_shown_stays_in_the_page_until_it_is_measured_again() -> None:
     page = report.page(some_results(), {})
     written = page
-    for section in (report.shown(shown_results()), speaking_report.section(spoken_results())):
+    others = (speaking_report.section(spoken_results()), frameworks_report.section([Measured("adk-sqlite")]))
+    for section in (report.shown(shown_results()), *others):
         written = report.with_section(written, section)
     kept = [report.section_of(written, heading) for heading in report.SECTIONS]
     for section in kept:
         assert report.with_section(written, section) == written
         written = written.replace(section + "\n", "")
     assert written == page
-    assert [report.section_of(page, heading) for heading in report.SECTIONS] == ["", ""]
+    assert [report.section_of(page, heading) for heading in report.SECTIONS] == [""] * 3
 
 
 def spoken_results(*, timed: bool = True) -> list[Measured]:

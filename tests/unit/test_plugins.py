@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from stm_backends.drivers import plugins
+from stm_backends.drivers.contract import CONTRACT
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.drivers.plugins import diagnose, open_driver, schema
 from stm_backends.errors import AmbiguousBackend, ConfigurationError, MissingExtra, UnknownBackend
@@ -379,6 +380,61 @@ def test_a_schema_that_cannot_be_told_is_refused_as_a_driver_is(install: Install
             schema(asked, **options)
         assert message in str(caught.value)
         assert HIDDEN not in str(caught.value)
+
+
+# The version of the contract that a driver was written for
+
+OF_CONTRACT = GOOD.replace("open=open_driver)", "open=open_driver, contract=VERSION)")
+
+
+def test_the_own_backends_are_of_the_present_contract() -> None:
+    mine = [one for one in diagnose() if one.distribution == "stm-backends"]
+    assert {one.contract for one in mine} == {CONTRACT}
+    assert len(mine) >= 6
+
+
+def test_a_plugin_that_names_no_contract_is_of_the_first(install: Install) -> None:
+    install("acme")
+    (acme,) = (one for one in diagnose() if one.name == "acme")
+    assert (acme.contract, acme.state, acme.reason) == (1, "ready", "")
+
+
+def test_a_driver_of_an_earlier_contract_opens_and_what_it_lacks_is_said(
+    install: Install, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(plugins, "CONTRACT", 3)
+    monkeypatch.setattr(plugins, "ADDED", {2: ["a method `rename`"], 3: ["`load` by number", "a trait"]})
+    install("acme", OF_CONTRACT.replace("VERSION", "1"), schemes=("acme",))
+    install("later", OF_CONTRACT.replace("VERSION", "3"), distribution="later-stm")
+    for asked in ("acme", "acme://host"):
+        assert isinstance(open_driver(asked), MemoryDriver)
+    assert isinstance(open_driver("later"), MemoryDriver)
+    found = {one.name: one for one in diagnose()}
+    assert (found["acme"].state, found["acme"].contract) == ("ready", 1)
+    assert found["acme"].reason.endswith("does without: a method `rename`; `load` by number; a trait")
+    assert found["later"].reason == ""
+    assert [one.getMessage() for one in caplog.records] == [found["acme"].reason]
+
+
+def test_a_driver_of_a_later_contract_is_refused_with_what_to_install(install: Install) -> None:
+    install("acme", OF_CONTRACT.replace("VERSION", str(CONTRACT + 1)), schemes=("acme",))
+    for asked in ("acme", "acme://host"):
+        message = refused(ConfigurationError, asked)
+        assert f"'acme' of acme-stm 1.5 needs version {CONTRACT + 1} of the driver contract" in message
+        assert message.endswith(f"has version {CONTRACT}: pip install --upgrade stm-backends")
+    with pytest.raises(ConfigurationError):
+        schema("acme")
+    (acme,) = (one for one in diagnose() if one.name == "acme")
+    assert (acme.state, acme.reason, acme.schemes) == ("newer contract", message, ("acme",))
+    assert acme.install == "pip install --upgrade stm-backends"
+
+
+@pytest.mark.parametrize("version", ["0", "-1", "True", "'1'", "1.0", "None"])
+def test_a_contract_that_is_no_version_is_a_broken_plugin(install: Install, version: str) -> None:
+    install("acme", OF_CONTRACT.replace("VERSION", version))
+    assert "its plugin's `contract` is not a number from 1 on" in refused(ConfigurationError, "acme")
+    (acme,) = (one for one in diagnose() if one.name == "acme")
+    assert (acme.state, acme.contract) == ("broken", 0)
 
 
 # A plugin that is broken

@@ -15,20 +15,20 @@ PUBLIC = {
         DefaultShortTermMemory Denied History HistoryMessage
         DistributedShortTermMemory EditConflict EnvelopeKeys ExtractiveSummarizer
         InvalidKey InvalidState ItemLog
-        KeyErased KeyMismatch LimitReached Limits MemoryBudget
+        KeyErased KeyMismatch LimitReached Limits LogState MemoryBudget
         MemoryBudgetExceeded MemoryHealth MemoryIsolation MemoryKey MemoryRouter MessageNotFound
         MissingExtra OnConflict
         OutcomeUnknown OverflowPolicy SealMismatch Sealing SessionExists SessionNotFound Sessions
         ShortTermMemory
         ShortTermMemoryArtifacts ShortTermMemoryConfig ShortTermMemoryPersistence ShortTermMemorySerializable
-        StateStore StaticKeys StmError StorageError Strategy Summarizer SupportsMemoryState TokenEstimator
-        TooLarge
+        StateStore StaticKeys StmError StorageError Strategy Summarizer SupportsMemoryState TenantStates
+        TokenEstimator TooLarge
         TrajectoryDigest TranscriptPage TranscriptTurn Transform Unavailable UnknownBackend Usage __version__
         default_token_estimator open_backend
     """,
         "stm_backends.drivers": """
-        ABSENT ANY AbsentType AnyType BackendPlugin Driver KEEP KeepType Key Page Purges Record Remains
-        Settings Traits WrapperDriver hookimpl new_version setting
+        ABSENT ANY AbsentType AnyType BackendPlugin Driver Erasing KEEP KeepType Key Page Purges Record
+        Remains Settings Traits WrapperDriver hookimpl new_version setting
     """,
         "stm_backends.tiers": """
         BackendGraph Embedder FleetingMemory GraphBackend InProcessGraph LongTermMemory MemoryEntry

@@ -132,7 +132,6 @@ async def test_a_large_state_is_loaded_as_it_was_saved(store: StateStore) -> Non
     [
         ({"a": {"b": {1: 2}}}, "state.a.b"),
         ({"a": [0, {None: 2}]}, "state.a[1]"),
-        ({"a": b"bytes"}, "state.a"),
         ({"a": [1, {2, 3}]}, "state.a[1]"),
         ({"a": object()}, "state.a"),
         ({1: 2}, "state"),

@@ -44,6 +44,7 @@ from stm_backends.records import state_store
 from stm_backends.sync import tiers
 from stm_backends.sync.conversations import Conversations
 from stm_backends.sync.sessions import Sessions
+from stm_backends.sync.state_store import TenantStates
 
 KEY = MemoryKey("acme", "u", "s")
 LAST_TURNS = ShortTermMemoryConfig(strategy="truncation", budget=MemoryBudget(full_zone_turns=1_000))
@@ -134,8 +135,9 @@ INNER = {
         # What a router checks and lets go of for itself, and what other parts of this library read.
         (sync.Memory, DistributedShortTermMemory, {"checked", "abandon", "shared"}),
         (sync.Conversation, Conversation, {"abandon", "shared"}),
-        (sync.StateStore, state_store.StateStore, set[str]()),
         # A generator that waits is another one.
+        (sync.StateStore, state_store.StateStore, {"states_of"}),
+        (TenantStates, state_store.TenantStates, {"names"}),
         (Conversations, asynchronous_catalogue.Conversations, {"all"}),
         # A router and an item log are for frameworks: a router has a loop around it, and the module of a
         # framework has a facade of its own. The others are for what is built on a backend.
@@ -763,6 +765,8 @@ def test_what_is_stored_is_listed(backend: sync.Backend) -> None:
     assert [*backend.sessions.users("acme")] == ["u"]
     assert [*backend.sessions.list("acme", "u")] == [KEY]
     assert [*backend.sessions.logs("acme", "u")] == [("langchain", KEY)]
+    assert [*backend.sessions.logs("acme", "u", "langchain")] == [("langchain", KEY)]
+    assert [*backend.sessions.logs("acme", "u", "pydantic-ai")] == []
 
 
 @pytest.mark.parametrize("name", ["tenants", "users", "list", "logs"])

@@ -18,5 +18,9 @@ def open_driver(url: str | None, *, create: bool = False, **options: Any) -> Dri
 def stm_backend() -> BackendPlugin:
     """Return the description of the backend `lmdb`."""
     return BackendPlugin(
-        name="lmdb", url_schemes=LmdbSettings.url_schemes, requires=("lmdb",), open=open_driver
+        name="lmdb",
+        url_schemes=LmdbSettings.url_schemes,
+        requires=("lmdb",),
+        open=open_driver,
+        contract=1,
     )

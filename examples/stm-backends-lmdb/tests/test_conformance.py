@@ -20,6 +20,10 @@ class TestLmdbDriver(DriverContract):
             with environment().begin(write=True) as txn:
                 txn.put(place(*key), txn.get(place(*key))[:-1])
 
+        async def stored(key):
+            with environment().begin() as txn:
+                return [data for data in [txn.get(place(*key))] if data is not None]
+
         async def peek(key):
             with environment().begin() as txn:
                 return find(txn, key, 0.0)[0]
@@ -27,6 +31,7 @@ class TestLmdbDriver(DriverContract):
         return Datastore(
             open=functools.partial(open_at, f"lmdb:///{tmp_path}", create=True),
             damage=damage,
+            stored=stored,
             peek=peek,
             server="LMDB " + ".".join(map(str, lmdb.version())),
         )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.contract import CONTRACT, Driver
 from stm_backends.drivers.plugins import BackendPlugin, hookimpl
 from stm_backends.drivers.sqlite import statements
 from stm_backends.drivers.sqlite.driver import SqliteDriver
@@ -35,5 +35,9 @@ def schema(url: str | None, **options: Any) -> str:
 def stm_backend() -> BackendPlugin:
     """Bring the backend `sqlite`."""
     return BackendPlugin(
-        name="sqlite", url_schemes=SqliteSettings.url_schemes, open=open_driver, schema=schema
+        name="sqlite",
+        url_schemes=SqliteSettings.url_schemes,
+        open=open_driver,
+        schema=schema,
+        contract=CONTRACT,
     )

@@ -27,6 +27,7 @@ from stm_backends.memory.local.state import (
     load_state,
     load_steps,
     own_turn,
+    revised,
 )
 from stm_backends.memory.local.stores import StateSlot, warn_unwritable
 from stm_backends.memory.policy import Fold, Recover, Step, Trim, Wait
@@ -279,7 +280,7 @@ class DefaultShortTermMemory:
     # The state, and the stores that keep it
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the complete state as a new JSON object, in PenguiFlow's shape."""
+        """Return the complete state as a new JSON object in PenguiFlow's shape; `persist` adds a revision."""
         return dump_state(self._conversation.state, self._config)
 
     def from_dict(self, state: Mapping[str, Any]) -> None:
@@ -333,7 +334,8 @@ class DefaultShortTermMemory:
             if sides is None or (summary_only_of is not None and gone):
                 return False
             merged = conversation.merged(stored, sides, now=self._clock())
-            saved = await slot.save(await run_in_slices(dump_steps(merged, self._config)), version)
+            content = revised(await run_in_slices(dump_steps(merged, self._config)))
+            saved = await slot.save(content, version)
             return (merged, sides) if saved else Lost(version)
 
         async with self._saving.here():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,13 @@ from stm_backends.types import (
 
 OURS: Final = "stm"
 """The field of a state for data that PenguiFlow's states do not have."""
+
+REVISION: Final = "revision"
+"""The field by which PenguiFlow, from 3.11.3 on, recognizes a state that it wrote or has loaded.
+
+It skips the load of one, and saves a summary over it. So each save needs a revision of its own: with that of
+an earlier one, what was added since is ignored and overwritten, and without any, it is overwritten.
+"""
 
 FORGET_BY_COUNT: Final = -math.inf
 """The `keep_for` of a local memory: its writes are never retried, so no id is kept because of its age, and
@@ -173,13 +181,22 @@ def dump_steps(state: State, config: ShortTermMemoryConfig) -> Steps[dict[str, A
     }
 
 
-_FIELDS: Final = ("version", "health", "summary", "turns", "pending", "backlog", "config_snapshot", OURS)
+def revised(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON object of a state as it is saved, under a revision that no other save has."""
+    return {**content, REVISION: os.urandom(16).hex()}
+
+
+_FIELDS: Final = (
+    *("version", "health", "summary", "turns", "pending", "backlog", "config_snapshot"),
+    *(OURS, REVISION),
+)
 
 
 def load_state(content: object, config: ShortTermMemoryConfig) -> State:
     """Return the state in a JSON object of this library or PenguiFlow. Raises `ValueError` if it is invalid.
 
-    Accepts what PenguiFlow 3.11.2 accepts, with the same turns, summary and health. Other fields are kept.
+    Accepts what PenguiFlow 3.11.2 accepts, with the same turns, summary and health. Other fields are kept,
+    but for the revision, which is that of one save.
     """
     return run_now(load_steps(content, config))
 

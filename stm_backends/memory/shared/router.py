@@ -14,6 +14,9 @@ The router is not notified of a run that ends without `persist` because it was p
 While bindings of different keys are stacked, the top may belong to such a run and the caller to another one.
 In that case a turn is held back until `persist` names its conversation, and each context is shown only once
 for each `hydrate`. `with router.bound(key):` marks the end of a run, so it needs no such caution.
+
+Before a conversation is shown or added to, what another memory has saved of it is taken over: by `hydrate`
+and, within `bound`, which awaits nothing, by the first method that does.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextvars import ContextVar
 from types import CoroutineType
 from typing import Any, Final
@@ -43,15 +46,19 @@ DEEPEST: Final = 64
 KEPT_MEMORIES: Final = 1_024
 """For how many conversations a memory object is cached."""
 
+THERE: Final = 65_536
+"""Of how many conversations a process remembers that there is nothing to take over."""
+
 
 class _Binding:
     """A bound conversation. `memory` is `None` before the binding is filled in and after it has ended.
 
     `below` has the bindings of other keys beneath it, and `above` counts the active bindings stacked on it.
-    `kept` has the turns that are held back until `persist` names their conversation.
+    `kept` has the turns that are held back until `persist` names their conversation. `settled` says that
+    nothing is to be taken over any more, and `ended` that it can no longer be filled in.
     """
 
-    __slots__ = ("above", "below", "composite", "exact", "kept", "memory", "shown")
+    __slots__ = ("above", "below", "composite", "ended", "exact", "kept", "memory", "settled", "shown")
 
     def __init__(self, composite: str, below: tuple[_Binding, ...], *, exact: bool) -> None:
         self.composite = composite
@@ -59,7 +66,7 @@ class _Binding:
         self.below = below
         self.above = 0
         self.exact = exact
-        self.shown = False
+        self.shown = self.settled = self.ended = False
         self.kept: list[tuple[ConversationTurn, str]] = []
         for other in below:
             other.above += 1
@@ -71,7 +78,7 @@ class _Binding:
 
     def end(self) -> None:
         """End the binding, also for tasks that were started within it and have it on their stacks."""
-        self.memory = None
+        self.memory, self.ended = None, True
         for other in self.below:
             other.above -= 1
         self.below = ()
@@ -89,8 +96,12 @@ class MemoryRouter:
         config: object | None = None,
         *,
         keep: int = KEPT_MEMORIES,
+        adopt: Callable[[MemoryKey], Awaitable[bool]] | None = None,
     ) -> None:
+        """`adopt` takes a conversation over, and returns whether there is one here from then on."""
         self._make_memory = make_memory
+        self._adopt = adopt
+        self._there: Bounded[str, bool] = Bounded(THERE)
         self._config = checked_config(config)
         # A binding keeps its memory object, and a running background keeps itself.
         self._memories: Bounded[str, DistributedShortTermMemory] = Bounded(keep)
@@ -101,7 +112,8 @@ class MemoryRouter:
 
         Takes effect when called, and hides the previous binding. Awaiting it raises `InvalidKey` for anything
         but three `:`-separated parts as `MemoryKey.composite()` writes them. `store` is not used: the
-        conversation is in the backend already.
+        conversation is in the backend already. With `adopt_from`, it raises what `Sessions.adopt` does, and
+        then nothing is bound.
         """
         try:
             composite = as_composite(key)
@@ -172,6 +184,7 @@ class MemoryRouter:
         binding, memory = self._bound("add_turn")
         if memory is None or binding is None:
             return
+        await self._settle(binding)
         if binding.doubtful:
             stored = memory.checked(turn, turn_id)
             binding.kept.append((stored.turn, stored.id))
@@ -187,11 +200,13 @@ class MemoryRouter:
         if memory is None or binding is None:
             return {}
         binding.shown = True
+        await self._settle(binding)
         return await memory.get_llm_context()
 
     async def turns(self) -> list[ConversationTurn]:
         """Return every turn of the bound conversation that is retained in full."""
-        _, memory = self._bound("turns", shows=True)
+        binding, memory = self._bound("turns", shows=True)
+        await self._settle(binding)
         return [] if memory is None else await memory.turns()
 
     async def transcript(
@@ -203,7 +218,8 @@ class MemoryRouter:
         limit: int = 50,
     ) -> TranscriptPage:
         """Return up to `limit` turns of the whole bound conversation by their numbers, oldest first."""
-        _, memory = self._bound("transcript", shows=True)
+        binding, memory = self._bound("transcript", shows=True)
+        await self._settle(binding)
         if memory is None:
             return TranscriptPage((), 0, -1)
         return await memory.transcript(before=before, after=after, at=at, limit=limit)
@@ -213,8 +229,8 @@ class MemoryRouter:
 
         The binding may end while they are read.
         """
-        _, memory = self._bound("each_turn", shows=True)
-        return _no_turns() if memory is None else memory.each_turn(after=after)
+        binding, memory = self._bound("each_turn", shows=True)
+        return self._each_turn(binding, memory, after)
 
     def estimate_tokens(self) -> int:
         """Estimate the tokens of the bound conversation's context."""
@@ -259,7 +275,31 @@ class MemoryRouter:
             ended.end()
 
     async def _fill(self, binding: _Binding, composite: str) -> None:
-        binding.memory = self._memory_of(composite, keys.parse_composite(composite))
+        memory = self._memory_of(composite, keys.parse_composite(composite))
+        await self._settle(binding)
+        if not binding.ended:
+            binding.memory = memory
+
+    async def _settle(self, binding: _Binding | None) -> None:
+        """Take over what another memory has saved of a conversation, once for each binding."""
+        if binding is not None and not binding.settled:
+            await self._take_over(binding.composite)
+            binding.settled = True
+
+    async def _take_over(self, composite: str) -> None:
+        """Take over what another memory has saved of a conversation, unless there is one here."""
+        if self._adopt is None or self._there.use(composite):
+            return
+        if await self._adopt(keys.parse_composite(composite)):
+            self._there[composite] = True
+
+    async def _each_turn(
+        self, binding: _Binding | None, memory: DistributedShortTermMemory | None, after: int | None
+    ) -> AsyncGenerator[TranscriptTurn]:
+        await self._settle(binding)
+        if memory is not None:
+            async for turn in memory.each_turn(after=after):
+                yield turn
 
     async def _store(
         self,
@@ -269,6 +309,7 @@ class MemoryRouter:
     ) -> None:
         if kept:
             memory = memory or self._memory_of(composite, keys.parse_composite(composite))
+            await self._take_over(composite)
             for turn, turn_id in kept:
                 await memory.add_turn(turn, turn_id=turn_id)
 
@@ -292,11 +333,6 @@ class MemoryRouter:
         if memory is None:
             memory = self._memories[composite] = self._make_memory(key)
         return memory
-
-
-async def _no_turns() -> AsyncGenerator[TranscriptTurn]:
-    for turn in ():
-        yield turn
 
 
 async def _raise(error: InvalidKey) -> None:

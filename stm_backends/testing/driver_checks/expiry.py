@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Key, Record, new_version
-from stm_backends.testing.driver_checks.steps import expired, loaded
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, Key, Record, new_version
+from stm_backends.testing.driver_checks.steps import append_all, expired, loaded
 from stm_backends.testing.workbench.check import Contract, check, not_asked
 from stm_backends.testing.workbench.drivers import Bench, names_in
 from stm_backends.testing.workbench.expectations import must_be
+
+COARSE_S: Final = 3.0
+"""A time to live that a datastore tells from a shorter one even if it counts whole seconds."""
 
 
 class Expiry(Contract):
@@ -161,6 +168,18 @@ class Expiry(Contract):
         )
 
     @check("driver.lifetime")
+    async def test_the_same_time_to_live_set_again_begins_anew(self, bench: Bench) -> None:
+        """It is not set where it seems unchanged, or entries keep the lease that they were written with."""
+        driver = await bench.driver()
+        await _must_begin_anew(bench, driver, 3 * bench.tick)
+
+    @check("driver.lifetime", slow=True)
+    async def test_the_same_time_to_live_of_some_seconds_begins_anew(self, bench: Bench) -> None:
+        """Leases count whole seconds and are renewed only where they change, or entries keep the old one."""
+        driver = await bench.driver()
+        await _must_begin_anew(bench, driver, max(COARSE_S, 3 * bench.tick))
+
+    @check("driver.lifetime")
     async def test_keep_leaves_the_time_to_live_unchanged(self, bench: Bench) -> None:
         driver, mortal, lasting = await bench.driver(), bench.key(), bench.key()
         await driver.append(mortal, b"a", initial_version="initial", ttl=bench.tick)
@@ -216,6 +235,31 @@ class Expiry(Contract):
         await bench.pass_time(bench.tick * 1.1)
         must_be(await driver.load(key), None, "refused writes do not extend the time to live")
 
+    @check("driver.lifetime")
+    async def test_a_refused_write_with_a_time_to_live_changes_none(self, bench: Bench) -> None:
+        """The time to live is set by a request of its own, or before the condition is looked at."""
+        driver, ended, lasting, longer = await bench.driver(), bench.key(), bench.key(), bench.key()
+        lives = {ended: (bench.tick * 2, 1_000.0), lasting: (None, 1.0), longer: (bench.tick * 6, 1.0)}
+        for key, (before, ticks) in lives.items():
+            await driver.append(key, b"a", initial_version="initial", ttl=before)
+            ttl, two = bench.tick * ticks, (b"b", b"c")
+            refused: list[Callable[[], Awaitable[bool]]] = [
+                functools.partial(driver.replace, key, b"x", version="v2", expect="other", ttl=ttl),
+                functools.partial(driver.replace, key, b"x", version="v2", expect=ABSENT, ttl=ttl),
+                functools.partial(driver.replace, key, b"x", version="v2", expect="initial", drop=2, ttl=ttl),
+                functools.partial(
+                    driver.replace, key, b"x", version="v2", expect="initial", rewrite=two, ttl=ttl
+                ),
+            ]
+            for write in refused:
+                must_be(await write(), False, "it is of another version, or there, or has a single entry")
+        await bench.pass_time(bench.tick * 1.1)
+        for key in (lasting, longer):
+            record = Record("initial", None, (b"a",))
+            must_be(await driver.load(key), record, "a refused write does not shorten the time to live")
+        await bench.pass_time(bench.tick * 1.1)
+        must_be(await driver.load(ended), None, "a refused write does not extend the time to live")
+
     @check("driver.expiry")
     async def test_a_lease_can_be_taken_once_it_has_expired(self, bench: Bench) -> None:
         one, two, key = await bench.driver(), await bench.driver(), bench.key()
@@ -227,3 +271,19 @@ class Expiry(Contract):
         await bench.pass_time(bench.tick * 1.1)
         taken = await two.replace(key, b"two", version="v3", expect=ABSENT, ttl=bench.tick * 4)
         must_be(taken, True, "the lease has expired")
+
+
+async def _must_begin_anew(bench: Bench, driver: Driver, ttl: float) -> None:
+    """Set a time to live twice, by an append, a save and a fold, and fail if a record ends with the first."""
+    __tracebackhide__ = True
+    appended, saved, folded = keys = [bench.key() for _ in range(3)]
+    await append_all(driver, folded, b"a", b"b")
+    for number, value in enumerate((b"0", b"1")):
+        await driver.append(appended, value, initial_version="initial", ttl=ttl)
+        await driver.replace(saved, value, version=f"v{number}", expect=ANY, ttl=ttl)
+        before = f"v{number - 1}" if number else "initial"
+        await driver.replace(folded, value, version=f"v{number}", expect=before, drop=1 - number, ttl=ttl)
+        await bench.pass_time(ttl * 0.7)
+    held = [Record("initial", None, (b"0", b"1")), Record("v1", b"1", ()), Record("v1", b"1", (b"b",))]
+    found = [await driver.load(key) for key in keys]
+    must_be(found, held, f"a time to live of {ttl:g} s was set again {ttl * 0.7:g} s ago")

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable
-from typing import Any
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
 
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, AbsentType, Driver, Key, Record
 from stm_backends.drivers.wrapper import with_last
-from stm_backends.errors import Corrupt, StorageError, Unavailable
-from stm_backends.testing.driver_checks.steps import append_all, assert_located, each_fails_in_time, loaded
+from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, Unavailable
+from stm_backends.testing.driver_checks.steps import (
+    append_all,
+    assert_located,
+    behind,
+    each_fails_in_time,
+    loaded,
+    noise,
+    recovered,
+)
 from stm_backends.testing.workbench.check import Contract, check, not_asked
-from stm_backends.testing.workbench.drivers import Bench
+from stm_backends.testing.workbench.drivers import Bench, names_in, no_network
 from stm_backends.testing.workbench.expectations import must_be, must_raise
+
+LOOKS: Final = 8
+"""How often each driver reads what was just written: its reads may go to several replicas in turn."""
+
+SIZES: Final = (5, 3_000, 9_000, 20, 700)
+"""How large the entries are of a record that loses a part; some drivers store large ones elsewhere."""
 
 
 class Faults(Contract):
@@ -21,27 +37,28 @@ class Faults(Contract):
     @check("driver.outage")
     async def test_during_an_outage_every_operation_raises_a_typed_error_in_time(self, bench: Bench) -> None:
         """An `except` clause turns errors of the client into an empty answer, or there is no deadline."""
-        if bench.datastore.outage is None:
-            not_asked("needs `Datastore.outage`")
-        driver, key = await bench.driver(), bench.key()
-        await append_all(driver, key, b"a")
-        async with bench.datastore.outage():
+        driver, outage = await _cut_off(bench)
+        key = bench.key()
+        await append_all(await bench.driver(), key, b"a")
+        async with outage():
             for fails in each_fails_in_time(driver, key):
                 await fails()
 
     @check("driver.outage")
     async def test_after_an_outage_the_same_driver_works_and_nothing_is_lost(self, bench: Bench) -> None:
-        """A broken connection is kept and never replaced."""
-        if bench.datastore.outage is None:
-            not_asked("needs `Datastore.outage`")
-        driver, key = await bench.driver(), bench.key()
-        await append_all(driver, key, b"a")
-        async with bench.datastore.outage():
+        """A broken connection is kept for good, or the client waits too long before it connects again."""
+        driver, outage = await _cut_off(bench)
+        key = bench.key()
+        await append_all(await bench.driver(), key, b"a")
+        async with outage():
             with must_raise(StorageError, "the datastore cannot be reached"):
                 await driver.load(key)
-        must_be((await loaded(driver, key)).tail, (b"a",), "the outage is over and nothing is lost")
-        length = await driver.append(key, b"b", initial_version="initial", ttl=None)
-        must_be(length, 2, "the outage is over and nothing is lost")
+        found = await recovered(lambda: driver.load(key), driver.traits)
+        must_be(found, Record("initial", None, (b"a",)), "the outage is over and nothing is lost")
+        fold = functools.partial(driver.replace, key, b"a", version="v2", expect="initial", drop=1, ttl=None)
+        must_be(await recovered(fold, driver.traits), True, "the outage is over, and no one else wrote")
+        found = await recovered(lambda: driver.load(key), driver.traits)
+        must_be(found, Record("v2", b"a", ()), "the fold was acknowledged")
 
     @check("driver.corruption")
     async def test_a_damaged_record_raises_corrupt_and_reading_it_changes_nothing(self, bench: Bench) -> None:
@@ -108,6 +125,67 @@ class Faults(Contract):
                 await driver.load(key), whole, "the record was overwritten whole, so nothing is left of it"
             )
 
+    @check("driver.corruption")
+    async def test_a_record_of_which_a_part_was_removed_raises_corrupt(self, bench: Bench) -> None:
+        """What is missing is skipped at reading: nothing says how many entries and bytes there must be."""
+        if bench.datastore.cut is None:
+            not_asked("needs `Datastore.cut`")
+        writer, scope = await bench.driver(), bench.scope()
+        tail = [noise(min(size, writer.traits.max_entry)) for size in SIZES]
+
+        def replace(driver: Driver, key: Key, **how: Any) -> Awaitable[bool]:
+            return driver.replace(key, b"new", version="v3", expect="v2", ttl=KEEP, **how)
+
+        calls: dict[str, Callable[[Driver, Key], Awaitable[object]]] = {
+            "a load": lambda driver, key: driver.load(key),
+            "an append": lambda driver, key: driver.append(key, b"d", initial_version="initial", ttl=None),
+            "a fold": lambda driver, key: replace(driver, key, drop=1),
+            "a rewrite": lambda driver, key: replace(driver, key, rewrite=(b"R",)),
+        }
+        sound = Key(scope, "sound")
+        for key in (sound, *(Key(scope, what) for what in calls)):
+            await append_all(writer, key, b"a", *tail)
+            await writer.replace(key, b"body", version="v2", expect="initial", drop=1, ttl=KEEP)
+        for what, call in calls.items():
+            key = Key(scope, what)
+            await bench.cut(key)
+            # The writer may remember a part that never changes.
+            driver = await bench.driver()
+            with contextlib.suppress(Corrupt):
+                await call(driver, key)
+            with must_raise(Corrupt, f"a part is missing, and {what} does not bring it back") as caught:
+                await driver.load(key)
+            assert_located(caught.value, driver, "load", key)
+            must_be(await driver.delete(key), True, "a record that cannot be read can be deleted")
+            must_be(await driver.load(key), None, "the record was deleted")
+        whole = Record("v2", b"body", tuple(tail))
+        must_be(await writer.load(sound), whole, "only other records have lost a part")
+
+    @check("driver.load")
+    async def test_every_instance_reads_what_was_written_while_replicas_lag(self, bench: Bench) -> None:
+        """Reads go to a replica, which may not have what was just acknowledged."""
+        if bench.datastore.lag is None:
+            not_asked("needs `Datastore.lag`")
+        one, two, key = await bench.driver(), await bench.driver(), bench.key()
+        gone = Key(key.scope, "gone")
+        for each in (key, gone):
+            await append_all(one, each, b"a")
+        async with bench.datastore.lag():
+            try:
+                await append_all(one, key, b"b")
+                await one.delete(gone)
+            except (Unavailable, OutcomeUnknown):
+                not_asked("needs a `Datastore.lag` in which writes are acknowledged")
+            for driver in (one, two, await bench.driver()):
+                for _ in range(LOOKS):
+                    record = Record("initial", None, (b"a", b"b"))
+                    must_be(await driver.load(key), record, "the append was acknowledged")
+                    must_be(
+                        await with_last(driver).load(key, last=1), record.newest(1), "it was acknowledged"
+                    )
+                    must_be(await driver.load(gone), None, "the delete was acknowledged")
+                    must_be(await names_in(driver, key.scope), [key.name], "the other one was deleted")
+
     @check("driver.load")
     async def test_acknowledged_writes_are_in_the_datastore_not_in_the_driver(self, bench: Bench) -> None:
         """Writes are batched or answered from a cache."""
@@ -152,6 +230,16 @@ class Faults(Contract):
         await _count_requests(driver, first, count)
         trips = await _count_requests(driver, key, count)
         must_be(trips, dict.fromkeys(trips, 1), "an operation is one request")
+
+
+async def _cut_off(bench: Bench) -> tuple[Driver, Callable[[], AbstractAsyncContextManager[object]]]:
+    """Return a driver, and what cuts it off from its datastore; else end the check."""
+    if bench.datastore.outage is not None:
+        return await bench.driver(), bench.datastore.outage
+    if bench.datastore.through is None:
+        not_asked(f"needs `Datastore.outage`, or {no_network(bench.datastore).removeprefix('needs ')}")
+    proxy, driver = await behind(bench)
+    return driver, proxy.cut
 
 
 async def _count_requests(driver: Driver, key: Key, count: Callable[[], int]) -> dict[str, int]:

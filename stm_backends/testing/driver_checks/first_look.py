@@ -87,7 +87,7 @@ def teller(request: pytest.FixtureRequest) -> Callable[[Untidy, str], None]:
     """Return what tells once for a class what tidying up after its checks meets."""
 
     def tell(error: Untidy, explanation: str) -> None:
-        _tell(request, error.cause, f"tidying up after a check fails: {told(error.error)}\n{explanation}")
+        _tell(request, error.cause, f"{error.heading}: {told(error.error)}\n{explanation}")
 
     return tell
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import (
     run_state_machine_as_test,  # pyright: ignore[reportUnknownVariableType] -- it has no annotations
 )
@@ -37,8 +37,9 @@ def _run(datastore: Datastore, *, times: tuple[float, ...], histories: int) -> N
     # Shrinking repeats a history many times; where time is waited for or short, the first that fails must do.
     patient = not (times and datastore.waits) and datastore.histories > QUICK_HISTORIES
     phases = [Phase.explicit, Phase.generate, *([Phase.shrink] if patient else [])]
+    machine = driver_machine(lambda: datastore, times=times)
     run_state_machine_as_test(
-        driver_machine(lambda: datastore, times=times),
+        machine if datastore.seed is None else seed(datastore.seed)(machine),
         settings=settings(
             max_examples=max(1, histories),
             stateful_step_count=20,

@@ -1,27 +1,100 @@
-"""Checks of what an operation leaves behind in its connection and in the datastore."""
+"""Checks of what an operation leaves behind in its connection, in the process and in the datastore."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+import gc
+import itertools
+import threading
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Final
 
-from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Key
+from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, Key
 from stm_backends.errors import Corrupt, StorageError, TooLarge
 from stm_backends.testing.driver_checks.steps import append_all, full_of_largest, loaded, noise
-from stm_backends.testing.workbench.check import Contract, check
+from stm_backends.testing.workbench.check import Contract, check, not_asked
 from stm_backends.testing.workbench.drivers import Bench
 from stm_backends.testing.workbench.expectations import must_be
 
 CONNECTIONS = 4
 """How many loads at once see to it that most connections of a pool are used."""
 
+KEYS: Final = 50
+"""How many records are used in each round, before tasks, threads and files are counted."""
+
+ROUNDS: Final = 3
+"""In how many rounds in a row their number rises if they are leaked."""
+
+MANY_KEYS: Final = 10_000
+"""How many records are used until objects are counted for the last time."""
+
+FEWEST_KEYS: Final = 4_000
+"""With fewer, a cache that has a limit may be taken for one that has none."""
+
+AT_ONCE: Final = 16
+"""How many records are used at a time."""
+
+SETTLING_S: Final = 2.0
+"""How long what is ending may take to end."""
+
+MANY_S: Final = 20.0
+"""How long many records are used, at most."""
+
+COUNTED: Final = ("tasks", "threads", "open files and connections")
+
+FILES: Final = Path("/proc/self/fd")
+"""Where Linux lists the open files and connections of a process."""
+
 QUICK_RECORD = 1024 * 1024
 """The largest record, in bytes, that a check fills only to have it refuse an entry."""
 
 
 class Leftovers(Contract):
-    """Checks of what an operation leaves behind in its connection and in the datastore."""
+    """Checks of what an operation leaves behind in its connection, in the process and in the datastore."""
+
+    @check("driver.lifecycle")
+    async def test_operations_leave_no_task_thread_or_connection_behind(self, bench: Bench) -> None:
+        """Each record gets a task, a thread or a stream of its own, which does not end with the operation."""
+        driver, scope = await bench.unnoted(), bench.scope()
+        names = (f"record {number}" for number in itertools.count())
+        # The first round opens as many connections as there will be.
+        await _use(driver, (Key(scope, name) for name in itertools.islice(names, KEYS)))
+        counts = [_counted()]
+        for turn in range(ROUNDS):
+            bench.history.say(
+                f"after {(turn + 1) * KEYS} records: {dict(zip(COUNTED, counts[-1], strict=True))}"
+            )
+            await _use(driver, (Key(scope, name) for name in itertools.islice(names, KEYS)))
+            for _ in range(100):
+                if all(now <= before for now, before in zip(_counted(), counts[-1], strict=True)):
+                    return
+                await asyncio.sleep(SETTLING_S / 100)
+            counts.append(_counted())
+        for what, each in zip(COUNTED, zip(*counts, strict=True), strict=True):
+            rises = all(before < after for before, after in itertools.pairwise(each))
+            assert not rises, f"{KEYS} more records were used each time, and there were {each} {what}"
+
+    @check("driver.lifecycle", slow=True)
+    async def test_many_records_leave_no_object_behind(self, bench: Bench) -> None:
+        """Each record gets a lock, a stream or an entry of a cache without a limit, and keeps it for ever."""
+        driver, scope = await bench.unnoted(), bench.scope()
+        clock = asyncio.get_running_loop().time
+        began, used, counts = clock(), 0, list[tuple[int, int]]()
+        # In the last quarter, because what has a limit has reached it by then.
+        for share in (0.25, 0.75, 1.0):
+            while used < MANY_KEYS * share and clock() < began + MANY_S * share:
+                await _use(driver, (Key(scope, f"record {number}") for number in range(used, used + KEYS)))
+                used += KEYS
+            if used < FEWEST_KEYS * share:
+                not_asked(f"needs to use {FEWEST_KEYS:,} records, and {used:,} took {clock() - began:.0f} s")
+            gc.collect()
+            counts.append((used, len(gc.get_objects())))
+            bench.history.say(f"{used:,} records were stored, changed and deleted, one after the other")
+        (first, before), (last, after) = counts[-2:]
+        grown = (after - before) / max(1, last - first)
+        assert grown < 0.5, f"each record that was used and deleted leaves {grown:.1f} objects in the process"
 
     @check("driver.transactions")
     async def test_no_operation_leaves_a_transaction_or_a_lock_behind(self, bench: Bench) -> None:
@@ -94,3 +167,23 @@ class Leftovers(Contract):
             records = await asyncio.gather(*(loaded(one, each) for each in (key, *others)))
             for record in records:
                 must_be(record.tail[-1:], (entry,), f"{what} has ended, and a load shows what is new since")
+
+
+async def _use(driver: Driver, keys: Iterable[Key]) -> None:
+    """Store, read, change and delete records."""
+    waiting = iter(keys)
+
+    async def use() -> None:
+        for key in waiting:
+            await driver.append(key, b"a", initial_version="initial", ttl=None)
+            await driver.load(key)
+            await driver.replace(key, b"", version="v2", expect="initial", drop=1, ttl=KEEP)
+            await driver.delete(key, expect="v2")
+
+    await asyncio.gather(*(use() for _ in range(AT_ONCE)))
+
+
+def _counted() -> tuple[int, int, int]:
+    """Return how many tasks, threads, and files and connections there are; 0 where files cannot be listed."""
+    files = len(list(FILES.iterdir())) if FILES.is_dir() else 0
+    return len(asyncio.all_tasks()), threading.active_count(), files

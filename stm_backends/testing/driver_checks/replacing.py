@@ -160,7 +160,7 @@ class Replacing(Contract):
         must_be(done, True, "the record carries the version of this write")
         must_be(await driver.load(key), Record("v1", b"body", (b"a",)), "the write is not done again")
 
-    @check("driver.resent")
+    @check("driver.resent", timed=True)
     async def test_a_retried_write_does_not_change_the_time_to_live(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await driver.replace(key, b"body", version="v1", expect=ANY, ttl=bench.tick)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from stm_backends.drivers.contract import KEEP, Driver, Key, Record, new_version
 from stm_backends.errors import TooLarge
-from stm_backends.testing.driver_checks.limits import LARGEST_RECORD, NOT_STATED
+from stm_backends.testing.driver_checks.limits import LARGEST_QUICK_RECORD, LARGEST_RECORD, NOT_STATED
 from stm_backends.testing.driver_checks.steps import (
     append_all,
     assert_complete_and_in_order,
@@ -170,12 +170,30 @@ class Rewriting(Contract):
         )
         await append_all(driver, key, b"more")
 
+    @check("driver.limits")
+    async def test_a_full_record_can_be_rewritten_at_its_size(self, bench: Bench) -> None:
+        """A record may hold more than a request to the datastore, so this rewrite fails each time."""
+        driver, key = await bench.driver(), bench.key()
+        traits = driver.traits
+        count = full_of_largest(traits) or not_asked(NOT_STATED)
+        largest = LARGEST_QUICK_RECORD if bench.quick else LARGEST_RECORD
+        if (size := count * traits.max_entry) > largest:
+            not_asked(would_write(size))
+        # One entry leaves room for the body, which takes an overhead like any value.
+        sizes = [max(0, traits.max_entry - traits.overhead - len(b"body")), *[traits.max_entry] * (count - 1)]
+        await append_all(driver, key, *map(noise, sizes))
+        changed = [noise(size)[::-1] for size in sizes[: traits.max_drop]]
+        must_be(await rewrite(driver, key, "initial", *changed), True, "no value is larger than before")
+        tail = (*changed, *map(noise, sizes[len(changed) :]))
+        must_be(await driver.load(key), Record("new", b"body", tail), "each entry was rewritten at its size")
+
     @check("driver.races")
     async def test_rewrites_never_lose_an_entry_and_are_never_seen_in_part(self, bench: Bench) -> None:
         """The entries are rewritten one after the other, or in another step than the version."""
         one, two, key = await bench.driver(), await bench.driver(), bench.key()
         acknowledged: set[str] = set()
         rewritten: dict[str, list[bytes]] = {}
+        numbers = itertools.count()
         writing = True
 
         async def write(driver: Driver, label: str) -> None:
@@ -191,9 +209,10 @@ class Rewriting(Contract):
                     return
                 record = await driver.load(key)
                 if record is not None and record.tail:
-                    version = new_version()
+                    version, number = new_version(), next(numbers)
                     count = min(1 + turn % 7, len(record.tail))
-                    entries = [_name(entry) + b"/" + version.encode() for entry in record.tail[:count]]
+                    # Not the version, which messages may name, and entries not.
+                    entries = [_name(entry) + b"/%d" % number for entry in record.tail[:count]]
                     rewritten[version] = entries
                     # The body, which the folds write, stays as it was read.
                     body = record.body or b""

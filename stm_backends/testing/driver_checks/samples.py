@@ -50,6 +50,12 @@ NAMES: Final = (
 )
 """Names with a special meaning in patterns, paths, statements, collations or normal forms."""
 
+BESIDE: Final = (
+    *("a", "A", "a ", "aa", "ab", "a0", "a:b", "a::b", "a/b", "a\\b", "a#b", "a.b", "a-b", "a_b", "a b"),
+    *("a%3Ab", "a*", "{a}b", "\u0101", "a\u0301"),
+)
+"""Names that begin with the first one, or are taken for it when they are a pattern, a path or a prefix."""
+
 SHIFTED: Final = (
     (Key("a", "b:c"), Key("a:b", "c")),
     (Key("a:", "b"), Key("a", ":b")),

@@ -7,7 +7,7 @@ import itertools
 from stm_backends.drivers.contract import ANY, Key
 from stm_backends.testing.driver_checks.samples import NAMES
 from stm_backends.testing.workbench.check import Contract, check
-from stm_backends.testing.workbench.drivers import Bench, names_in
+from stm_backends.testing.workbench.drivers import Bench, Positions, names_in
 from stm_backends.testing.workbench.expectations import must_be
 
 
@@ -48,6 +48,20 @@ class Scanning(Contract):
         must_be(await names_in(driver, bench.scope()), [], "nothing was ever stored in this scope")
 
     @check("driver.scan")
+    async def test_a_listing_goes_on_after_pages_of_expired_names(self, bench: Bench) -> None:
+        """A page whose names have all expired is taken for the last one."""
+        driver, scope = await bench.driver(), bench.scope()
+        names = [f"{number:02}" for number in range(12)]
+        living = names[5::6]
+        for name in names:
+            ttl = None if name in living else bench.tick
+            await driver.append(Key(scope, name), b"", initial_version="v", ttl=ttl)
+        await bench.pass_time(bench.tick * 1.1)
+        for limit in (1, 2, 5, 100):
+            listed = await names_in(driver, scope, limit=limit)
+            must_be(listed, living, f"the other names have expired, in pages of {limit} as well")
+
+    @check("driver.scan")
     async def test_a_name_that_stays_is_listed_exactly_once_during_concurrent_writes(
         self, bench: Bench
     ) -> None:
@@ -56,12 +70,12 @@ class Scanning(Contract):
         for name in staying:
             await driver.append(Key(scope, name), b"", initial_version="v", ttl=None)
         coming = (f"{number:03}" for number in itertools.cycle(range(1, 90, 2)))
-        listed: list[str] = []
+        listed, positions = list[str](), Positions()
         after: str | None = ""
         while after is not None:
             page = await driver.scan(scope, after=after, limit=4)
             listed += page.names
-            after = page.after
+            after = positions.next(page.after)
             name = Key(scope, next(coming))
             await other.append(name, b"", initial_version="v", ttl=None)
             await other.append(
@@ -78,12 +92,12 @@ class Scanning(Contract):
         names = [f"{number:02}" for number in range(20)]
         for name in names:
             await driver.append(Key(scope, name), b"", initial_version="v", ttl=None)
-        listed: list[str] = []
+        listed, positions = list[str](), Positions()
         after: str | None = ""
         while after is not None:
             page = await driver.scan(scope, after=after, limit=3)
             for name in page.names:
                 await driver.delete(Key(scope, name))
             listed += page.names
-            after = page.after
+            after = positions.next(page.after)
         must_be(listed, names, "a name is deleted only after it was listed")

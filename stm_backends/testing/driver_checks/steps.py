@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
+import pytest
+
 from stm_backends.drivers.contract import ABSENT, Driver, Key, Record, Traits
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing.workbench.check import not_asked
-from stm_backends.testing.workbench.drivers import OPERATIONS, Bench
+from stm_backends.testing.workbench.drivers import OPERATIONS, Bench, no_network
 from stm_backends.testing.workbench.expectations import must_be, must_end, must_raise
 from stm_backends.testing.workbench.failures import Met
+from stm_backends.testing.workbench.proxy import Proxy
 
 T = TypeVar("T")
 
@@ -28,8 +32,18 @@ HOLDS_LOADS: Final = (
     "the lock of writers"
 )
 
+PAUSE_S: Final = 0.05
+"""How long a check waits until it tries again what may fail at first."""
+
+ATTEMPTS: Final = 20
+"""How often it does, at least: each attempt may meet another connection that has died."""
+
 TRIES: Final = 3
-"""How often a check holds a record up, if the writes that are to wait for it give up."""
+"""How often a check holds a record up if the writes that are to wait for it give up, or tries what a busy
+machine may keep from ending in time."""
+
+MOST_ANSWERS: Final = 20
+"""How many answers of one operation are lost or held in turn, at most."""
 
 
 def full_of_largest(traits: Traits) -> int | None:
@@ -41,6 +55,44 @@ def full_of_largest(traits: Traits) -> int | None:
     most = traits.room(traits.max_entry)
     count = traits.max_record // max(1, most)
     return count if (count + 1) * (most - traits.overhead) > traits.max_record else None
+
+
+async def behind(bench: Bench) -> tuple[Proxy, Driver]:
+    """Return a proxy before the datastore, and a driver behind it; else end the check."""
+    if bench.datastore.through is None:
+        not_asked(no_network(bench.datastore))
+    proxy, key = bench.proxy(), bench.key()
+    driver = await persistently(lambda: bench.driver_at(proxy.address))
+    await persistently(lambda: driver.load(key))
+    if not proxy.accepted:
+        pytest.fail("`Datastore.through` opened a driver that does not use the address it was given")
+    return proxy, driver
+
+
+def mark_of(key: Key) -> bytes:
+    """Return what the requests about a fresh key contain alone: of its scope, what no escaping changes."""
+    return key.scope.split(":")[1].encode()
+
+
+async def outcome(work: Awaitable[T]) -> T | StorageError:
+    """Return the answer, or an error that the network explains."""
+    try:
+        return await work
+    except (Unavailable, OutcomeUnknown) as error:
+        return error
+
+
+async def persistently(work: Callable[[], Awaitable[T]]) -> T:
+    """Return the answer of what may need more than one short deadline on a busy machine; no append."""
+    for _ in range(TRIES - 1):
+        with contextlib.suppress(Unavailable, OutcomeUnknown):
+            return await work()
+    return await work()
+
+
+async def usable(driver: Driver, key: Key) -> None:
+    """Wait until a driver can load again."""
+    await recovered(lambda: driver.load(key), driver.traits)
 
 
 async def loaded(driver: Driver, key: Key) -> Record:
@@ -185,18 +237,36 @@ def longest(traits: Traits) -> float:
     return traits.deadline + SLACK_S
 
 
-def rounds(bench: Bench) -> Iterator[bool]:
-    """Yield, for half of the time of all races, whether the next one is to be held up; at least one of each.
-
-    Two checks share that time.
-    """
+def rounds(bench: Bench, share: float) -> Iterator[bool]:
+    """Yield, for a share of `races_s`, whether the next race is to be held up; at least one of each."""
     clock = asyncio.get_running_loop().time
-    end, can_hold = clock() + bench.datastore.races_s / 2, bench.datastore.hold is not None
+    end, can_hold = clock() + bench.datastore.races_s * share, bench.datastore.hold is not None
     yield False
     yield can_hold
     while clock() < end:
         yield False
         yield can_hold
+
+
+async def recovered(work: Callable[[], Awaitable[T]], traits: Traits) -> T:
+    """Return the answer of an operation that may fail for one deadline after an outage.
+
+    A client library may be in a pause before it connects again, and refuse everything at once meanwhile.
+    """
+    __tracebackhide__ = True
+    clock = asyncio.get_running_loop().time
+    until, tried = clock() + traits.deadline, 0
+    while True:
+        tried += 1
+        try:
+            return await work()
+        except (Unavailable, OutcomeUnknown) as error:
+            if clock() >= until and tried >= ATTEMPTS:
+                raise AssertionError(
+                    f"the datastore has been within reach for a deadline of {traits.deadline:g} s, and "
+                    f"{tried} operations in a row have failed; the last one: {error}"
+                ) from error
+        await asyncio.sleep(PAUSE_S)
 
 
 async def take_steps(count: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -21,14 +22,28 @@ from stm_backends.testing.driver_checks.steps import (
     loaded,
     longest,
     rounds,
+    take_steps,
     waiting_for,
 )
 from stm_backends.testing.workbench.check import Contract, check, not_asked
 from stm_backends.testing.workbench.drivers import Bench
 from stm_backends.testing.workbench.expectations import must_be, must_end, must_raise
 
+SHORTEST_S = 0.0005
+"""A shorter pause takes longer than it says, so there is none."""
+
 LONG_WAIT_S, LONG_WAIT_QUICK_S = 12.0, 1.0
 """How long an append waits at most that a client may send again: longer than the timeouts of most clients."""
+
+
+OF_ONE_WINS, OF_ORDER, OF_DELETES = 0.25, 0.75, 0.5
+"""How much of `races_s` is for each of the races."""
+
+DUELS = 4
+"""How many records a write and a delete are about at a time."""
+
+SHOWN_OF_ORDER = 300
+"""How many operations are shown if an entry has no or another place: those of the whole race, or nearly."""
 
 
 class Waiting(Contract):
@@ -69,7 +84,7 @@ class Waiting(Contract):
     async def test_of_writers_that_wait_for_a_record_exactly_one_wins(self, bench: Bench) -> None:
         """The version is compared before the record is locked, and not in the statement that writes it."""
         drivers, scope = [await bench.driver() for _ in range(4)], bench.scope()
-        for number, is_held in enumerate(rounds(bench)):
+        for number, is_held in enumerate(rounds(bench, OF_ONE_WINS)):
             key = Key(scope, f"record{number}")
             await append_all(drivers[0], key, b"a", b"b")
             writes: list[Callable[[], Awaitable[bool | int]]] = [
@@ -95,11 +110,14 @@ class Waiting(Contract):
     async def test_no_entry_appears_before_one_that_a_load_has_seen(self, bench: Bench) -> None:
         """The number of an entry is drawn before the record is locked, or sorts otherwise than by arrival."""
         drivers, scope = [await bench.driver() for _ in range(4)], bench.scope()
-        reader = await bench.driver()
-        for number, is_held in enumerate(rounds(bench)):
+        reader, chance = await bench.driver(), bench.chance()
+        bench.history.shown_at_most = SHOWN_OF_ORDER
+        for number, is_held in enumerate(rounds(bench, OF_ORDER)):
             key = Key(scope, f"record{number}")
             await append_all(drivers[0], key, b"first")
-            writes = [functools.partial(_append_three, driver, key, n) for n, driver in enumerate(drivers)]
+            writes = [
+                functools.partial(_append_three, driver, key, n, chance) for n, driver in enumerate(drivers)
+            ]
             async with asyncio.TaskGroup() as tasks:
                 writing = tasks.create_task(_done(bench, key, writes, is_held=is_held))
                 tasks.create_task(_watch(reader, key, writing))
@@ -111,6 +129,21 @@ class Waiting(Contract):
                 must_be(tail[length - 1 : length], (entry,), "an append answers the place of its entry")
             must_be(len(tail), 13, "four writers appended three entries each, after the first")
             await drivers[0].delete(key)
+
+    @check("driver.races")
+    async def test_of_a_write_and_a_delete_of_one_version_exactly_one_wins(self, bench: Bench) -> None:
+        """A delete compares the version and removes in two steps, or meets no conflict with a write."""
+        drivers, scope, chance = [await bench.driver() for _ in range(2)], bench.scope(), bench.chance()
+        clock, took = asyncio.get_running_loop().time, 0.0
+        for number, is_held in enumerate(rounds(bench, OF_DELETES)):
+            keys = [Key(scope, f"record{number}-{n}") for n in range(1 if is_held else DUELS)]
+            for key in keys:
+                began = clock()
+                await append_all(drivers[number % 2], key, b"a")
+                took = clock() - began
+            await asyncio.gather(
+                *(_duel(bench, drivers, key, chance, within=took, is_held=is_held) for key in keys)
+            )
 
     @check("driver.outage")
     async def test_a_write_that_waits_past_its_deadline_raises_and_is_not_done_later(
@@ -250,12 +283,52 @@ async def _done(
     return await asyncio.gather(*(write() for write in writes))
 
 
-async def _append_three(driver: Driver, key: Key, label: int) -> list[tuple[int, bytes]]:
-    """Append three entries; returns each with the answer."""
-    entries = [b"%d:%d" % (label, number) for number in range(3)]
-    return [
-        (await driver.append(key, entry, initial_version=new_version(), ttl=None), entry) for entry in entries
+async def _duel(
+    bench: Bench, drivers: Sequence[Driver], key: Key, chance: random.Random, *, within: float, is_held: bool
+) -> None:
+    """Replace the body of a record and delete it, each if it has its version; one of both must win.
+
+    Each begins so many seconds later, at most, than the other. An instance for each: in one, they may queue.
+    """
+    __tracebackhide__ = True
+    writer, deleter = chance.sample(drivers, 2)
+
+    async def later(call: Callable[[], Awaitable[bool]], steps: int, seconds: float) -> bool | None:
+        await take_steps(steps)
+        if seconds > SHORTEST_S:
+            await asyncio.sleep(seconds)
+        try:
+            return await call()
+        except (Unavailable, OutcomeUnknown):
+            return None
+
+    calls: list[Callable[[], Awaitable[bool]]] = [
+        functools.partial(writer.replace, key, b"body", version="v2", expect="initial", ttl=None),
+        functools.partial(deleter.delete, key, expect="initial"),
     ]
+    if is_held:
+        answers: Sequence[bool | None] | None = await held_up(bench, key, *calls)
+    else:
+        answers = await asyncio.gather(
+            *(later(call, chance.randrange(4), chance.uniform(0, within)) for call in calls)
+        )
+    if answers is not None and None not in answers:
+        must_be(answers.count(True), 1, "a write and a delete expect the same version, so only one can win")
+        left = Record("v2", b"body", (b"a",)) if answers[0] else None
+        must_be(await writer.load(key), left, f"the {'write' if answers[0] else 'delete'} received True")
+    await writer.delete(key)
+
+
+async def _append_three(
+    driver: Driver, key: Key, label: int, chance: random.Random
+) -> list[tuple[int, bytes]]:
+    """Append three entries, each a few steps later than the one before; returns each with the answer."""
+    appended: list[tuple[int, bytes]] = []
+    for entry in (b"%d:%d" % (label, number) for number in range(3)):
+        await take_steps(chance.randrange(3))
+        length = await driver.append(key, entry, initial_version=new_version(), ttl=None)
+        appended.append((length, entry))
+    return appended
 
 
 async def _watch(driver: Driver, key: Key, writing: asyncio.Future[Any]) -> None:

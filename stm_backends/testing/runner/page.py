@@ -73,7 +73,7 @@ _PROFILES: Final = {"driver": "Driver", "store": "State store", "graph": "Graph"
 
 def page(run: Run) -> str:
     """Return a run as an HTML page."""
-    verdict = ("good" if run.complete else "some") if run.ok else "bad"
+    verdict = ("good" if run.complete and run.grade > 1 else "some") if run.ok else "bad"
     title = f"Conformance of {run.backend}" if run.backend else "Conformance"
     profiles: dict[str, list[tuple[Clause, list[Result]]]] = {}
     for clause, results in run.by_clause():
@@ -82,6 +82,7 @@ def page(run: Run) -> str:
     parts = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="verdict {verdict}">{escape(run.verdict())}</p>',
+        f'<p class="why">{escape(unasked)}</p>' if (unasked := run.unasked()) else "",
         _tally(run),
         *(f"<pre class='bad'>{escape(text)}</pre>" for text in run.findings.values()),
         _broken(run),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stm_backends.testing.runner.selection import Selection
     from stm_backends.testing.runner.terminal import Line
     from stm_backends.testing.workbench.check import Check
-    from stm_backends.testing.workbench.drivers import Datastore
+    from stm_backends.testing.workbench.drivers import Datastore, NamedDatastore
 
 _GROUP: Final = "stm-backends"
 _ATTRIBUTE: Final = "__stm_check__"
@@ -38,6 +38,7 @@ _SELECTION: Final = pytest.StashKey["Selection"]()
 _SHORTEST_TTL: Final = pytest.StashKey[float]()
 _IS_USED: Final = pytest.StashKey[bool]()
 _TOLD: Final = pytest.StashKey[bool]()
+_MEANS: Final = pytest.StashKey[dict[str, Any]]()
 
 _HOW_TO_SEE_MORE: Final = re.compile(r"^\s*(\.\.\.Full output truncated|Use -v+ to get more diff)")
 _LONGEST_LINE: Final = 300
@@ -76,7 +77,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--stm-quick",
         action="store_true",
-        help="Leave out slow checks and shorten others: under 10 s on an embedded datastore.",
+        help="Leave out slow checks and shorten others: under 15 s on an embedded datastore.",
     )
     group.addoption(
         "--stm-tick",
@@ -271,20 +272,36 @@ def stm_suite_properties(
 
 
 @pytest.fixture
-def stm_datastore(request: pytest.FixtureRequest) -> Datastore:
+def stm_datastore(request: pytest.FixtureRequest) -> NamedDatastore:
     """The datastore that the options name."""
-    from stm_backends.testing.workbench.drivers import Datastore, open_at  # noqa: PLC0415 -- as above
+    from stm_backends.testing.workbench.drivers import NamedDatastore, open_at  # noqa: PLC0415 -- as above
 
     config = request.config
     if _SHORTEST_TTL not in config.stash:
         raise pytest.UsageError(_NAME_IT)
     tick = QUICK_TICK_S if config.getoption("stm_quick") else TICK_S
-    return Datastore(
+    return NamedDatastore(
         open=functools.partial(open_at, **_options(config)),
         # A driver may round up shorter times to live.
         tick=config.getoption("stm_tick") or max(tick, config.stash[_SHORTEST_TTL]),
         server=config.getoption("stm_server") or "",
     )
+
+
+@pytest.fixture
+def stm_networked_datastore(request: pytest.FixtureRequest, stm_datastore: NamedDatastore) -> Datastore:
+    """The same with ample deadlines, and with the suite's proxy before its server or why there is none."""
+    from dataclasses import replace  # noqa: PLC0415 -- as above
+
+    from stm_backends.testing.runner.behind import AMPLE_S, means, with_deadline  # noqa: PLC0415 -- as above
+    from stm_backends.testing.workbench.drivers import open_at  # noqa: PLC0415 -- as above
+
+    stash = request.config.stash
+    if _MEANS not in stash:
+        options = _options(request.config)
+        ample = functools.partial(open_at, **with_deadline(options, AMPLE_S))
+        stash[_MEANS] = {"open": ample, **means(options)}
+    return replace(stm_datastore, **stash[_MEANS])
 
 
 class Reporter:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
 
 import stm_backends
-from stm_backends.testing.runner.selection import SLOW, UNREACHED, is_installed
+from stm_backends.drivers.contract import CONTRACT
+from stm_backends.testing.runner.selection import SLOW, UNREACHED, UNSELECTED, is_installed
+from stm_backends.testing.workbench.check import WOULD_WRITE
 from stm_backends.testing.workbench.clauses import CLAUSES, Clause
 
 Outcome: TypeAlias = Literal["passed", "failed", "not asked", "opted out", "left out"]
@@ -19,6 +22,17 @@ Standing: TypeAlias = Outcome | Literal["partly"]
 
 OUTCOMES: Final[Sequence[Outcome]] = ("passed", "not asked", "opted out", "failed")
 """Of checks that were carried out, in the order in which they are counted."""
+
+
+GRADES: Final[Mapping[int, str]] = {
+    1: "without faults of the network",
+    2: "without what some means of a test class would ask",
+    3: "with all means",
+}
+"""What is asked of each grade, beside what needs a means; a grade has what those below it have."""
+
+_MEANS: Final = re.compile(r"`(?:Datastore|Stores|Graphs|Memories)\.(\w+)`")
+_NETWORK: Final = "through"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,11 +142,53 @@ class Run:
         """Return the versions of everything involved."""
         versions = {
             "suite": f"stm-backends {stm_backends.__version__}",
+            "contract": str(CONTRACT),
             "driver": self.distribution,
             "server": self.server,
             "Python": f"{platform.python_version()} on {platform.system()}",
         }
         return {name: version for name, version in versions.items() if version}
+
+    def wanted(self) -> dict[str, list[Result]]:
+        """Return the checks that were not asked for want of a means, by its name.
+
+        Those about the network need a network: they are none of a datastore within the process or its host.
+        """
+        found: dict[str, list[Result]] = {}
+        for result in self.of("not asked"):
+            names = _MEANS.findall(result.reason) if result.reason.startswith("needs ") else []
+            if _NETWORK in names:
+                names = [_NETWORK] if self.traits.get("reach", "network") == "network" else []
+            elif result.reason.startswith(WOULD_WRITE):
+                names = [WOULD_WRITE]
+            for name in names:
+                found.setdefault(name, []).append(result)
+        return found
+
+    @property
+    def grade(self) -> int:
+        """How much was asked that needs a means, from 1 to 3; see `GRADES`."""
+        wanted = self.wanted()
+        return 1 if _NETWORK in wanted else 2 if wanted else 3
+
+    def unasked(self) -> str:
+        """Return in one line what was not asked for want of a means and what would ask it, or `""`."""
+        wanted, parts = self.wanted(), list[str]()
+        if network := wanted.pop(_NETWORK, []):
+            reasons = (result.reason.partition(": ")[2] for result in network)
+            why = next((f" ({reason})" for reason in reasons if reason), "")
+            parts.append(
+                f"{counted(len(network))} with a proxy before the server{why}: a URL of one host and port "
+                "without TLS, or `address` and `through` of a test class"
+            )
+        large = wanted.pop(WOULD_WRITE, [])
+        if wanted:
+            checks = {result.id: result for results in wanted.values() for result in results}
+            names = ", ".join(f"`{name}`" for name in sorted(wanted))
+            parts.append(f"{counted(len(checks))} with {names}: a test class")
+        if large:
+            parts.append(f"{counted(len(large))} of full records: a smaller `max_record_bytes` or the like")
+        return f"not asked, and what would ask it: {'; '.join(parts)}" if parts else ""
 
     def extent(self) -> str:
         """Return how much of the contract was checked."""
@@ -150,6 +206,7 @@ class Run:
         """Return the outcome as a sentence, which claims no more than was checked."""
         counts = ", ".join(f"{len(self.of(outcome))} {outcome}" for outcome in OUTCOMES)
         who = ", ".join(self._tested()) or "what was tested"
+        reasons = {result.reason for result in self.left_out}
         took = f"{self.seconds:.1f} s"
         if not self.results:
             return f"No check ran on {who}."
@@ -157,11 +214,16 @@ class Run:
             return f"{who} does not keep the contract: {counts} ({self.extent()}, {took})."
         if not self.ok:
             return f"{who} was not tested: {counts} ({self.extent()}, {took})."
+        # Of a selection, what was selected says what was asked.
+        grade = "" if UNSELECTED in reasons or UNREACHED in reasons else f", {self.graded()}"
         if not self.complete:
-            return f"{who} passes {self.extent()}: {counts} ({took})."
+            return f"{who} passes {self.extent()}{grade}: {counts} ({took})."
         but = ", except for what it opts out of" if self.of("opted out") else ""
-        asked = " in all checks that could run" if self.of("not asked") else ""
-        return f"{who} keeps the contract{asked}{but}: {counts} ({self.extent()}, {took})."
+        return f"{who} keeps the contract{but}{grade}: {counts} ({self.extent()}, {took})."
+
+    def graded(self) -> str:
+        """Return the grade in words."""
+        return f"grade {self.grade} of {len(GRADES)} ({GRADES[self.grade]})"
 
     def _tested(self) -> list[str]:
         """Return the backend that was named, and the classes of the author's own that ran beside it."""
@@ -177,6 +239,8 @@ class Run:
             "format": 1,
             "ok": self.ok,
             "verdict": self.verdict(),
+            "grade": self.grade,
+            "unasked": self.unasked(),
             "backend": self.backend,
             "versions": self.versions(),
             "traits": dict(self.traits),
@@ -209,6 +273,11 @@ def standing(results: Sequence[Result]) -> Standing:
     if "passed" in outcomes:
         return "passed" if outcomes == {"passed"} else "partly"
     return "not asked" if "not asked" in outcomes else "left out"
+
+
+def counted(count: int, which: str = "") -> str:
+    """Return a number of checks in words."""
+    return f"{count} {which}check{'' if count == 1 else 's'}"
 
 
 def _class_of(result: Result) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from stm_backends.testing.runner.results import Outcome, Result, Run, Standing, standing
+from stm_backends.testing.runner.results import Outcome, Result, Run, Standing, counted, standing
 from stm_backends.testing.runner.selection import SLOW
 
 _MARKS: Final[Mapping[Standing, str]] = {
@@ -44,7 +44,7 @@ def lines(run: Run) -> Iterator[Line]:
         yield from _unasked(results, "opted out")
         yield from _unasked(results, "not asked")
         if left_out := sum(result.outcome == "left out" for result in results):
-            yield f"    left out: {_checks(left_out)}", "yellow"
+            yield f"    left out: {counted(left_out)}", "yellow"
     for text in dict.fromkeys(run.broken):
         yield f"could not be run: {text}", "red"
     if run.of("failed"):
@@ -54,7 +54,9 @@ def lines(run: Run) -> Iterator[Line]:
         yield "traits: " + ", ".join(f"{name}={value}" for name, value in run.traits.items()), ""
     yield "versions: " + ", ".join(f"{name} {version}" for name, version in run.versions().items()), ""
     if run.left_out:
-        yield f"left out: {_checks(len(run.left_out))}; the JSON and the HTML report list them", "yellow"
+        yield f"left out: {counted(len(run.left_out))}; the JSON and the HTML report list them", "yellow"
+    if unasked := run.unasked():
+        yield unasked, "yellow"
     yield run.verdict(), _colour(run)
 
 
@@ -65,7 +67,7 @@ def summary(run: Run) -> Iterator[Line]:
     for each in run.by_subject():
         yield each.verdict(), _colour(each)
         for same in each.alike().values():
-            yield f"  {_checks(len(same))} failed in the same way: {same[0].message.splitlines()[0]}", "red"
+            yield f"  {counted(len(same))} failed in the same way: {same[0].message.splitlines()[0]}", "red"
         ordered = [result for _, results in each.by_clause() for result in results]
         for outcome in ("failed", "opted out", "not asked", "left out"):
             clauses: dict[str, dict[str, None]] = {}
@@ -91,9 +93,9 @@ def _failures(failed: list[Result], alike: Mapping[str, list[Result]], said: set
             continue
         yield from _failure(result, said)
         if len(same) > 1:
-            yield f"      and {_checks(len(same) - 1, 'more ')} in the same way", "red"
+            yield f"      and {counted(len(same) - 1, 'more ')} in the same way", "red"
     for first, count in again.items():
-        yield f'    broken in the same way as "{first}": {_checks(count)}', "red"
+        yield f'    broken in the same way as "{first}": {counted(count)}', "red"
 
 
 def _failure(result: Result, said: set[str]) -> Iterator[Line]:
@@ -122,9 +124,5 @@ def _unasked(results: Sequence[Result], outcome: Outcome) -> Iterator[Line]:
             yield f"      {sentence}", ""
 
 
-def _checks(count: int, which: str = "") -> str:
-    return f"{count} {which}check{'' if count == 1 else 's'}"
-
-
 def _colour(run: Run) -> str:
-    return ("green" if run.complete else "yellow") if run.ok else "red"
+    return ("green" if run.complete and run.grade > 1 else "yellow") if run.ok else "red"

@@ -26,8 +26,8 @@ class TestDriver(DriverContract):
     profile = "driver"
 
     @pytest.fixture
-    def datastore(self, stm_datastore: Datastore) -> Datastore:
-        return stm_datastore
+    def datastore(self, stm_networked_datastore: Datastore) -> Datastore:
+        return stm_networked_datastore
 
 
 class TestStore(StoreContract):

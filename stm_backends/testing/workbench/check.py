@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -28,21 +29,29 @@ LOOK_S: Final = 10.0
 """How long the record of a failed check is looked at, at most."""
 
 LONGEST_CHECK_S: Final = 120.0
+"""How long a check may take. One that is at work then has that time once more: the machine may be busy."""
+
+AT_WORK_S: Final = 30.0
+"""A check is at work if one of its operations has begun or ended in so many seconds."""
 
 _ATTRIBUTE: Final = "__stm_check__"
 
 _ABOUT_TIME: Final = ("driver.expiry", "driver.lifetime", "driver.model")
-"""The clauses whose checks tell time by the datastore's tick."""
+"""The clauses all of whose checks tell time by the datastore's tick."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a report says about a check. `usual_cause` is how real implementations come to fail it."""
+    """What a report says about a check. `usual_cause` is how real implementations come to fail it.
+
+    `timed` says whether operations that take longer than a tick let a right implementation fail it.
+    """
 
     name: str
     clause: Clause
     usual_cause: str
     slow: bool | Mapping[str, Collection[object]]
+    timed: bool
 
     @property
     def sentence(self) -> str:
@@ -79,6 +88,13 @@ class Check:
             parts += ["History:", *(f"  {line}" for line in lines)]
         return "\n".join(parts)
 
+    def with_more_time(self, error: BaseException, bench: Workplace) -> Workplace | None:
+        """Return where to repeat a check that the machine may have been too slow for, or `None`."""
+        patient = getattr(bench, "patient", None)
+        if patient is None or not self.timed or not _is_finding(error):
+            return None
+        return patient()
+
 
 class Workplace(Protocol):
     """Where one check works: it is entered before the check and left after it."""
@@ -100,13 +116,13 @@ def _is_finding(error: BaseException) -> bool:
 
 def _of_a_busy_machine(check: Check, error: BaseException, bench: Workplace) -> list[str]:
     """Return which limit of time it may have been that was too short."""
-    datastore, traits = getattr(bench, "datastore", None), getattr(bench, "traits", None)
+    traits = getattr(bench, "traits", None)
     if isinstance(error, Unavailable | OutcomeUnknown) and traits is not None:
         # A driver may give up early, for example after half of the time; an error at once has another reason.
         if bench.history.longest_until(error) < traits.deadline / 2:
             return []
         return [f"On a busy machine it may be the driver's deadline of {traits.deadline:g} s."]
-    if check.clause.id in _ABOUT_TIME and _is_finding(error) and getattr(datastore, "waits", False):
+    if check.timed and _is_finding(error) and getattr(bench, "is_late", False):
         longer = "`--stm-tick=SECONDS` or `Datastore.tick` makes it longer"
         return [f"On a busy machine it may be the tick of {bench.tick:g} s: {longer}."]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     return []
@@ -142,33 +158,35 @@ def not_asked(reason: str) -> NoReturn:
     raise NotAsked(reason, _use_item_location=True)
 
 
+WOULD_WRITE: Final = "would write "
+"""How the reason begins of a check that is not asked because of what it would write."""
+
+
 def would_write(size: int) -> str:
     """Return why a check that fills a record is not asked, and how to have it asked."""
     return (
-        f"would write {size:,} bytes; give the driver a smaller limit, by an option of the URL where it has "
+        f"{WOULD_WRITE}{size:,} bytes; give the driver a smaller limit, by an option of the URL where it has "
         "one, such as `max_record_bytes`"
     )
 
 
 def check(
-    clause: str, *, slow: bool | Mapping[str, Collection[object]] = False
+    clause: str, *, slow: bool | Mapping[str, Collection[object]] = False, timed: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Make a coroutine method a check of a clause; its docstring is the usual cause of a failure.
 
     The result is a plain function that starts an event loop, so it runs the same under every plugin for
     asynchronous tests and under none. A quick run leaves out `slow` checks; of a check with parameters,
-    `slow` may name the values to leave out.
+    `slow` may name the values to leave out. One that is `timed`, as all of some clauses are, is repeated with
+    a longer tick if it fails on a busy machine.
     """
 
     def decorate(body: Callable[..., Any]) -> Callable[..., None]:
-        known = Check(body.__name__, CLAUSES[clause], inspect.cleandoc(body.__doc__ or ""), slow)
+        usual_cause = inspect.cleandoc(body.__doc__ or "")
+        known = Check(body.__name__, CLAUSES[clause], usual_cause, slow, timed or clause in _ABOUT_TIME)
 
-        @functools.wraps(body)
-        def run(self: Contract, bench: Workplace, **given: Any) -> None:
+        def failure(self: Contract, bench: Workplace, given: Mapping[str, Any]) -> BaseException | None:
             __tracebackhide__ = True
-            reason = self.opted_out.get(known.name)
-            if reason is not None:
-                raise OptedOut(f"opted out: {reason}", _use_item_location=True)
             try:
                 answer = body(self, bench, **given)
                 if inspect.iscoroutine(answer):
@@ -178,17 +196,28 @@ def check(
             except (KeyboardInterrupt, pytest.exit.Exception, pytest.skip.Exception):
                 raise
             except BaseException as raised:  # noqa: BLE001 -- a driver may raise SystemExit or CancelledError
-                error = alone(raised)
-                shorten(error)
-                explanation = known.explain(error, bench)
-                tell = getattr(bench, "tell_untidy", None)
-                if isinstance(error, Untidy) and tell is not None:
-                    # The check has passed, and the next ones may well meet the same.
-                    tell(error, f"First after: {known.sentence}\n{explanation}")
-                    return
-                error.add_note(explanation)
-            else:
+                return alone(raised)
+            return None
+
+        @functools.wraps(body)
+        def run(self: Contract, bench: Workplace, **given: Any) -> None:
+            __tracebackhide__ = True
+            reason = self.opted_out.get(known.name)
+            if reason is not None:
+                raise OptedOut(f"opted out: {reason}", _use_item_location=True)
+            error = failure(self, bench, given)
+            while error is not None and (patient := known.with_more_time(error, bench)) is not None:
+                bench, error = patient, failure(self, patient, given)
+            if error is None:
                 return
+            shorten(error)
+            explanation = known.explain(error, bench)
+            tell = getattr(bench, "tell_untidy", None)
+            if isinstance(error, Untidy) and tell is not None:
+                # The check has passed, and the next ones may well meet the same.
+                tell(error, f"First after: {known.sentence}\n{explanation}")
+                return
+            error.add_note(explanation)
             # Here, so that it does not get the group that it came in as its context.
             raise error
 
@@ -200,7 +229,17 @@ def check(
 
 async def _within(bench: Workplace, body: Coroutine[Any, Any, None]) -> None:
     __tracebackhide__ = True
-    limit = asyncio.timeout(LONGEST_CHECK_S)
+    loop, longest = asyncio.get_running_loop(), LONGEST_CHECK_S
+    limit = asyncio.timeout(longest)
+
+    def go_on() -> None:
+        nonlocal longest
+        if time.monotonic() - bench.history.latest < AT_WORK_S:
+            longest *= 2
+            limit.reschedule(loop.time() + longest / 2)
+            WATCHDOG.go_on()
+
+    looking = loop.call_later(longest * 0.99, go_on)
     try:
         async with limit, bench:
             try:
@@ -215,10 +254,11 @@ async def _within(bench: Workplace, body: Coroutine[Any, Any, None]) -> None:
         if not limit.expired():
             raise
         raise AssertionError(
-            f"the check did not end within {LONGEST_CHECK_S:g} s; the operations without a result are in its "
+            f"the check did not end within {longest:g} s; the operations without a result are in its "
             "history. On a busy machine it may be this limit"
         ) from None
     finally:
+        looking.cancel()
         body.close()
 
 

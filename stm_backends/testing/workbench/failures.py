@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import PurePath
 from types import TracebackType
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 LONGEST_TRACEBACK: Final = 24
 """How many frames of a traceback are kept. One of endless recursion has a thousand, each alike."""
@@ -35,12 +35,21 @@ class Met(AssertionError):
 class Untidy(Met):
     """What tidying up after a check met that had passed; a driver may meet it after any check."""
 
+    heading: ClassVar = "tidying up after a check fails"
+    _how: ClassVar = "tidying up after it failed"
+
     def __init__(self, error: BaseException) -> None:
         super().__init__(
-            f"the check itself has passed, and tidying up after it failed: {told(error)}",
-            cause(error) or told(error),
+            f"the check itself has passed, and {self._how}: {told(error)}", cause(error) or told(error)
         )
         self.error = error
+
+
+class Overheard(Untidy):
+    """What was said during a check that has passed, and names a key or shows stored bytes."""
+
+    heading: ClassVar = "a message says too much (clause driver.logs)"
+    _how: ClassVar = "a message during it says too much"
 
 
 def origin(error: BaseException) -> str:

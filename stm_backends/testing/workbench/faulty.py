@@ -6,6 +6,7 @@ It provides what every check needs. The mutants in `tests/mutants` are variation
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -36,6 +37,8 @@ class FaultyStore(MemoryStore):
         self.down = False
         self.closed = False
         self.damaged: set[str] = set()
+        self.short: set[str] = set()
+        self.replica: dict[str, Any] | None = None
         self.held: dict[Key, asyncio.Event] = {}
         self.transactions = 0
         self.asked = 0
@@ -48,6 +51,24 @@ class FaultyStore(MemoryStore):
             yield
         finally:
             self.down = False
+
+    @asynccontextmanager
+    async def lag(self) -> AsyncGenerator[None]:
+        """Keep a replica as the store is now for as long as the context lasts."""
+        self.replica = copy.deepcopy(self.scopes)
+        try:
+            yield
+        finally:
+            self.replica = None
+
+    def cut(self, key: Key) -> None:
+        """Remove the newest entry of a record."""
+        self.scopes[key.scope].records[key.name].tail.pop()
+        self.short.add(key.scope)
+
+    def held_of(self, key: Key) -> list[object]:
+        """Return what is stored under a key, expired or not."""
+        return [stored for name, stored in self.scope(key.scope).records.items() if name == key.name]
 
     @asynccontextmanager
     async def hold(self, key: Key) -> AsyncGenerator[None]:
@@ -96,6 +117,7 @@ class FaultyDriver(MemoryDriver):
         await self.lock(key, "delete")
         if done := await super().delete(key, expect=expect):
             self.store.damaged.discard(key.scope)
+            self.store.short.discard(key.scope)
         return done
 
     async def lock(self, key: Key, operation: str) -> None:
@@ -115,7 +137,7 @@ class FaultyDriver(MemoryDriver):
             self.store.asked += 1
             if self.store.down or self.store.closed:
                 raise Unavailable("the store is down", backend=self.name, operation=operation)
-            if name in self.store.damaged and operation in ("load", "append", "replace"):
+            if name in self.store.damaged | self.store.short and operation in ("load", "append", "replace"):
                 raise Corrupt("a part of the record is missing", backend=self.name, operation=operation)
             yield found
 
@@ -142,6 +164,12 @@ def faulty_datastore(
     async def damage(key: Key) -> None:
         store.damaged.add(key.scope)
 
+    async def cut(key: Key) -> None:
+        store.cut(key)
+
+    async def stored(key: Key) -> list[object]:
+        return store.held_of(key)
+
     async def peek(key: Key) -> Record | None:
         truth = MemoryDriver(store, **options)
         await truth.open()
@@ -167,6 +195,9 @@ def faulty_datastore(
     return Datastore(
         open=open_one,
         damage=damage,
+        cut=cut,
+        stored=stored,
+        lag=store.lag,
         peek=peek,
         outage=store.outage,
         handed_in=handed_in,

@@ -14,7 +14,9 @@ from itertools import zip_longest
 from typing import Any, Final, cast
 
 from stm_backends.drivers.contract import Expect, Key, Record, Ttl
+from stm_backends.errors import StorageError
 from stm_backends.testing.workbench.failures import Met, cut, told
+from stm_backends.testing.workbench.heard import Message, marks_of, message_of
 
 SHOWN: Final = 16
 """How many operations a failing check shows; races make hundreds."""
@@ -59,15 +61,29 @@ class History:
         self._sent = Counter[tuple[Key, bytes]]()
         self._stood: dict[tuple[Key, bytes], int] = {}
         self._scopes: dict[str, str] = {}
+        self.marks: dict[str, str] = {}
+        """What can be recognised in a message of keys and stored bytes, and what it is of."""
+        self.errors: dict[Message, None] = {}
+        """What the errors of operations say, each once."""
+        self.latest = 0.0
+        """When the last operation began or ended, on the clock of `time.monotonic`; 0 before the first."""
+        self.shown_at_most = SHOWN
+        """How many operations a failing check shows, if it has listed no scope."""
+
+    def given(self, place: Key | str, *values: object) -> None:
+        """Note the key, or the scope, and the values that an operation is given."""
+        self.marks |= marks_of(place, *(value for value in values if isinstance(value, bytes)))
 
     def begin(self, who: str, call: str, place: object) -> Event:
         """Note that an operation begins."""
+        self.latest = time.monotonic()
         event = Event(who, call, place, next(self._instants))
         self.events.append(event)
         return event
 
     def end(self, event: Event, outcome: str) -> None:
         """Note how an operation ended."""
+        self.latest = time.monotonic()
         event.ended, event.outcome = next(self._instants), outcome
 
     def longest_until(self, error: BaseException) -> float:
@@ -115,7 +131,8 @@ class History:
         listed = {Key, str} <= {type(event.place) for event in about}
         # The sort is stable, so that of equals the latest are kept.
         first = about if listed else sorted(about, key=lambda event: event.place in (None, last))
-        shown = sorted(first[-(SHOWN_OF_LISTINGS if listed else SHOWN) :], key=lambda event: event.began)
+        most = SHOWN_OF_LISTINGS if listed else self.shown_at_most
+        shown = sorted(first[-most:], key=lambda event: event.began)
         lines = [self._line(event, after) for event, after in zip_longest(shown, shown[1:]) if event]
         lines = [_times(line, len(list(same))) for line, same in itertools.groupby(lines)]
         if len(about) > len(shown):
@@ -218,6 +235,8 @@ class Recorded:
             event = history.begin(self._who, f"{name}({', '.join(given)})", place)
             if isinstance(place, Key) and name in ("append", "replace"):
                 history.sends(place, *(arguments[1:2] if name == "append" else named.get("rewrite", ())))
+            if isinstance(place, Key) or name == "scan":
+                history.given(place, *arguments[1:], *named.get("rewrite", ()))
             began = time.monotonic()
             try:
                 answer = await method(*arguments, **named)
@@ -227,6 +246,8 @@ class Recorded:
             except BaseException as error:
                 history.end(event, cut(f"raised {type(error).__name__}: {error}", _LONGEST_ERROR))
                 event.seconds, event.raised = time.monotonic() - began, told(error)
+                if isinstance(error, StorageError | ValueError):
+                    history.errors[message_of(error)] = None
                 raise
             history.end(event, history.shown(answer))
             if isinstance(answer, Record) and isinstance(place, Key):

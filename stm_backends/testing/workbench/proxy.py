@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import re
 import socket
 import ssl
 import struct
@@ -20,6 +21,9 @@ _PIECE_BYTES: Final = 65_536
 _SETTLING_S: Final = 0.05
 """How long a server gets, after a lost answer began, to finish requests that were sent before it."""
 
+_HELLO: Final = re.compile(rb"\x16\x03.{3}\x01", re.DOTALL)
+"""How the first message of TLS begins."""
+
 
 class LostAnswer:
     """One answer that a proxy was told to lose. `happened` says whether it was lost."""
@@ -31,6 +35,19 @@ class LostAnswer:
     def cancel(self) -> None:
         """Lose nothing any more."""
         self._is_cancelled = True
+
+
+class HeldAnswer:
+    """One answer that a proxy was told to hold back. `happened` says whether it has come.
+
+    `followed` is how many requests of the same kind have come since. `release` lets the answer pass, and
+    holds nothing any more; twice is harmless.
+    """
+
+    def __init__(self, release: Callable[[], object]) -> None:
+        self.happened = False
+        self.followed = 0
+        self.release = release
 
 
 class Fault:
@@ -81,9 +98,11 @@ class Proxy:
         self._flowing: dict[Direction, asyncio.Event] = {one: asyncio.Event() for one in _DIRECTIONS}
         self._delays: dict[Direction, float] = dict.fromkeys(_DIRECTIONS, 0.0)
         self._losses: list[_Loss] = []
+        self._holds: list[_Hold] = []
         self._placeholder: socket.socket | None = None
         self.port = 0
         self.accepted = 0
+        self.encrypted = False
 
     @property
     def address(self) -> str:
@@ -92,7 +111,10 @@ class Proxy:
 
     @property
     def connections(self) -> int:
-        """How many connections clients have open to the proxy. `accepted` counts all there ever were."""
+        """How many connections clients have open to the proxy. `accepted` counts all there ever were.
+
+        `encrypted` says whether a client has begun TLS with the server, so that requests cannot be read.
+        """
         return len(self._connections)
 
     def start(self) -> None:
@@ -165,6 +187,18 @@ class Proxy:
         loss = _Loss(to, skip)
         self._do(lambda: self._expect(loss))
         return loss
+
+    def hold_answer(self, to: bytes = b"", *, skip: int = 0) -> HeldAnswer:
+        """Hold one answer back after the server has done the work, so that others can act before it comes.
+
+        The answers that count are those on connections that from now on carry a request with `to` in it;
+        without `to`, any request. `skip` of them pass before: raise it from 0 until an operation ends, and
+        it is paused between each two of its requests. What follows on the same connection waits as well.
+        The request must be in clear text to be found.
+        """
+        hold = _Hold(to, skip, self._do)
+        self._do(lambda: self._await(hold))
+        return hold
 
     def lead_to(self, server: str) -> None:
         """Lead new connections to another server, as after a failover. Present connections stay."""
@@ -253,6 +287,9 @@ class Proxy:
     def _expect(self, loss: _Loss) -> None:
         self._losses = [*(one for one in self._losses if not one.is_over), loss]
 
+    def _await(self, hold: _Hold) -> None:
+        self._holds = [*(one for one in self._holds if not one.passed.is_set()), hold]
+
     def _deaden(self) -> list[_Connection]:
         dead = [connection for connection in self._connections if connection.server is not None]
         for connection in dead:
@@ -309,12 +346,17 @@ class Proxy:
                 if connection.is_dead:
                     continue
                 if direction == "requests":
-                    for loss in self._losses:
-                        loss.sees_request(connection, piece)
+                    self.encrypted = self.encrypted or _HELLO.match(piece) is not None
+                    for one in (*self._losses, *self._holds):
+                        one.sees_request(connection, piece)
                 elif any(loss.takes_answer(connection) for loss in self._losses):
                     await asyncio.sleep(_SETTLING_S)
                     connection.reset()
                     return
+                else:
+                    for hold in self._holds:
+                        if hold.takes_answer(connection):
+                            await hold.passed.wait()
                 target = connection.server if direction == "requests" else connection.client
                 if target is not None:
                     target.write(piece)
@@ -356,6 +398,28 @@ class _Loss(LostAnswer):
 
     def takes_answer(self, connection: _Connection) -> bool:
         if self._connection is not connection or self.is_over:
+            return False
+        self._left -= 1
+        self.happened = self._left < 0
+        return self.happened
+
+
+class _Hold(HeldAnswer):
+    def __init__(self, to: bytes, skip: int, within: Callable[[Callable[[], Any]], Any]) -> None:
+        self.passed = asyncio.Event()
+        super().__init__(lambda: within(self.passed.set))
+        self._to = to
+        self._left = skip
+        # Clients may send the requests of one operation by several connections.
+        self._connections: set[_Connection] = set()
+
+    def sees_request(self, connection: _Connection, piece: bytes) -> None:
+        if self._to in piece:
+            self._connections.add(connection)
+            self.followed += self.happened
+
+    def takes_answer(self, connection: _Connection) -> bool:
+        if self.happened or self.passed.is_set() or connection not in self._connections:
             return False
         self._left -= 1
         self.happened = self._left < 0

@@ -26,7 +26,7 @@ from stm_backends.testing import (
     stores_on,
 )
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
-from stm_backends_dynamo.items import Sizes
+from stm_backends_dynamo.items import Sizes, partition_of
 from tests.support.contract import deadline_of, reached, slow_checks
 from tests.support.dynamodb import open_with
 
@@ -54,6 +54,25 @@ class TestDynamoDriver(DriverContract):
 
         async def damage(key):
             client.update_item(**at(key), UpdateExpression="REMOVE tail[0]")
+
+        def parts_of(key):
+            found = client.query(
+                TableName=place.table,
+                ConsistentRead=True,
+                KeyConditionExpression="pk = :pk",
+                ExpressionAttributeValues={":pk": partition_of(key)},
+            )
+            return found["Items"]
+
+        async def cut(key):
+            tail = client.get_item(**at(key), ConsistentRead=True)["Item"]["tail"]["L"]
+            (name, *_) = next(each["S"] for each in reversed(tail) if "S" in each).split(":")
+            (part,) = (each for each in parts_of(key) if each["sk"]["S"] == name)
+            client.put_item(TableName=place.table, Item={**part, "values": {"L": part["values"]["L"][:-1]}})
+
+        async def stored(key):
+            head = client.get_item(**at(key), ConsistentRead=True).get("Item")
+            return [*([head] if head else ()), *parts_of(key)]
 
         async def peek(key):
             item = client.get_item(**at(key), ConsistentRead=True).get("Item")
@@ -88,6 +107,8 @@ class TestDynamoDriver(DriverContract):
             tick=60.0,
             histories=self.histories,
             damage=damage,
+            cut=cut,
+            stored=stored,
             peek=peek if self.sizes is USUAL else None,
             **reached(
                 (parts.hostname, parts.port),

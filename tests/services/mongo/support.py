@@ -60,6 +60,16 @@ class Past:
         """Lose the last entry of a record, as no driver would."""
         self.records.update_one({"_id": key._asdict()}, {"$pop": {"tail": 1}})
 
+    async def cut(self, key: Key) -> None:
+        """Lose the end of the last entry of a record."""
+        found = self.records.find_one({"_id": key._asdict()}) or {}
+        *others, last = found["tail"]
+        self.records.update_one({"_id": found["_id"]}, {"$set": {"tail": [*others, last[:-1]]}})
+
+    async def stored(self, key: Key) -> list[dict[str, Any]]:
+        """Return the document of a record, expired or not."""
+        return list(self.records.find({"_id": key._asdict()}))
+
     async def peek(self, key: Key) -> Record | None:
         """Read a record as it is stored."""
         found = self.records.find_one({"_id": key._asdict()})

@@ -48,6 +48,8 @@ class TestMongoDriver(DriverContract):
         return Datastore(
             open=functools.partial(open_at, proxied.options(deadline_s=deadline_of(request), **SMALL)),
             damage=past.damage,
+            cut=past.cut,
+            stored=past.stored,
             peek=past.peek,
             **reached(
                 past.client.primary or past.client.address,

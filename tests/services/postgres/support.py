@@ -49,7 +49,12 @@ async def warm(driver):
 @contextlib.contextmanager
 def purging(*, after_writes):
     """Have writes be followed by a purge always, or never; without this it is one in so many, by chance."""
-    with mock.patch("stm_backends_postgres.driver._is_purging", return_value=after_writes):
+
+    def is_purging():
+        # Not a mock, which keeps each call, and so as many objects as there are writes.
+        return after_writes
+
+    with mock.patch("stm_backends_postgres.driver._is_purging", is_purging):
         yield
 
 

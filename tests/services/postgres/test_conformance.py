@@ -40,6 +40,16 @@ OPEN = """
 DAMAGE = """
     DELETE FROM {schema}.stm_entry USING {schema}.stm_record
     WHERE record = id AND scope = $1 AND name = $2 AND seq % 2 = 0"""
+CUT = """
+    UPDATE {schema}.stm_entry SET entry = substring(entry FROM 1 FOR octet_length(entry) - 1)
+    WHERE (record, seq) IN (
+        SELECT record, max(seq) FROM {schema}.stm_entry JOIN {schema}.stm_record ON record = id
+        WHERE scope = $1 AND name = $2 GROUP BY record)"""
+# The row of a record, and entries of which no record knows.
+STORED = """
+    SELECT 'record', id FROM {schema}.stm_record WHERE scope = $1 AND name = $2
+    UNION ALL SELECT 'entry', record FROM {schema}.stm_entry
+    WHERE record NOT IN (SELECT id FROM {schema}.stm_record)"""
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +92,12 @@ class TestPostgresDriver(DriverContract):
         async def damage(key):
             await ask(DAMAGE, key)
 
+        async def cut(key):
+            await ask(CUT, key)
+
+        async def stored(key):
+            return await ask(STORED, key)
+
         async def peek(key):
             found, tail = await ask(VERSION, key), await ask(TAIL, key)
             return Record(*found[0], tuple(entry for (entry,) in tail)) if found else None
@@ -114,6 +130,8 @@ class TestPostgresDriver(DriverContract):
             tick=1.0,
             histories=10,
             damage=damage,
+            cut=cut,
+            stored=stored,
             peek=peek,
             **reached(
                 (parts.hostname, parts.port or 5432),

@@ -50,6 +50,15 @@ class TestRedisDriver(DriverContract):
         async def damage(key):
             server.rpop(place_of(key))
 
+        async def cut(key):
+            server.lset(place_of(key), -1, server.lindex(place_of(key), -1)[:-1])
+
+        async def stored(key):
+            place, name = place_of(key), key.name.encode()
+            index = place.removesuffix(f":{key.name}")
+            listed = server.zrangebylex(index, b"[" + name + b"\0", b"(" + name + b"\1")
+            return [*listed, *([place] if server.exists(place) else ())]
+
         async def peek(key):
             version, measure, body, *tail = server.lrange(place_of(key), 0, -1) or (None, b"", b"")
             body = None if measure.endswith(b"-1") else body
@@ -63,6 +72,8 @@ class TestRedisDriver(DriverContract):
             open=functools.partial(open_at, proxied_url, deadline_s=deadline_of(request), **SMALL),
             histories=12,
             damage=damage,
+            cut=cut,
+            stored=stored,
             peek=peek,
             **reached((parts.hostname, parts.port), functools.partial(at_port, redis_url), **SMALL),
             outage=proxy.cut,

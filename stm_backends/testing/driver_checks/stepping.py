@@ -1,0 +1,336 @@
+"""Checks that pause an operation after each of its answers, act with another instance, and go on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from stm_backends.drivers.contract import Driver, Key, Record
+from stm_backends.errors import StorageError
+from stm_backends.testing.driver_checks.steps import (
+    MOST_ANSWERS,
+    TRIES,
+    behind,
+    end,
+    longest,
+    mark_of,
+    outcome,
+    usable,
+)
+from stm_backends.testing.workbench.check import Contract, check, not_asked
+from stm_backends.testing.workbench.drivers import Bench
+from stm_backends.testing.workbench.expectations import must_be, must_end
+from stm_backends.testing.workbench.proxy import HeldAnswer
+
+STEP_S: Final = 0.3
+"""How long a paused operation waits at most for another that may itself wait for a lock of it."""
+
+POLL_S: Final = 0.002
+
+EXPIRED: Final = 1.1
+"""How many times to live pass until a record has certainly expired."""
+
+GAVE_UP: Final = "needs writes that end while another is paused; these gave up"
+
+Write: TypeAlias = Callable[[Driver, Key], Awaitable[Any]]
+
+
+def _fold(body: bytes, drop: int = 1) -> Write:
+    """Return a write over the version `initial`, whose own version is like its body."""
+    return lambda driver, key: driver.replace(
+        key, body, version=f"of {body.decode()}", expect="initial", drop=drop, ttl=None
+    )
+
+
+def _rewrite(driver: Driver, key: Key) -> Awaitable[bool]:
+    return driver.replace(key, b"R", version="of R", expect="initial", rewrite=(b"A", b"B"), ttl=None)
+
+
+def _append(driver: Driver, key: Key) -> Awaitable[int]:
+    return driver.append(key, b"late", initial_version="late", ttl=None)
+
+
+def _append_beside(driver: Driver, key: Key) -> Awaitable[int]:
+    return driver.append(key, b"c", initial_version="beside", ttl=None)
+
+
+def _delete(driver: Driver, key: Key) -> Awaitable[bool]:
+    return driver.delete(key, expect="initial")
+
+
+async def _make_anew(driver: Driver, key: Key) -> int:
+    """Make a record that is like the one before, in all but its version and its content."""
+    first = await driver.append(key, b"x", initial_version="anew", ttl=None)
+    await driver.append(key, b"y", initial_version="anew", ttl=None)
+    return first
+
+
+async def _delete_and_make_anew(driver: Driver, key: Key) -> int:
+    await driver.delete(key)
+    return await _make_anew(driver, key)
+
+
+ONE_WINS: Final[Mapping[str, tuple[Write, Write]]] = {
+    "two folds": (_fold(b"1"), _fold(b"2")),
+    "two replaces of the body": (_fold(b"1", drop=0), _fold(b"2", drop=0)),
+    "a delete and a replace of the body": (_delete, _fold(b"2", drop=0)),
+    "a replace of the body and a delete": (_fold(b"1", drop=0), _delete),
+}
+
+BESIDE_AN_APPEND: Final[Mapping[str, tuple[Write, Record | None]]] = {
+    "a fold": (_fold(b"F"), Record("of F", b"F", (b"b", b"c"))),
+    "a replace of the body": (_fold(b"F", drop=0), Record("of F", b"F", (b"a", b"b", b"c"))),
+    "a rewrite": (_rewrite, Record("of R", b"R", (b"A", b"B", b"c"))),
+    "an append": (_append, None),
+}
+
+OVER_ANOTHER: Final[Mapping[str, Write]] = {
+    "an append": _append,
+    "a fold": _fold(b"F"),
+    "a replace of the body": _fold(b"F", drop=0),
+    "a delete": _delete,
+}
+
+
+class Stepping(Contract):
+    """Checks that pause an operation after each of its answers, act with another instance, and go on."""
+
+    @check("driver.races")
+    async def test_of_two_writes_that_are_paused_between_their_requests_exactly_one_wins(
+        self, bench: Bench
+    ) -> None:
+        """The write has no condition, or one that another write leaves as it was, such as a number."""
+        judged = 0
+        for what, (first, second) in ONE_WINS.items():
+            async for place in _holding_each_answer(bench, what):
+                done = await _both(bench, place, first, second)
+                if done is None:
+                    continue
+                judged += 1
+                answers = [done.first, done.second]
+                must_be(sum(answers), 1, f"{what} expected the same version, so exactly one can win")
+                found = await place.beside.load(place.key)
+                winner = (first, second)[answers.index(True)]
+                body = found.body if found else None
+                expected = None if winner is _delete else b"%d" % (answers.index(True) + 1)
+                must_be(body, expected, f"of {what}, this write received True")
+        _must_be_judged(judged)
+
+    @check("driver.races")
+    async def test_an_append_while_another_write_is_paused_is_not_lost(self, bench: Bench) -> None:
+        """The tail is written as it was read; or a conflict with an append is answered as a lost race."""
+        judged = 0
+        for what, (first, after) in BESIDE_AN_APPEND.items():
+            async for place in _holding_each_answer(bench, what):
+                done = await _both(bench, place, first, _append_beside)
+                if done is None:
+                    continue
+                judged += 1
+                found = await place.beside.load(place.key)
+                if after is not None:
+                    must_be(done.first, True, f"an append does not change the version that {what} expects")
+                    must_be(found, after, f"an entry was appended while {what} was paused")
+                    continue
+                order = (b"late", b"c") if done.first < done.second else (b"c", b"late")
+                must_be(sorted((done.first, done.second)), [3, 4], "both entries were appended to two")
+                must_be(found, Record("initial", None, (b"a", b"b", *order)), "no entry is lost")
+        _must_be_judged(judged)
+
+    @check("driver.races")
+    async def test_a_paused_write_does_not_bring_back_a_record_that_was_deleted(self, bench: Bench) -> None:
+        """What is compared begins again with a new record under the key, as a count of writes does."""
+        judged = 0
+        for what, first in OVER_ANOTHER.items():
+            async for place in _holding_each_answer(bench, what):
+                done = await _both(bench, place, first, _delete_and_make_anew)
+                if done is None:
+                    continue
+                judged += 1
+                await _must_be_the_new_one(place, what, "was deleted and made anew")
+        _must_be_judged(judged)
+
+    @check("driver.expiry")
+    async def test_a_paused_write_does_not_bring_back_a_record_that_has_expired(self, bench: Bench) -> None:
+        """The condition of a write cannot tell a new record from the one that expired under its key."""
+        judged = ended = 0
+        for what, first in OVER_ANOTHER.items():
+            if bench.quick and what not in ("an append", "a fold"):
+                continue
+            async for place in _holding_each_answer(bench, what, ttl=bench.tick):
+
+                async def expire(driver: Driver, key: Key, left_s: float = place.left_s) -> int:
+                    await bench.pass_time(left_s)
+                    return await _make_anew(driver, key)
+
+                done = await _both(bench, place, first, expire, longer=place.left_s)
+                if done is None:
+                    continue
+                ended += 1
+                if not done.meanwhile:
+                    # It waits for a lock of the first, so no one sees the record expired from here on.
+                    break
+                # One that was done before the expiry has made the record permanent.
+                if done.second == 1:
+                    judged += 1
+                    await _must_be_the_new_one(place, what, "had expired and was made anew")
+        if not judged and ended:
+            not_asked("its writes are one request each, or lock the record before they read it")
+        _must_be_judged(judged)
+
+    @check("driver.expiry")
+    async def test_a_write_that_queues_behind_another_judges_expiry_when_its_turn_comes(
+        self, bench: Bench
+    ) -> None:
+        """The time is taken before the write waits for its turn in the driver."""
+        for _ in range(TRIES):
+            judged = late = 0
+            async for place in _holding_each_answer(bench, "a refused fold", ttl=bench.tick):
+                queued = await _queued(bench, place)
+                judged += queued is True
+                late += queued is None
+            if judged:
+                return
+            if not late:
+                break
+        not_asked("its writes do not queue in the driver, or these gave up")
+
+
+async def _queued(bench: Bench, place: _Place) -> bool | None:
+    """Pause a refused write, have an append wait behind it until the record expires, and judge the append.
+
+    Returns `False` if it did not wait in the driver, and `None` if it was called too late to tell.
+    """
+    refused = place.driver.replace(place.key, b"", version="no", expect="no", drop=1, ttl=None)
+    running = asyncio.ensure_future(outcome(refused))
+    waiting: asyncio.Future[Any] | None = None
+    try:
+        if not await _is_held(place.held, running):
+            await running
+            return False
+        is_late = bench.datastore.waits and time.monotonic() > place.expires
+        waiting = asyncio.ensure_future(outcome(_append(place.driver, place.key)))
+        await bench.pass_time(place.left_s)
+        seen = await place.beside.load(place.key)
+        # What was sent may have been judged before the expiry.
+        queues = seen is None and not waiting.done() and not place.held.followed
+        place.held.release()
+        async with must_end(2 * longest(place.driver.traits), "the paused write goes on"):
+            answers: Sequence[Any] = await asyncio.gather(running, waiting)
+    finally:
+        place.held.release()
+        await end(running, *([waiting] if waiting is not None else []))
+    if not queues or any(isinstance(one, StorageError) for one in answers):
+        return False
+    must_be(answers[0], False, "the record had another version")
+    must_be(answers[1], 1, "a load has found the record expired before this append was sent")
+    must_be(await place.beside.load(place.key), Record("late", None, (b"late",)), "the record is a new one")
+    return None if is_late else True
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A record with two entries, its driver behind the proxy, another driver beside it, and the pause.
+
+    With a time to live, the record has expired once `left_s` have passed, and not before `expires`.
+    """
+
+    driver: Driver
+    beside: Driver
+    key: Key
+    held: HeldAnswer
+    left_s: float = 0.0
+    expires: float = 0.0
+
+
+class _Both(NamedTuple):
+    """What two writes answered. `meanwhile` says whether the second has ended while the first was paused."""
+
+    first: Any
+    second: Any
+    meanwhile: bool
+
+
+async def _holding_each_answer(
+    bench: Bench, what: str, *, ttl: float | None = None
+) -> AsyncGenerator[_Place]:
+    """Yield a record once for each answer of an operation, after which the next operation on it is paused.
+
+    With a `ttl`, so much of it has passed that the rest is well within the deadline.
+    """
+    proxy, driver = await behind(bench)
+    beside = await bench.driver()
+    whole_s = EXPIRED * (ttl or 0.0)
+    left_s = min(whole_s, driver.traits.deadline / 2)
+    for is_marked in (True, False):
+        number = 0
+        for number in range(MOST_ANSWERS):
+            key = bench.key()
+            await beside.append(key, b"a", initial_version="initial", ttl=ttl)
+            expires = time.monotonic() + (ttl or 0.0)
+            await beside.append(key, b"b", initial_version="initial", ttl=ttl)
+            await usable(driver, key)
+            if whole_s > left_s:
+                await bench.pass_time(whole_s - left_s)
+            bench.history.say(f"{what} is paused after answer {number + 1}", key)
+            held = proxy.hold_answer(mark_of(key) if is_marked else b"", skip=number)
+            yield _Place(driver, beside, key, held, left_s, expires)
+            held.release()
+            if not held.happened:
+                break
+        # Where requests cannot be read, such as with hashed keys, answers to any request count.
+        if is_marked and number:
+            return
+
+
+async def _is_held(held: HeldAnswer, running: asyncio.Future[Any]) -> bool:
+    """Wait until an answer is held, or the operation has ended without it."""
+    while True:
+        if held.happened or running.done():
+            return held.happened
+        await asyncio.sleep(POLL_S)
+
+
+async def _both(
+    bench: Bench, place: _Place, first: Write, second: Write, *, longer: float = 0.0
+) -> _Both | None:
+    """Pause the first write, do the second, and let the first go on; `None` if there is nothing to judge.
+
+    A second write that waits for a lock of the first ends after it.
+    """
+    running = asyncio.ensure_future(outcome(first(place.driver, place.key)))
+    acting: asyncio.Future[Any] | None = None
+    try:
+        if not await _is_held(place.held, running):
+            await running
+            return None
+        acting = asyncio.ensure_future(outcome(second(place.beside, place.key)))
+        deadline = place.driver.traits.deadline
+        await asyncio.wait({acting}, timeout=min(STEP_S, deadline / 4) + longer)
+        meanwhile = acting.done()
+        bench.history.say("the paused write goes on", place.key)
+        place.held.release()
+        async with must_end(2 * longest(place.driver.traits), "the driver has a deadline"):
+            answers: Sequence[Any] = await asyncio.gather(running, acting)
+    finally:
+        place.held.release()
+        await end(running, *([acting] if acting is not None else []))
+    return None if any(isinstance(one, StorageError) for one in answers) else _Both(*answers, meanwhile)
+
+
+async def _must_be_the_new_one(place: _Place, what: str, happened: str) -> None:
+    """Fail unless a record is the one that was made anew; an append may have added its entry."""
+    found = await place.beside.load(place.key) or Record("none", None, ())
+    others = tuple(entry for entry in found.tail if entry != b"late")
+    must_be(others, (b"x", b"y"), f"the record {happened} while {what} was paused")
+    must_be(found.body, None, f"{what} was about the record before")
+    late = found.tail.count(b"late")
+    assert late <= (what == "an append"), f"the entry was appended once at most, and stands {late} times"
+    must_be(found.version, "late" if found.tail[0] == b"late" else "anew", "an append keeps the version")
+
+
+def _must_be_judged(count: int) -> None:
+    if not count:
+        not_asked(GAVE_UP)

@@ -1,0 +1,1 @@
+"""Conversation memory in an LMDB environment: a folder that many processes of one machine share."""
