@@ -7,7 +7,7 @@ from stm_backends import open_backend
 from stm_backends.drivers.contract import ANY, Key
 from stm_backends.testing import open_at
 from stm_backends_postgres.statements import Statements
-from tests.services.postgres.support import until
+from tests.services.postgres.support import together, until
 
 KEY = Key("scope", "name")
 
@@ -84,6 +84,8 @@ async def test_plans_made_on_empty_tables_never_scan_a_whole_table(url, schema, 
     # A statement is planned for good at its sixth execution on a connection.
     for number in range(12):
         await ours.append(KEY, b"a", initial_version="v", ttl=60)
+        new = [Key("scope", f"{number} {one}") for one in range(3)]
+        await together(ours, *(ours.append(one, b"a", initial_version="v", ttl=60) for one in (KEY, *new)))
         record = await ours.load(KEY)
         await ours.load(KEY, last=1)
         await ours.replace(KEY, b"b", version=f"r{number}", expect=record.version, rewrite=(b"b",), ttl=60)
@@ -110,6 +112,20 @@ async def test_loads_at_once_read_no_entry_that_nobody_wants(driver, admin, sche
     (bounds,) = [line for line in plan if "Index Cond" in line and "seq" in line]
     assert "seq >= GREATEST" in bounds, plan
     assert "seq < stm_record.next" in bounds, plan
+
+
+async def test_appends_at_once_find_each_record_by_its_key_and_then_by_its_id(driver, admin, schema):
+    many = Statements(schema).append_many
+    await admin.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
+    types = ", ".join(["text[]"] * 6 + ["bytea"] + ["text[]"] * 4 + ["bigint"])
+    await admin.execute(f"PREPARE many ({types}) AS {many}")
+    arrays = "'{scope}', '{name}', '{v}', '{NULL}', '{1}', '{1}', 'a', '{1}', '{1}', '{1}', '{0}'"
+    plan = [line for (line,) in await admin.fetch(f"EXPLAIN EXECUTE many ({arrays}, 1000)")]
+    bounds = [line.strip() for line in plan if "Index Cond" in line]
+    assert len(bounds) == 3, plan
+    assert bounds[0] == "Index Cond: ((scope = given.in_scope) AND (name = given.named))", plan
+    assert all(bound.startswith("Index Cond: (id = ") for bound in bounds[1:]), plan
+    assert not [line for line in plan if "Seq Scan" in line], plan
 
 
 async def test_appends_under_a_time_to_live_change_no_index(url, schema, driver, admin):
