@@ -165,9 +165,10 @@ APPEND_MANY: Final = """
         FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[])
             WITH ORDINALITY AS given (in_scope, named, initial, seconds, entries, bytes, number)
     ), locked AS MATERIALIZED (
-        SELECT r.id, number, secs, entries, bytes
-        FROM {schema}.stm_record AS r JOIN wanted ON r.id = wanted.id
-        ORDER BY r.id FOR UPDATE OF r SKIP LOCKED
+        SELECT found.id, number, secs, entries, bytes
+        FROM wanted CROSS JOIN LATERAL (
+            SELECT r.id FROM {schema}.stm_record AS r WHERE r.id = wanted.id FOR UPDATE SKIP LOCKED
+        ) AS found
     ), extended AS (
         UPDATE {schema}.stm_record AS r
         SET next = next + entries, size = size + bytes,
