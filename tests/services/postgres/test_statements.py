@@ -14,8 +14,10 @@ KEY = Key("scope", "name")
 HOT = """
     SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables
     WHERE schemaname = $1 AND relname = 'stm_record'"""
+VACUUM = "VACUUM ANALYZE {schema}.stm_record"
+EMPTY = "DELETE FROM {schema}.stm_record WHERE name <> '1'"
 FILL = """
-    INSERT INTO {table} (scope, name, version, first, next, size)
+    INSERT INTO {schema}.stm_record (scope, name, version, first, next, size)
     SELECT 'scope', number, 'v', 1, 1, 0 FROM generate_series(1, 3000) AS number"""
 SCANS = "SELECT sum(seq_scan) FROM pg_stat_user_tables WHERE schemaname = $1"
 GONE = "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND query LIKE $1"
@@ -119,19 +121,19 @@ async def test_loads_at_once_read_no_entry_that_nobody_wants(driver, admin, sche
 
 async def test_appends_at_once_find_each_record_by_its_key_and_its_id(driver, admin, schema):
     """Whatever the server knows of the tables: a plan that reads a whole index would be kept for long."""
-    many, table = Statements(schema).append_many, f"{schema}.stm_record"
+    many = Statements(schema).append_many
     await admin.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off")
     types = ", ".join(["text[]"] * 6 + ["bytea"] + ["text[]"] * 4 + ["bigint"])
     arrays = "'{scope}', '{name}', '{v}', '{NULL}', '{1}', '{1}', 'a', '{1}', '{1}', '{1}', '{0}'"
     for change in (
         "",
-        f"VACUUM ANALYZE {table}",
-        FILL.format(table=table),
-        f"ANALYZE {table}",
-        f"DELETE FROM {table} WHERE name <> '1'",
-        f"VACUUM ANALYZE {table}",
+        VACUUM,
+        FILL,
+        VACUUM,
+        EMPTY,
+        VACUUM,
     ):
-        await admin.execute(change)
+        await admin.execute(change.format(schema=schema))
         await admin.execute(f"PREPARE many ({types}) AS {many}")
         plan = [line for (line,) in await admin.fetch(f"EXPLAIN EXECUTE many ({arrays}, 1000)")]
         await admin.execute("DEALLOCATE many")
