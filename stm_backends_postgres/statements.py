@@ -157,6 +157,9 @@ APPEND: Final = """
 # expired or has no room for all that it would get, which is judged after it was locked. Only a record that
 # another transaction is creating is waited for. All statements create in the order of the keys, so no two
 # wait for each other.
+#
+# LATERAL and `= ANY` bind each row to its index: a plan that was made while the tables were small would join
+# all rows, and be kept while they grow.
 APPEND_MANY: Final = """
     WITH wanted AS MATERIALIZED (
         SELECT number, in_scope, named, initial, seconds::float8 AS secs, entries::bigint AS entries,
@@ -174,7 +177,7 @@ APPEND_MANY: Final = """
         SET next = next + entries, size = size + bytes,
             expires = clock_timestamp() + make_interval(secs => secs)
         FROM locked
-        WHERE r.id = locked.id AND size + bytes <= $12
+        WHERE r.id = locked.id AND r.id = ANY (ARRAY(SELECT id FROM locked)) AND size + bytes <= $12
             AND (expires IS NULL OR expires > clock_timestamp())
         RETURNING r.id, number, next - entries AS seq, next - entries - first AS before
     ), created AS (

@@ -117,7 +117,7 @@ async def test_connections_that_an_administrator_ends_are_made_again(url, schema
     async with admin.transaction():
         await admin.execute(f"LOCK TABLE {schema}.stm_record")
         tasks = [
-            asyncio.ensure_future(driver.append(key, b"a", initial_version="initial", ttl=None))
+            asyncio.ensure_future(driver.delete(key))
             for key in (Key("scope", f"name {number}") for number in range(3))
         ]
         await until(lambda: _are_waiting(admin, schema, len(tasks)))

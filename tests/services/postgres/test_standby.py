@@ -107,18 +107,20 @@ async def shared_appends_are_not_acknowledged_too_early(pair, key, kind=Postgres
     driver = kind(PostgresSettings(dsn=primary.url, deadline_s=60))
     await driver.open()
     keys = [Key(key.scope, f"{key.name} {number}") for number in range(8)]
-    standby.pause()
     try:
-        appends = [driver.append(one, b"a", initial_version="v", ttl=None) for one in keys]
-        tasks = await started(driver, *appends)
-        await outcome_of(asyncio.gather(*tasks, return_exceptions=True), primary)
+        standby.pause()
+        try:
+            appends = [driver.append(one, b"a", initial_version="v", ttl=None) for one in keys]
+            tasks = await started(driver, *appends)
+            await outcome_of(asyncio.gather(*tasks, return_exceptions=True), primary)
+        finally:
+            standby.go_on()
+        outcomes = [task.exception() for task in tasks]
+        assert {type(outcome) for outcome in outcomes} == {OutcomeUnknown}, "acknowledged too early"
+        assert "wait for a synchronous standby was cancelled" in str(outcomes[-1])
+        assert [await driver.append(one, b"b", initial_version="v", ttl=None) for one in keys] == [2] * 8
     finally:
-        standby.go_on()
-    outcomes = [task.exception() for task in tasks]
-    assert {type(outcome) for outcome in outcomes} == {OutcomeUnknown}, "acknowledged too early"
-    assert "wait for a synchronous standby was cancelled" in str(outcomes[-1])
-    assert [await driver.append(one, b"b", initial_version="v", ttl=None) for one in keys] == [2] * 8
-    await driver.close()
+        await driver.close()
 
 
 async def test_nor_is_an_append_that_shares_its_statement(pair, key):
