@@ -509,29 +509,33 @@ def _by_place(wanted: Sequence[LoadKey], rows: Iterable[Row]) -> dict[LoadKey, _
     return found
 
 
-def _columns(appends: Sequence[Append]) -> tuple[Sequence[str | None] | bytes, ...]:
+def _columns(appends: Sequence[Append]) -> tuple[Sequence[str] | bytes, ...]:
     """Return the columns of the records, and then the entries with theirs, as `APPEND_MANY` has them."""
     records: dict[Key, list[Append]] = {}
-    ranks: list[str] = []
+    ranks: list[int] = []
     for one in appends:
         same = records.setdefault(one.key, [])
-        ranks.append(str(len(same)))
+        ranks.append(len(same))
         same.append(one)
-    numbers = {key: str(number) for number, key in enumerate(records, 1)}
+    numbers = {key: number for number, key in enumerate(records, 1)}
     together, starts, lengths = _joined([one.entry for one in appends])
     return (
         *zip(*records, strict=True),
         [same[0].version for same in records.values()],
         # The last append of a record resets its time to live.
-        [None if same[-1].seconds is None else str(same[-1].seconds) for same in records.values()],
-        [str(len(same)) for same in records.values()],
-        [str(sum(len(one.entry) for one in same)) for same in records.values()],
+        _text("-" if same[-1].seconds is None else same[-1].seconds for same in records.values()),
+        _text(map(len, records.values())),
+        _text(sum(len(one.entry) for one in same) for same in records.values()),
         together,
-        starts,
-        lengths,
-        [numbers[one.key] for one in appends],
-        ranks,
+        " ".join(starts),
+        " ".join(lengths),
+        _text(numbers[one.key] for one in appends),
+        _text(ranks),
     )
+
+
+def _text(column: Iterable[object]) -> str:
+    return " ".join(map(str, column))
 
 
 def _joined(entries: Sequence[bytes]) -> tuple[bytes, list[str], list[str]]:
