@@ -12,7 +12,6 @@ import logging
 import os
 import random
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
@@ -55,8 +54,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Have failures printed by the process that prints, not by its workers; name our own mark."""
     # Here, because tests run pytest on files below with another configuration.
     config.addinivalue_line("markers", "suite: a check of the shipped suite that `--stm-quick` shortens.")
-    # A coroutine that is never awaited is noticed in a later test: the warning says where it was made.
-    sys.set_coroutine_origin_tracking_depth(6)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(FailuresAtOnce(config), "stm_failures_at_once")
 
@@ -184,7 +181,6 @@ def postgres_url(request: pytest.FixtureRequest, postgres_folder: Path) -> Itera
 # MongoDB
 
 
-@pytest.hookimpl(tryfirst=True)  # before the marks select
 @pytest.hookimpl(tryfirst=True)  # before marks select
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the checks of the shipped suite that `--stm-quick` shortens, and what PyMongo leaves behind.

@@ -17,6 +17,7 @@ import pytest
 import stm_backends
 from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig
 from tests.support.command_line import cli, generated, without_coverage
+from tests.support.selection import few
 
 BACKENDS: Final = Path(__file__).parent / "backends"
 PATIENCE_S: Final = 60.0
@@ -196,6 +197,7 @@ def test_an_interrupted_reseal_reports_its_progress_and_can_be_repeated(
     assert sorted(after.stdout.splitlines()) == before
 
 
+@pytest.mark.full
 def test_a_replay_says_how_many_turns_it_has_added_and_how_to_start_over(
     tmp_path: Path, python_path: str
 ) -> None:
@@ -242,7 +244,7 @@ def test_a_replay_in_a_temporary_database_says_that_it_is_gone(tmp_path: Path) -
     assert not list(tmp_path.glob("stm-replay-*"))
 
 
-@pytest.mark.parametrize("where", ["append-1", "append-2", "append-5"])
+@pytest.mark.parametrize("where", few(1, ["append-2", "append-1", "append-5"]))
 def test_a_run_of_the_suite_says_that_it_was_interrupted(
     tmp_path: Path, python_path: str, where: str
 ) -> None:

@@ -77,6 +77,7 @@ def test_a_random_history_that_blocks_the_event_loop_ends_the_run(tmp_path: Path
     assert "in stuck_for_ever" in printed
 
 
+@pytest.mark.full
 def test_a_first_look_that_blocks_the_event_loop_ends_the_run(tmp_path: Path) -> None:
     status, printed = blocked(tmp_path, when="setup")
     assert status == 1
@@ -84,6 +85,7 @@ def test_a_first_look_that_blocks_the_event_loop_ends_the_run(tmp_path: Path) ->
     assert "in stuck_for_ever" in printed
 
 
+@pytest.mark.full
 def test_a_process_of_xdist_that_is_blocked_ends_and_is_named(tmp_path: Path) -> None:
     pytest.importorskip("xdist")
     status, printed = blocked(tmp_path, "-n1", f"--stm-json={tmp_path}/found.json")

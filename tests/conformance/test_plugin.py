@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.conformance.running import TORN, install, mine, pytest_in, run, stranger
+from tests.support.selection import few
 
 NAMED = ("--pyargs", "stm_backends.testing")
 
@@ -30,7 +31,7 @@ def test_a_run_of_other_tests_sees_nothing_of_the_plugin(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "mode", [("-p", "no:asyncio"), ("-o", "asyncio_mode=strict"), ("-o", "asyncio_mode=auto")]
+    "mode", few(1, [("-p", "no:asyncio"), ("-o", "asyncio_mode=strict"), ("-o", "asyncio_mode=auto")])
 )
 def test_a_subclass_runs_alike_whatever_there_is_for_asynchronous_tests(
     tmp_path: Path, mode: tuple[str, str]

@@ -56,6 +56,7 @@ def test_a_complete_run_is_told_as_one(tmp_path: Path) -> None:
     assert properties == {"extent": ["a full run"]}
 
 
+@pytest.mark.full
 def test_a_quick_run_is_told_as_one(tmp_path: Path) -> None:
     status, printed, report, properties = told(tmp_path, "--stm-quick", mine(tmp_path))
     assert status == 0, printed

@@ -40,6 +40,7 @@ class Eager(LargeEntries):
         return len(value) <= 4 and super()._fits(value)
 
 
+@pytest.mark.full
 class TestNearlyAllBesideTheRecord(DriverContract):
     """What the suite stores in passing is kept in parts, too: in random histories, races and expiry."""
 

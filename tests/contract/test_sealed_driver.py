@@ -32,6 +32,7 @@ class TestSealedDriver(DriverContract):
         return Datastore(open=open_one, pass_time=clock.pass_time, tick=60.0, races_s=0.3)
 
 
+@pytest.mark.full
 class TestSealedLargeEntries(DriverContract):
     """Pointers and parts are sealed too: large values are split above the seal."""
 
@@ -50,6 +51,7 @@ class TestSealedLargeEntries(DriverContract):
         return Datastore(open=open_one, pass_time=clock.pass_time, tick=60.0, histories=10, races_s=0.3)
 
 
+@pytest.mark.full
 class TestSealedSqlite(DriverContract):
     @pytest.fixture
     def datastore(self, tmp_path: Path) -> Datastore:

@@ -91,6 +91,7 @@ class TestSqliteDriver(DriverContract):
         )
 
 
+@pytest.mark.full
 class TestSqliteDriverAsUsersHaveIt(DriverContract):
     """The real clock and the default settings."""
 

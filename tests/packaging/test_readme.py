@@ -168,6 +168,7 @@ def test_the_page_of_the_command_line_names_every_command() -> None:
     assert {command.name or command.callback.__name__ for command in app.registered_commands} == {*COMMANDS}
 
 
+@pytest.mark.full
 def test_the_commands_run_from_top_to_bottom(tmp_path: Path) -> None:
     pytest.importorskip("typer")
     (block,) = re.findall(

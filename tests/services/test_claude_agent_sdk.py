@@ -17,6 +17,7 @@ from stm_backends import MemoryKey, open_backend
 from stm_backends.integrations.claude_agent_sdk import StmSessionStore
 from tests.support.dying_transcript import AGENT, BATCHES, KEY, write
 from tests.support.places import EACH, Place, quick_on
+from tests.support.selection import few
 
 PlaceOn = Callable[[str], Place]
 
@@ -39,7 +40,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("datastore", EACH)
+@pytest.mark.parametrize("datastore", quick_on("redis", EACH))
 async def test_the_kit_of_the_sdk_passes(datastore: str, place_on: PlaceOn) -> None:
     users = itertools.count()
     async with open_backend(place_on(datastore).url, create=True) as backend:
@@ -71,7 +72,7 @@ async def test_processes_that_append_at_once_lose_nothing(datastore: str, place_
         assert summary["data"] == fold_session_summary(None, key, loaded)["data"]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("datastore", ["sqlite", "redis"])
+@pytest.mark.parametrize("datastore", few(1, ["sqlite", "redis"]))
 @pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.full)])
 async def test_a_process_killed_at_any_write_loses_and_doubles_nothing(
     place_on: PlaceOn, datastore: str, every: int

@@ -56,7 +56,8 @@ def test_the_conformance_command_finds_nothing_broken(datastore: str, place_on: 
     assert re.search(r"^\+ driver\.replace\b", done.stdout, re.MULTILINE)
 
 
-@pytest.mark.parametrize("datastore", quick_on("redis", EACH))
+@pytest.mark.full
+@pytest.mark.parametrize("datastore", EACH)
 def test_the_conformance_command_puts_its_proxy_before_a_server(
     datastore: str, place_on: PlaceOn, tmp_path: Path
 ) -> None:

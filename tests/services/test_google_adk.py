@@ -20,6 +20,7 @@ from stm_backends import open_backend
 from stm_backends.integrations.google_adk import StmSessionService
 from tests.support.dying_adk import EVENTS, USER, event
 from tests.support.places import EACH, Place, quick_on
+from tests.support.selection import few
 
 PlaceOn = Callable[[str], Place]
 
@@ -33,7 +34,7 @@ def said(text: str, **state: Any) -> Event:
     return Event(author="user", content=content, actions=EventActions(state_delta=state))
 
 
-@pytest.mark.parametrize("datastore", EACH)
+@pytest.mark.parametrize("datastore", quick_on("redis", EACH))
 async def test_a_session_is_filled_read_listed_and_erased(datastore: str, place_on: PlaceOn) -> None:
     url = place_on(datastore).url
     async with open_backend(url, create=True) as one, open_backend(url) as two:
@@ -89,7 +90,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("sessions", [["s1"] * 4, ["s1", "s2", "s3", "s4"]], ids=["one", "four"])
+@pytest.mark.parametrize("sessions", few(1, [["s1"] * 4, ["s1", "s2", "s3", "s4"]]), ids=["one", "four"])
 @pytest.mark.parametrize("datastore", quick_on("redis", ["sqlite", *EACH]))
 async def test_of_four_processes_every_event_and_all_of_its_state_is_kept(
     datastore: str, sessions: list[str], place_on: PlaceOn
@@ -119,7 +120,7 @@ async def test_of_four_processes_every_event_and_all_of_its_state_is_kept(
         assert all(order.count(str(writer)) == each for writer in range(4))
 
 
-@pytest.mark.parametrize("datastore", ["sqlite", "redis"])
+@pytest.mark.parametrize("datastore", few(1, ["sqlite", "redis"]))
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.full)])
 async def test_a_process_killed_anywhere_leaves_no_event_without_its_state(
     datastore: str, every: int, place_on: PlaceOn

@@ -45,7 +45,7 @@ async def goes_on(backend: Backend, kind: str, name: str) -> bool:
     ("datastore", "is_sealed", "every"),
     [
         ("sqlite", True, 11),
-        ("redis", False, 11),
+        pytest.param("redis", False, 11, marks=pytest.mark.full),
         *(pytest.param(one, False, 2, marks=pytest.mark.full) for one in ("sqlite", *EACH)),
         *(pytest.param(one, True, 5, marks=pytest.mark.full) for one in EACH),
     ],

@@ -15,6 +15,7 @@ from stm_backends import open_backend
 from stm_backends.integrations.langgraph import StmSaver, StmStore
 from tests.support.dying_graph import asked, graph_with, on
 from tests.support.places import EACH, Place, quick_on
+from tests.support.selection import few
 
 ON_EACH = pytest.mark.parametrize("datastore", quick_on("redis", EACH))
 
@@ -24,7 +25,7 @@ async def contents(graph: Any, thread: str) -> list[str]:
     return [one.content for one in values.get("messages", [])]
 
 
-@pytest.mark.parametrize("datastore", EACH)
+@pytest.mark.parametrize("datastore", quick_on("redis", EACH))
 async def test_threads_and_items_are_kept_branched_pruned_copied_and_erased(
     datastore: str, place_on: Callable[[str], Place]
 ) -> None:
@@ -90,7 +91,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @ON_EACH
-@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("waits", few(1, [True, False]))
 def test_no_turn_of_four_processes_at_once_is_lost(
     datastore: str, place_on: Callable[[str], Place], waits: bool
 ) -> None:
@@ -135,7 +136,7 @@ def test_no_turn_of_four_processes_at_once_is_lost(
     assert {one for one in found if one.startswith("a")} == {one for one in turns if one.startswith("a")}
 
 
-@pytest.mark.parametrize("datastore", ["sqlite", "redis"])
+@pytest.mark.parametrize("datastore", few(1, ["sqlite", "redis"]))
 @pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.full)])
 async def test_a_graph_killed_anywhere_keeps_each_acknowledged_turn_once(
     place_on: Callable[[str], Place], datastore: str, every: int, tmp_path: Path

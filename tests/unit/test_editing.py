@@ -44,6 +44,7 @@ from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer, covered
 from stm_backends.types import ConversationTurn
 from tests.support.catalogue import touched
+from tests.support.selection import few
 from tests.unit.test_conversation import (
     IDS,
     KEPT,
@@ -259,7 +260,7 @@ class _Unconfirmed(WrapperDriver):
         return replace(self.inner.traits, shows_unconfirmed=True)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", few(2, range(8)))
 async def test_any_edits_in_any_processes_keep_every_branch(driver: Driver, seed: int) -> None:
     choice, model = random.Random(seed), LedgerSummarizer()
     driver = _Unconfirmed(driver) if seed % 2 else driver
@@ -426,7 +427,7 @@ async def test_a_copy_of_what_is_edited_meanwhile_is_right_or_refused() -> None:
     raise AssertionError("the copy made no end")
 
 
-@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("done", few(1, [True, False]))
 async def test_a_process_that_dies_has_copied_all_or_nothing(done: bool) -> None:
     outcomes = set[bool]()
     for when in range(1, 90):
@@ -505,7 +506,7 @@ async def test_a_summary_of_what_has_left_the_view_is_not_stored(backend: Backen
     assert covered((await record_of(backend)).body.summary) == questions(said[: to + 1])[:-2]
 
 
-@pytest.mark.parametrize("to", [2, 22, 27])
+@pytest.mark.parametrize("to", few(1, [2, 22, 27]))
 async def test_a_reader_sees_what_was_there_before_or_after(to: int) -> None:
     """Each request of a reader is followed by an edit and what is said then."""
     driver = await opened()
@@ -582,8 +583,8 @@ class _Killed(_At):
         return answer
 
 
-@pytest.mark.parametrize("done", [False, True])
-@pytest.mark.parametrize("to", [-1, 3, 22, 42])
+@pytest.mark.parametrize("done", few(1, [True, False]))
+@pytest.mark.parametrize("to", few(2, [22, 3, 42, -1]))
 async def test_a_process_that_dies_has_edited_all_or_nothing(to: int, done: bool) -> None:
     outcomes = set[bool]()
     for when in range(1, 60):
@@ -1029,8 +1030,8 @@ async def test_of_two_who_edit_one_message_at_once_one_is_told(backend: Backend,
     await chat.replace(3, NEW, revision=1)
 
 
-@pytest.mark.parametrize("done", [False, True])
-@pytest.mark.parametrize("number", [5, 25])
+@pytest.mark.parametrize("done", few(1, [True, False]))
+@pytest.mark.parametrize("number", few(1, [5, 25]))
 @pytest.mark.parametrize("kind", ["replace", "remove"])
 async def test_a_process_that_dies_has_edited_a_message_or_not(number: int, done: bool, kind: str) -> None:
     outcomes = set[bool]()
@@ -1070,7 +1071,7 @@ async def test_a_process_that_dies_has_edited_a_message_or_not(number: int, done
     raise AssertionError("the edit made no end")
 
 
-@pytest.mark.parametrize("number", [5, 25])
+@pytest.mark.parametrize("number", few(1, [5, 25]))
 async def test_a_copy_of_what_a_process_has_half_removed_has_nothing_of_it(number: int) -> None:
     outcomes = set[bool]()
     for when in range(1, 60):

@@ -12,6 +12,7 @@ from stm_backends.memory.shared import due
 from tests.mutants import conversations as mutants
 from tests.support import clock
 from tests.support.message_sim import MessageSim
+from tests.support.selection import few
 from tests.support.transcript_sim import World
 from tests.unit.test_transcript_faults import held_by_nobody
 
@@ -40,7 +41,7 @@ def simulated(world: World) -> MessageSim:
     return sim
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", few(1, WORLDS))
 def test_every_message_is_there_once_and_in_order_after_faults(name: str) -> None:
     sim = simulated(WORLDS[name])
     assert sim.problems == []
@@ -60,7 +61,7 @@ def test_so_it_is_after_many_more_faults(name: str, seed: int) -> None:
     assert sim.counts["killed"] > 10
 
 
-@pytest.mark.parametrize("mistake", mutants.MISTAKES)
+@pytest.mark.parametrize("mistake", few(1, mutants.MISTAKES))
 def test_the_simulation_notices_a_mistake(mistake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     mistake(monkeypatch)
     assert simulated(ALONE).problems

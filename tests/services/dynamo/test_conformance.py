@@ -39,6 +39,7 @@ TINY = Sizes(large=2, loose=64, part=100_000, places=6, run=17, crowd=8, record=
 """So small that the shortest histories have everything that becomes of long ones."""
 
 
+@pytest.mark.full
 class TestDynamoDriver(DriverContract):
     sizes: ClassVar = USUAL
     histories: ClassVar = 6

@@ -86,14 +86,16 @@ async def is_used_after_cancellations(proxied, proxy, settings_of, cancel, kind=
         await client.close()
 
 
-CANCELLATIONS = [pytest.param(twice, marks=pytest.mark.full), as_the_client_gives_up]
+CANCELLATIONS = [twice, as_the_client_gives_up]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("cancel", CANCELLATIONS)
 async def test_a_client_is_of_use_after_calls_were_cancelled(proxied, proxy, settings_of, cancel):
     await is_used_after_cancellations(proxied, proxy, settings_of, cancel)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="asyncio.wait_for ends what it cancels since 3.12")
 @pytest.mark.parametrize("cancel", CANCELLATIONS)
 async def test_a_driver_that_cancels_its_calls_is_found(proxied, proxy, settings_of, cancel):

@@ -30,6 +30,7 @@ SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
 CLOSED_FOR_GOOD = "the client that these tests hand in is closed for good with its driver"
 
 
+@pytest.mark.full
 class TestMongoDriver(DriverContract):
     @pytest.fixture
     def datastore(self, request, place, proxy, proxied, settings_of):

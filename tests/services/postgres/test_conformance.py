@@ -72,6 +72,7 @@ async def open_warm(url, **options):
     return driver
 
 
+@pytest.mark.full
 class TestPostgresDriver(DriverContract):
     @pytest.fixture
     def datastore(self, request, url, through_proxy, proxy, tables):
