@@ -39,11 +39,10 @@ from typing import Any, Final, TypeVar
 
 from stm_backends.drivers.checks import (
     checked_clock,
-    require_drop,
+    require_append,
     require_last,
     require_limit,
-    require_rewrite,
-    require_ttl,
+    require_replace,
 )
 from stm_backends.drivers.coalesced import Coalesced
 from stm_backends.drivers.contract import (
@@ -213,8 +212,7 @@ class DynamoDriver:
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live is reset."""
-        require_ttl(ttl)
-        self._edge.require_fits("append", "entry", len(entry))
+        require_append(entry, ttl, self.traits, backend=self.name)
         add = self._append_part if len(entry) > self._sizes.large else self._append
 
         async def work(stored: Stored) -> int:
@@ -297,13 +295,9 @@ class DynamoDriver:
         ttl: float | None | KeepType,
     ) -> bool:
         """Store a body and its version if the record is what the caller expects."""
-        require_ttl(ttl)
-        require_drop(drop, expect)
+        require_replace(body, rewrite, drop, expect, ttl, self.traits, backend=self.name)
         if drop > self.traits.max_drop:
             raise ValueError(f"one replace drops at most {self.traits.max_drop} entries, not {drop}")
-        if rewrite:
-            require_rewrite(rewrite, drop, expect, self.traits, backend=self.name)
-        self._edge.require_fits("replace", "entry", len(body))
 
         async def work(stored: Stored) -> bool:
             if version == expect:

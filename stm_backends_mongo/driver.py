@@ -23,11 +23,10 @@ from pymongo.write_concern import WriteConcern
 
 from stm_backends.drivers.checks import (
     LONGEST_S,
-    require_drop,
+    require_append,
     require_last,
     require_limit,
-    require_rewrite,
-    require_ttl,
+    require_replace,
 )
 from stm_backends.drivers.coalesced import LARGE_BYTES, Coalesced, LoadKey
 from stm_backends.drivers.contract import (
@@ -198,8 +197,8 @@ class MongoDriver:
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live is reset."""
-        require_ttl(ttl)
-        self._require_fits("append", entry)
+        require_append(entry, ttl, self.traits, backend=self.name)
+        self._edge.require_fits("append", "record", len(entry))
         before = await self._write(
             "append",
             key,
@@ -231,12 +230,8 @@ class MongoDriver:
         ttl: float | None | KeepType,
     ) -> bool:
         """Store a body and its version if the record is what the caller expects."""
-        require_ttl(ttl)
-        require_drop(drop, expect)
-        self._require_fits("replace", body)
-        if rewrite:
-            require_rewrite(rewrite, drop, expect, self.traits, backend=self.name)
-            self._edge.require_fits("replace", "record", sum(map(len, rewrite), len(body)))
+        require_replace(body, rewrite, drop, expect, ttl, self.traits, backend=self.name)
+        self._edge.require_fits("replace", "record", sum(map(len, rewrite), len(body)))
         keep = ttl is KEEP
         given = values(body=body, version=version, keep=keep, ttl=None if ttl is KEEP else _milliseconds(ttl))
         if not isinstance(expect, str):
@@ -458,10 +453,6 @@ class MongoDriver:
                 if loaded == size or (skipped and loaded < size):
                     return Record(version, body, entries, skipped)
         raise Corrupt("a part of the record is missing", backend=self.name, operation="load")
-
-    def _require_fits(self, operation: str, value: bytes) -> None:
-        for what in ("entry", "record"):
-            self._edge.require_fits(operation, what, len(value))
 
 
 async def _carry_out(command: Document, database: AsyncDatabase[Document]) -> Document:

@@ -7,13 +7,13 @@ import contextlib
 import logging
 import math
 import ssl
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, Protocol, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
 from stm_backends import handed_in
+from stm_backends.drivers.waiting import WaitingLine
 from stm_backends.errors import ConfigurationError, Unavailable
 from stm_backends_postgres.errors import unsent
 from stm_backends_postgres.settings import PostgresSettings
@@ -114,7 +114,7 @@ class HandedIn:
         self._releasing: set[asyncio.Task[None]] = set()
         # How many operations ask the pool at this moment: as many of its idle connections are spoken for.
         self._asking = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting = WaitingLine[None]()
         # When the pool may grow again; before the first refusal, at any time.
         self._grow_at = -math.inf
 
@@ -153,16 +153,9 @@ class HandedIn:
             if now() >= self._grow_at:
                 self._grow_at = now() + GROW_AGAIN_S  # one operation alone finds out
                 break
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            try:
-                # Others may use the pool too, and give back what this driver does not see.
-                await asyncio.wait((turn,), timeout=self._grow_at - now())
-            except BaseException:
-                if not turn.cancel():  # cancelled at the moment in which it was this operation's turn
-                    self._asked()
-                raise
-            if not turn.cancel():
+            # Others may use the pool too, and give back what this driver does not see.
+            with contextlib.suppress(TimeoutError):
+                await self._waiting.wait(self._grow_at - now(), unused=lambda _: self._asked())
                 return
         self._asking += 1
 
@@ -178,10 +171,8 @@ class HandedIn:
     def _pass_on(self) -> None:
         """Let those that have waited longest ask the pool, before one that comes at this moment does."""
         while self._waiting and self._is_one_idle():
-            turn = self._waiting.popleft()
-            if not turn.done():
-                self._asking += 1
-                turn.set_result(None)
+            self._asking += 1
+            self._waiting.serve(None)
 
     async def give_back(self, connection: Connection) -> None:
         """Release a connection, which may include a reset by the server."""

@@ -11,6 +11,7 @@ from typing import Final
 
 from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
+from stm_backends.drivers.waiting import WaitingLine
 from stm_backends_postgres.client import GROW_AGAIN_S, Connection, warn_of_size
 
 LIFETIME_S: Final = 1800.0
@@ -46,7 +47,7 @@ class Connections:
         # When each connection began to be opened, and since when a free one is unused, oldest first.
         self._opened: dict[Connection, float] = {}
         self._free: dict[Connection, float] = {}
-        self._waiting: dict[asyncio.Future[Connection], None] = {}
+        self._waiting = WaitingLine[Connection]()
         self._growing: set[asyncio.Task[None]] = set()
         # How often in a row the pool could not grow, and when it is to try again.
         self._refusals = 0
@@ -67,19 +68,10 @@ class Connections:
             if not connection.is_closed():
                 return connection
             self._drop(connection)
-        turn: asyncio.Future[Connection] = self.loop.create_future()
-        self._waiting[turn] = None
-        self._grow()
+        self._grow(coming=1)
         try:
-            async with asyncio.timeout(self._patience_s):
-                return await turn
-        except BaseException:
-            # Cancelled or late at the moment in which it was this caller's turn.
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._pass_on(turn.result())
-            raise
+            return await self._waiting.wait(self._patience_s, unused=self._pass_on)
         finally:
-            self._waiting.pop(turn, None)
             self._report_unused()
 
     async def give_back(self, connection: Connection) -> None:
@@ -119,16 +111,19 @@ class Connections:
                 self._tidying.cancel()
             for task in self._growing:
                 task.cancel()
-            self._fail_waiting(exceptions.InterfaceError("the connections are closed"))
+            self._waiting.fail(lambda: exceptions.InterfaceError("the connections are closed"))
             for connection in self._opened:
                 connection.terminate()
         await asyncio.gather(*self._growing, *self._checks, return_exceptions=True)
 
-    def _grow(self) -> None:
-        """Start to open a connection if more are waited for, unless that failed a moment ago."""
+    def _grow(self, *, coming: int = 0) -> None:
+        """Start to open a connection if more are waited for, unless that failed a moment ago.
+
+        `coming` operations are about to wait.
+        """
         opening = self._size - self._unopened - len(self._opened)
         may_grow = not self._opened or self.loop.time() >= self._grow_at
-        if opening < len(self._waiting) and self._unopened and may_grow and not self._is_closed:
+        if opening < len(self._waiting) + coming and self._unopened and may_grow and not self._is_closed:
             self._unopened -= 1
             # Not in the context of one caller, whose timeouts and traces are not those of the others.
             task = self.loop.create_task(
@@ -159,13 +154,7 @@ class Connections:
             if self._refusals == 1 and isinstance(error, Exception):
                 warn_of_size(self._size, error)
         elif self._unopened == self._size:
-            self._fail_waiting(error)
-
-    def _fail_waiting(self, error: BaseException) -> None:
-        for turn in self._waiting:
-            if not turn.done():
-                turn.set_exception(error)
-        self._waiting.clear()
+            self._waiting.fail(lambda: error)
 
     def _reuse(self, connection: Connection) -> None:
         if self._is_closed or connection.is_closed() or self._is_old(connection):
@@ -175,11 +164,8 @@ class Connections:
 
     def _pass_on(self, connection: Connection) -> None:
         """Give a connection to the operation that has waited longest."""
-        for turn in self._waiting:
-            if not turn.done():
-                del self._waiting[turn]
-                turn.set_result(connection)
-                return
+        if self._waiting.serve(connection):
+            return
         self._free[connection] = self.loop.time()
         if self._tidying is None:
             self._tidying = self.loop.call_later(IDLE_S, self._tidy)

@@ -15,11 +15,10 @@ from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it 
 from stm_backends.drivers.bounded import Bounded
 from stm_backends.drivers.checks import (
     LONGEST_S,
-    require_drop,
+    require_append,
     require_last,
     require_limit,
-    require_rewrite,
-    require_ttl,
+    require_replace,
     skipped_of,
 )
 from stm_backends.drivers.coalesced import LARGE_BYTES, Coalesced, LoadKey
@@ -215,8 +214,7 @@ class PostgresDriver:
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live is reset."""
-        require_ttl(ttl)
-        self._edge.require_fits("append", "entry", len(entry))
+        require_append(entry, ttl, self.traits, backend=self.name)
         seconds, limit, patience = _seconds(ttl), self.traits.max_record, self.traits.deadline
         # `extend` finds no record that expires soon.
         lasts = seconds is None or seconds > 2 * patience
@@ -249,11 +247,7 @@ class PostgresDriver:
         ttl: float | None | KeepType,
     ) -> bool:
         """Store a body and its version if the record is what the caller expects."""
-        require_ttl(ttl)
-        require_drop(drop, expect)
-        self._edge.require_fits("replace", "entry", len(body))
-        if rewrite:
-            require_rewrite(rewrite, drop, expect, self.traits, backend=self.name)
+        require_replace(body, rewrite, drop, expect, ttl, self.traits, backend=self.name)
         what = (*key, version, body, _seconds(ttl))
         if isinstance(expect, Expect):
             (row,) = await self._ask("replace", self._statements.store, *what, expect is ANY, ttl is KEEP)

@@ -20,11 +20,10 @@ from redis.exceptions import NoScriptError
 
 from stm_backends.drivers.checks import (
     LONGEST_S,
-    require_drop,
+    require_append,
     require_last,
     require_limit,
-    require_rewrite,
-    require_ttl,
+    require_replace,
     skipped_of,
 )
 from stm_backends.drivers.coalesced import ALL
@@ -126,6 +125,7 @@ class RedisDriver:
     async def load(self, key: Key, *, last: int | None = None) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist."""
         require_last(last)
+        self._require_open("load")
         record, _ = self._keys(key)
         give_up_at = self._give_up_at()
 
@@ -146,8 +146,7 @@ class RedisDriver:
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live is reset."""
-        require_ttl(ttl)
-        self._edge.require_fits("append", "entry", len(entry))
+        require_append(entry, ttl, self.traits, backend=self.name)
         most = self.traits.max_record
         length: int = await self._write(
             "append", statements.APPEND, key, initial_version.encode(), _milliseconds(ttl), most, entry
@@ -166,12 +165,9 @@ class RedisDriver:
         ttl: float | None | KeepType,
     ) -> bool:
         """Store a body and its version if the record is what the caller expects."""
-        require_ttl(ttl)
-        require_drop(drop, expect)
-        self._edge.require_fits("replace", "entry", len(body))
+        require_replace(body, rewrite, drop, expect, ttl, self.traits, backend=self.name)
         condition, expected = ("is", expect) if isinstance(expect, str) else (expect.value, "")
         if rewrite:
-            require_rewrite(rewrite, drop, expect, self.traits, backend=self.name)
             rewritten: int = await self._write(
                 "replace",
                 statements.REWRITE,
@@ -302,6 +298,7 @@ class RedisDriver:
         apart: bool = False,
     ) -> Any:
         """Return the answer to a command or a script, within the deadline."""
+        self._require_open(operation)
         give_up_at = self._give_up_at()
         return await self._edge.run(
             operation,
@@ -309,6 +306,11 @@ class RedisDriver:
                 operation, statement, arguments, key=key, behind=behind, apart=apart, give_up_at=give_up_at
             ),
         )
+
+    def _require_open(self, operation: str) -> None:
+        """Raise if there is no client; the edge makes the event loop of what it runs the driver's home."""
+        if self._client is None:
+            raise self._edge.not_open(operation)
 
     def _give_up_at(self) -> float:
         """Return until when an operation that begins now is sent again after a refusal.

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -28,6 +28,7 @@ from redis.credentials import StreamingCredentialProvider
 from redis.exceptions import MaxConnectionsError, RedisError, ResponseError
 
 from stm_backends.drivers.edge import ConcurrencyLimit
+from stm_backends.drivers.waiting import WaitingLine
 from stm_backends_redis.errors import is_read_only, not_connected, unconnected
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Capacity:
         self._most = math.inf
         self._grow_at = -math.inf
         self._ended = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting = WaitingLine[None]()
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
         """Call `work` when it may have a connection; once more each time that it got none."""
@@ -132,7 +133,8 @@ class Capacity:
                 if why is None:
                     raise
                 if self._in_use == 1 and self._ended == ended:
-                    self._fail(error)
+                    # One that they share would keep the frames, and so the data, of each command.
+                    self._waiting.fail(partial(not_connected, error))
                     raise
                 self._refuse(why, until=now() + _GROW_AGAIN_S)
             finally:
@@ -145,36 +147,19 @@ class Capacity:
 
     async def _turn(self, until: float) -> None:
         """Wait for the place of another command. Raises `MaxConnectionsError` if there is none in time."""
-        loop = asyncio.get_running_loop()
-        turn: asyncio.Future[None] = loop.create_future()
-        self._waiting.append(turn)
-        try:
-            await asyncio.wait((turn,), timeout=until - loop.time())
-        except BaseException:
-            if not turn.cancel() and turn.exception() is None:
-                self._end()  # cancelled at the moment in which it was this command's turn
-            raise
-        if turn.cancel():
-            # An error that is kept would keep the frames, and so the data, of each command that it ends.
-            raise MaxConnectionsError
-        turn.result()
+        # The error of the line would be the context of this one, and pass for its cause.
+        with contextlib.suppress(TimeoutError):
+            seconds = until - asyncio.get_running_loop().time()
+            return await self._waiting.wait(seconds, unused=lambda _: self._end())
+        raise MaxConnectionsError
 
     def _end(self) -> None:
         # A command that was refused has no place to hand on: there are more in use than there may be.
         if self._in_use <= self._most:
             self._ended += 1
-            while self._waiting:
-                turn = self._waiting.popleft()
-                if not turn.done():
-                    turn.set_result(None)
-                    return
+            if self._waiting.serve(None):
+                return
         self._in_use -= 1
-
-    def _fail(self, error: Exception) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_exception(not_connected(error))
 
 
 class _Sending:

@@ -4,8 +4,8 @@
 and validates settings from a URL and keyword arguments. `purges` is what a driver may offer for expired
 records, `Erasing` for erasures, and `Remains` what its `finish_erasure` returns. `wrapper` is the base for
 drivers around a driver. `home` keeps other processes and event loops from an open driver. `checks`,
-`deadlines`, `edge`, `coalesced` and `layouts` are helpers that the drivers of this library share; using them
-is optional. The drivers that need no server are here too: `in_memory` and `sqlite`.
+`deadlines`, `edge`, `coalesced`, `waiting` and `layouts` are helpers that the drivers of this library
+share; using them is optional. The drivers that need no server are here too: `in_memory` and `sqlite`.
 """
 
 from stm_backends.drivers.contract import (

@@ -50,6 +50,34 @@ def require_rewrite(
     require_fits("entry", size, traits.max_entry, backend=backend, operation="replace")
 
 
+def require_append(entry: bytes, ttl: float | None, traits: Traits, *, backend: str) -> None:
+    """Raise `ValueError` for an invalid time to live, and `TooLarge` for an entry beyond `max_entry`.
+
+    A driver asks this before anything else, as it asks `require_replace`. So the answer is the same whether
+    it is open, is being closed or was never opened.
+    """
+    require_ttl(ttl)
+    require_fits("entry", len(entry), traits.max_entry, backend=backend, operation="append")
+
+
+def require_replace(
+    body: bytes,
+    rewrite: Sequence[bytes],
+    drop: int,
+    expect: str | AbsentType | AnyType,
+    ttl: float | None | KeepType,
+    traits: Traits,
+    *,
+    backend: str,
+) -> None:
+    """Raise `ValueError` for arguments that make no sense, and `TooLarge` for a value beyond `max_entry`."""
+    require_ttl(ttl)
+    require_drop(drop, expect)
+    if rewrite:
+        require_rewrite(rewrite, drop, expect, traits, backend=backend)
+    require_fits("entry", len(body), traits.max_entry, backend=backend, operation="replace")
+
+
 def skipped_of(length: int, last: int | None) -> int:
     """Return how many of `length` entries a load with `last` skips. Raises `ValueError` if it is negative."""
     require_last(last)

@@ -23,15 +23,14 @@ from urllib.parse import unquote, urlsplit
 from stm_backends.drivers.checks import (
     checked_clock,
     not_open,
+    require_append,
     require_count,
-    require_drop,
     require_fits,
     require_known,
     require_last,
     require_limit,
-    require_rewrite,
+    require_replace,
     require_seconds,
-    require_ttl,
     skipped_of,
 )
 from stm_backends.drivers.contract import (
@@ -204,10 +203,9 @@ class MemoryDriver:
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live is reset."""
-        require_ttl(ttl)
+        require_append(entry, ttl, self.traits, backend=self.name)
         await _others()
         with self._scope(key.scope, "append") as (scope, now):
-            require_fits("entry", len(entry), self.traits.max_entry)
             stored = scope.find(key.name, now) or _Stored(version=initial_version)
             size = stored.size + len(entry)
             require_fits("record", size, self.traits.max_record)
@@ -229,14 +227,10 @@ class MemoryDriver:
         ttl: float | None | KeepType,
     ) -> bool:
         """Store a body and its version if the record is what the caller expects."""
-        require_ttl(ttl)
-        require_drop(drop, expect)
-        if rewrite:
-            require_rewrite(rewrite, drop, expect, self.traits, backend=self.name)
+        require_replace(body, rewrite, drop, expect, ttl, self.traits, backend=self.name)
         going = drop or len(rewrite)
         await _others()
         with self._scope(key.scope, "replace") as (scope, now):
-            require_fits("entry", len(body), self.traits.max_entry)
             found = scope.find(key.name, now)
             if found and found.version == version:
                 return True

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 from weakref import WeakValueDictionary
 
+from stm_backends.drivers.checks import require_append, require_replace
 from stm_backends.drivers.contract import ANY, AnyType, Driver, Expect, Key, Record
 from stm_backends.drivers.wrapper import WrapperDriver
 from stm_backends.records import keys
@@ -147,6 +148,7 @@ class LimitedDriver(WrapperDriver):
         known = self._of(key)
         if known is None:
             return await append()
+        require_append(entry, ttl, self.traits, backend=self.name)
         # The record may have expired since the last answer.
         if self._steady() - known.at >= (math.inf if ttl is None else ttl):
             await self.load(key)
@@ -180,6 +182,8 @@ class LimitedDriver(WrapperDriver):
         expect, known = options["expect"], self._of(key)
         sizes = None if known is None else known.sizes
         if isinstance(expect, Expect) and self._most(key) is not None:
+            drop, rewrite = options.get("drop", 0), options.get("rewrite", ())
+            require_replace(body, rewrite, drop, expect, options["ttl"], self.traits, backend=self.name)
             async with self._creating(key.scope):
                 if known is None or not known.exists:
                     await self._require_creation(key)

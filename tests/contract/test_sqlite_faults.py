@@ -433,6 +433,32 @@ async def test_closing_lets_what_was_sent_end(path):
     await driver.close()
 
 
+async def test_closing_lets_a_statement_in_progress_end(path):
+    driver = OpenedUp(SqliteSettings(path=str(path), deadline_s=30))
+    await driver.open()
+    began, go = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def wait():
+        loop.call_soon_threadsafe(began.set)
+        return go.wait(20)
+
+    def count(connection):
+        connection.create_function("wait", 0, wait)
+        return connection.execute(
+            "WITH RECURSIVE n(i) AS (SELECT wait() UNION ALL SELECT i + 1 FROM n WHERE i < 1000) "
+            "SELECT count(*) FROM n"
+        ).fetchone()
+
+    counting = asyncio.ensure_future(driver.run(count))
+    await began.wait()
+    closing = asyncio.ensure_future(driver.close())
+    await asyncio.sleep(0.1)  # an interruption would come now
+    go.set()
+    assert await counting == (1_000,)
+    await closing
+
+
 async def test_closing_is_bounded_when_sqlite_stalls_and_the_thread_ends_by_itself_later(path, threads):
     driver = OpenedUp(SqliteSettings(path=str(path), deadline_s=0.2))
     await driver.open()

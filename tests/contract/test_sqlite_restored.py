@@ -97,6 +97,22 @@ async def test_a_first_large_load_changes_nothing_in_a_file_that_was_restored(pa
         assert connection.execute("PRAGMA user_version").fetchone() == (42,)
 
 
+async def test_a_first_large_load_leaves_a_log_that_was_restored_as_it_is(path):
+    backup = await backed_up(path)
+    driver = await opened(path)
+    await append(driver, 7, name="in the log")
+    log = beside(path)[0]
+    saved = log.read_bytes()
+    moved(backup, path)
+    log.write_bytes(saved)
+    driver._large.note(KEY, NO_LIMIT)  # noqa: SLF001 -- as after an earlier load
+    with pytest.raises(Unavailable, match="was removed or replaced"):
+        await driver.load(KEY)
+    await driver.close()
+    assert log.exists(), "what opens the file last copies its log and removes it"
+    assert log.read_bytes() == saved
+
+
 @pytest.mark.parametrize("restore", [copied, moved])
 async def test_closing_leaves_a_file_that_was_restored_as_it_is(path, restore, kind):
     backup = await backed_up(path)

@@ -134,6 +134,13 @@ class ShowsTheNewestOfTheExpired(Unswept):
             return found and Record(found.version, found.body, tuple(found.tail))
 
 
+class LooksAtTheNumberLast(Unswept):
+    """Takes -1 where there is no record."""
+
+    async def load(self, key: Key, *, last: int | None = None) -> Record | None:
+        return await super().load(key, last=last) if await super().load(key) else None
+
+
 class TakesNegativeNumbers(Unswept):
     """Takes -1 for 0."""
 

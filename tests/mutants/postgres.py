@@ -60,7 +60,7 @@ class FailsWhatWaits(Connections):
     """Fails the operations that wait if no further connection can be opened."""
 
     def _refuse(self, error: BaseException) -> None:
-        self._fail_waiting(error)
+        self._waiting.fail(lambda: error)
 
 
 class NeverGrows(Connections):

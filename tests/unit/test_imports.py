@@ -390,7 +390,7 @@ DRIVER_MODULES = sorted(
 
 def test_a_driver_imports_the_waist_and_nothing_above_it() -> None:
     contract = ("compacts", "contract", "erasing", "plugins", "settings")
-    helpers = ("bounded", "checks", "coalesced", "edge", "home", "layouts", "tasks", "tls_files")
+    helpers = ("bounded", "checks", "coalesced", "edge", "home", "layouts", "tasks", "tls_files", "waiting")
     waist = {
         "stm_backends.errors",
         "stm_backends.handed_in",

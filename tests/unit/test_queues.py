@@ -16,9 +16,10 @@ from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.errors import Unavailable
 from stm_backends.memory.queues import FairQueue
 from stm_backends.memory.schedule import MAX_SUMMARIES, STEPS
-from stm_backends.memory.shared import recent
+from stm_backends.memory.shared import backgrounds, recent
 from stm_backends.testing.memory_contract import config, until
 from stm_backends.types import MemoryKey, StoredTurn
+from tests.mutants.closing import BeginsWhileOthersClose
 from tests.support import clock
 from tests.support.default_memory import added
 
@@ -206,6 +207,15 @@ async def test_a_place_that_becomes_free_while_a_backend_closes_is_not_taken() -
         await backend.open()
         await waiting.flush()
         assert model.calls == 2, "a backend that was opened again goes on"
+
+
+def test_a_background_that_begins_while_others_close_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backgrounds, "Maintenance", BeginsWhileOthersClose)
+    # In virtual time, because what a mutant leaves is waited for.
+    with pytest.raises(AssertionError, match="what waits is told"):
+        clock.run(test_a_place_that_becomes_free_while_a_backend_closes_is_not_taken())
+    monkeypatch.undo()
+    clock.run(test_a_place_that_becomes_free_while_a_backend_closes_is_not_taken())
 
 
 async def test_closing_drops_what_waits_and_makes_no_further_call() -> None:

@@ -22,12 +22,11 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 from stm_backends.drivers.checks import (
     checked_clock,
     not_open,
-    require_drop,
+    require_append,
     require_fits,
     require_last,
     require_limit,
-    require_rewrite,
-    require_ttl,
+    require_replace,
     skipped_of,
 )
 from stm_backends.drivers.coalesced import LARGE_BYTES, LargeKeys
@@ -206,8 +205,7 @@ class SqliteDriver:
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live is reset."""
-        require_ttl(ttl)
-        self._require_fits("entry", len(entry), "append")
+        require_append(entry, ttl, self.traits, backend=self.name)
 
         def work(connection: sqlite3.Connection) -> int:
             now = self._clock()
@@ -239,12 +237,8 @@ class SqliteDriver:
         ttl: float | None | KeepType,
     ) -> bool:
         """Store a body and its version if the record is what the caller expects."""
-        require_ttl(ttl)
-        require_drop(drop, expect)
-        if rewrite:
-            require_rewrite(rewrite, drop, expect, self.traits, backend=self.name)
+        require_replace(body, rewrite, drop, expect, ttl, self.traits, backend=self.name)
         going, rewritten = drop or len(rewrite), sum(map(len, rewrite))
-        self._require_fits("entry", len(body), "replace")
 
         def work(connection: sqlite3.Connection) -> bool:
             now = self._clock()

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from stm_backends.drivers.bounded import Bounded
-from stm_backends.drivers.checks import require_drop, require_fits, require_rewrite, require_ttl
+from stm_backends.drivers.checks import require_append, require_replace
 from stm_backends.drivers.contract import (
     ANY,
     AbsentType,
@@ -224,7 +224,7 @@ class LargeEntries:
         if self._fits(entry):
             length = await self.inner.append(key, entry, initial_version=initial_version, ttl=ttl)
         else:
-            require_ttl(ttl)
+            require_append(entry, ttl, self.traits, backend=self.name)
 
             async def send(data: Sequence[bytes]) -> int:
                 return await self.inner.append(key, data[0], initial_version=initial_version, ttl=ttl)
@@ -262,10 +262,7 @@ class LargeEntries:
         if all(map(self._fits, values)):
             done = await send(values)
         else:
-            require_ttl(ttl)
-            require_drop(drop, expect)
-            if rewrite:
-                require_rewrite(rewrite, drop, expect, self.traits, backend=self.name)
+            require_replace(body, rewrite, drop, expect, ttl, self.traits, backend=self.name)
             life = self._last_ttl(key) if isinstance(ttl, Ttl) else ttl
             done = await self._send(key, values, "replace", life, send)
         if done:
@@ -312,8 +309,6 @@ class LargeEntries:
         A retry after an unknown outcome sends the same pointers, so that there is one set of parts regardless
         of which attempt succeeds.
         """
-        for value in values:
-            require_fits("entry", len(value), self.traits.max_entry, backend=self.name, operation=operation)
         pointers: dict[int, Pointer] = {}
         ours: list[Pointer] = []  # those that no earlier attempt may have stored
         try:

@@ -137,7 +137,10 @@ class Newest(Contract):
 
     @check("driver.arguments")
     async def test_a_load_of_a_negative_number_of_entries_is_refused(self, bench: Bench) -> None:
+        """The number is looked at where the entries are, and so not for a record without any."""
         driver, key = await _asked(bench), bench.key()
+        with must_raise(ValueError, "last=-1 is invalid, also where there is no record"):
+            await driver.load(key, last=-1)
         await append_all(driver, key, b"a", b"b")
         with must_raise(ValueError, "last=-1 is invalid"):
             await driver.load(key, last=-1)
