@@ -166,7 +166,7 @@ class _Seen(NamedTuple):
     moment: Tip
     ids: frozenset[int]
 
-    def lacks(self, entry: Add) -> bool:
+    def lacks(self, entry: Add | End) -> bool:
         """Say whether no entry before the one that a conditional one follows has its id."""
         return entry.after == self.moment and hash(entry.id) not in self.ids
 
