@@ -56,7 +56,12 @@ async def call(
     `start` makes the task that the function runs in. `report` is told what functions fail that it calls
     itself, see `report`.
     """
-    task = (start or _start)(_run(function, args, report))
+    work = _run(function, args, report)
+    try:
+        task = (start or _start)(work)
+    except BaseException:
+        work.close()  # nothing will await it
+        raise
     try:
         done, _ = await asyncio.wait({task}, timeout=within)
     except asyncio.CancelledError:

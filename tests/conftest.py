@@ -7,16 +7,19 @@ imported late, because most tests need none.
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import logging
 import os
 import random
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -54,8 +57,30 @@ def pytest_configure(config: pytest.Config) -> None:
     """Have failures printed by the process that prints, not by its workers; name our own mark."""
     # Here, because tests run pytest on files below with another configuration.
     config.addinivalue_line("markers", "suite: a check of the shipped suite that `--stm-quick` shortens.")
+    _watch_loops()
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(FailuresAtOnce(config), "stm_failures_at_once")
+
+
+def _watch_loops() -> None:
+    """Let an event loop that is closed before a task has begun say so where it is closed.
+
+    Python warns once the task is collected, which may be in a test that has nothing to do with it.
+    """
+    close = asyncio.BaseEventLoop.close
+
+    def closing(loop: asyncio.BaseEventLoop) -> None:
+        late = list[str]()
+        for task in set[Any]() if loop.is_closed() else asyncio.all_tasks(loop):
+            work = task.get_coro()
+            if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+                late.append(task.get_name())
+                work.close()
+        close(loop)
+        if late:
+            warnings.warn(f"an event loop was closed before {', '.join(late)} began", stacklevel=2)
+
+    asyncio.BaseEventLoop.close = closing
 
 
 @pytest.fixture(autouse=True)

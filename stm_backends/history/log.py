@@ -160,6 +160,17 @@ class _ReadLog(NamedTuple):
     log: Log
 
 
+class _Seen(NamedTuple):
+    """Hashes of the ids that the entries in a record had at a moment: any other one has not come before."""
+
+    moment: Tip
+    ids: frozenset[int]
+
+    def lacks(self, entry: Add | End) -> bool:
+        """Say whether no entry before the one that a conditional one follows has its id."""
+        return entry.after == self.moment and hash(entry.id) not in self.ids
+
+
 class ItemLog:
     """The items of one conversation, in order, shared by every process that opens the same key.
 
@@ -197,6 +208,7 @@ class ItemLog:
         self._pages = Pages(driver, self._codec)
         # How many bytes this object has added since it last moved items.
         self._unmoved = 0
+        self._seen: _Seen | None = None
 
     def beside(self, name: str) -> ItemLog:
         """Return another log of the conversation, as one for each of its agents is; reads and writes nothing.
@@ -249,6 +261,7 @@ class ItemLog:
 
         async def state(found: _ReadLog) -> tuple[LogState, bool]:
             log = found.log
+            self._see(log)
             latest, is_complete = await self._latest(log, "read", limit)
             return LogState(tuple(latest), log.tip.text, log.count, log.place.exists), is_complete
 
@@ -369,8 +382,9 @@ class ItemLog:
 
         With an `id`, a repeat of what was stored is done already, whatever came since; if others came
         between, nothing is accepted after the tip that it returns. Takes two round trips; the second reads a
-        few entries or, with an `id`, all that are in the record. Cancellation and errors are as for `add`;
-        raises `ConfigurationError` for what is no tip.
+        few entries. With an `id`, it reads all that are in the record, unless this object has done so and
+        `tip` is what it has returned since. Cancellation and errors are as for `add`; raises
+        `ConfigurationError` for what is no tip.
         """
         entry_id, added = _id_of(id), self._checked(items)
         entry = Add(entry_id, added, self._clock(), Tip.of(tip), named=id is not None)
@@ -642,8 +656,9 @@ class ItemLog:
         after its place, and otherwise all do. A named one may be a repeat of any other.
         """
         after, is_named = entry.after or NOWHERE, isinstance(entry, Add) and entry.named
+        may_repeat = is_named and not (self._seen and self._seen.lacks(entry))
         try:
-            log = (await self._load(operation, None if is_named else _NEWEST)).log
+            log = (await self._load(operation, None if may_repeat else _NEWEST)).log
             if log.skipped and not log.follows(entry.id, after):
                 log = (await self._load(operation)).log
             if self._driver.traits.shows_unconfirmed and not log.has(entry.id):
@@ -655,7 +670,20 @@ class ItemLog:
         took = asyncio.get_running_loop().time() - began
         if took >= (REMEMBERED_FOR - 1) * self._driver.traits.deadline and not log.has(entry.id):
             raise self._lost(operation, "an entry was stored, and whether it was in time is no longer known")
-        return log.taken(entry.id, after), log.skipped > 0 or log.place.exists
+        tip = log.taken(entry.id, after)
+        self._see(log, entry, tip)
+        return tip, log.skipped > 0 or log.place.exists
+
+    def _see(self, log: Log, added: Add | End | None = None, tip: Tip | None = None) -> None:
+        """Remember the ids that are in a log, or the one that was added at this tip to those that are known.
+
+        Those that leave the record are in its body, which every load reads.
+        """
+        seen = self._seen
+        if not log.skipped:
+            self._seen = _Seen(log.tip, frozenset(hash(entry.id) for entry in log.entries))
+        elif added and tip and seen and seen.moment == added.after and len(seen.ids) < 2 * LONG:
+            self._seen = _Seen(tip, seen.ids | {hash(added.id)})
 
     async def _wipe(self) -> None:
         """Erase what an entry has replaced, or what was refused for a log that does not exist.

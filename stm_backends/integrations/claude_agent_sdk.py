@@ -123,8 +123,8 @@ class StmSessionStore(SessionStore):
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
         """Add entries at the end, then store the summary that they lead to. An empty list is a no-op.
 
-        Takes three round trips if this store made the last append to the session, and one for a subagent. If
-        the summary cannot be stored, logs that, and the next append does.
+        Takes three round trips if this store made the last append to the session, which then reads few
+        entries, and one for a subagent. If the summary cannot be stored, logs that, and the next append does.
 
         A batch with a `uuid` that is sent again is stored once, by whichever process; one without, if this
         store sends it again after an error. Entries that are too large for one write are added in several.
@@ -223,7 +223,9 @@ class StmSessionStore(SessionStore):
         return self._at(self._key(project, session_id), project, session_id)
 
     def _at(self, key: MemoryKey, project_key: str, session_id: str) -> _Session:
-        log = self._backend.item_log(key, KIND, ttl_s=self._ttl_s)
+        known = self._known.get(key)
+        # The same object, which knows what it has added: it reads less, and sees how much that was.
+        log = self._backend.item_log(key, KIND, ttl_s=self._ttl_s) if known is None else known.log
         # Raises `InvalidKey` for the key of a log that belongs to another.
         return _Session(key, {"project_key": project_key, "session_id": session_id}, log, log.beside(SUMMARY))
 
@@ -291,15 +293,15 @@ class StmSessionStore(SessionStore):
         noted = await session.summaries.read(1)
         summary, wanted = _Summary.of(noted.items), added + AT_ONCE
         if not added and summary.tip and (await session.log.newest(0)).tip == summary.tip:
-            return _Known(summary.tip, summary, noted.count), ()
+            return _Known(session.log, summary.tip, summary, noted.count), ()
         while True:
             found = await session.log.read(wanted)
             lacks = found.count - summary.covered
             last = len(found.items) - lacks - 1
             if 0 <= last < len(found.items) and _digest(found.items[last : last + 1]) == summary.last:
-                return _Known(found.tip, summary, noted.count), found.items[last + 1 :]
+                return _Known(session.log, found.tip, summary, noted.count), found.items[last + 1 :]
             if wanted is None or len(found.items) < wanted:
-                return _Known(found.tip, _Summary(), noted.count), found.items
+                return _Known(session.log, found.tip, _Summary(), noted.count), found.items
             # More may have come when these are read.
             wanted = lacks + AT_ONCE if last < 0 else None
 
@@ -320,7 +322,7 @@ class StmSessionStore(SessionStore):
             else:
                 await session.summaries.add(items)
                 stored += 1
-        self._known[session.key] = _Known(tip, known.summary, stored)
+        self._known[session.key] = _Known(session.log, tip, known.summary, stored)
 
     # Listing
 
@@ -358,8 +360,12 @@ class _Session(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """A session as it was read or stored: the tip of its transcript, its summary, and how many are stored."""
+    """A session as it was read or stored: the tip of its transcript, its summary, and how many are stored.
 
+    `log` is the object that the transcript was read and added to with.
+    """
+
+    log: ItemLog
     tip: str
     summary: _Summary
     stored: int

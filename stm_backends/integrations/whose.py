@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stm_backends.errors import InvalidKey
-from stm_backends.handed_in import call_now, described
+from stm_backends.handed_in import WrongType, call_now, described
 from stm_backends.types import MemoryKey
 
 
@@ -18,5 +18,5 @@ def key_from(name: str, function: Callable[..., MemoryKey], *ids: str) -> Memory
     except Exception as error:
         raise InvalidKey(f"the function `{name}` failed ({described(error)})") from error
     if not isinstance(key, MemoryKey):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
-        raise InvalidKey(f"the function `{name}` returned {type(key).__name__}, not a MemoryKey")
+        raise InvalidKey(str(WrongType(f"the function `{name}`", key, "a MemoryKey")))
     return key

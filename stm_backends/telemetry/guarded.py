@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from stm_backends import logs
-from stm_backends.handed_in import PASSED
+from stm_backends.handed_in import PASSED, WrongType
 from stm_backends.telemetry.observer import (
     SILENT,
     KeyPart,
@@ -124,7 +125,9 @@ class GuardedObserver(Observer):
 
     def _tell(self, method: str, *arguments: Any) -> None:
         try:
-            getattr(self.inner, method)(*arguments)
+            answer = getattr(self.inner, method)(*arguments)
+            if inspect.iscoroutine(answer):
+                raise WrongType("it", answer, "None")
         except PASSED:
             raise
         except BaseException as error:  # noqa: BLE001 -- a user's observer may raise anything

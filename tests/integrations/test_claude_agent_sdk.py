@@ -47,7 +47,10 @@ from stm_backends import (
 )
 from stm_backends.cli.app import app
 from stm_backends.drivers import Key, WrapperDriver
+from stm_backends.drivers.contract import Driver, Record
+from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.plugins import open_driver
+from stm_backends.drivers.wrapper import Operation
 from stm_backends.history import log as item_log
 from stm_backends.history.log import ItemLog
 from stm_backends.integrations import claude_agent_sdk
@@ -487,6 +490,60 @@ async def test_an_outage_is_an_error_and_never_an_empty_session(tmp_path: Path) 
             await call
 
 
+# What it costs
+
+
+class Counting(WrapperDriver):
+    """Notes each operation on sessions, and the entries and bytes that loads return."""
+
+    def __init__(self, inner: Driver) -> None:
+        super().__init__(inner)
+        self.clear()
+
+    async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[Any]]) -> Any:
+        scope = key if isinstance(key, str) else key.scope
+        if scope.endswith(f":{claude_agent_sdk.KIND}"):
+            self.calls.append(operation)
+        answer = await send()
+        if isinstance(answer, Record):
+            self.entries += len(answer.tail)
+            self.bytes += sum(map(len, answer.tail))
+        return answer
+
+    def clear(self) -> None:
+        self.calls, self.entries, self.bytes = list[str](), 0, 0
+
+
+async def test_an_append_reads_few_entries_however_long_the_session_is() -> None:
+    driver = Counting(MemoryDriver(MemoryStore()))
+    async with Backend(driver) as backend:
+        for more in (99, 0):
+            store = StmSessionStore(backend)
+            # A store that has added nothing yet reads what is there, to tell repeats.
+            await store.append(KEY, [said("x" * 1_000)])
+            for _ in range(more):
+                await store.append(KEY, [said("x" * 1_000)])
+            driver.clear()
+            for _ in range(5):
+                await store.append(KEY, [said("x" * 1_000)])
+            assert driver.calls == ["append", "load", "append"] * 5
+            assert driver.entries == 4 * 5
+            assert driver.bytes < 4 * 5 * 2_000
+
+
+async def test_a_session_of_large_entries_leaves_few_of_them_in_its_record() -> None:
+    """What one store adds counts as a whole, and not each call alone."""
+    driver = MemoryDriver(MemoryStore())
+    async with Backend(driver) as backend:
+        store = StmSessionStore(backend)
+        for _ in range(100):
+            await store.append(KEY, [said("x" * 100_000)])
+        record = await driver.load(keys.log_key(session_key(PROJECT, SESSION), claude_agent_sdk.KIND))
+        assert record is not None
+        assert sum(map(len, record.tail)) <= item_log.LARGE + item_log.KEPT_BYTES
+        assert len(await store.load(KEY) or []) == 100
+
+
 # What is large, and what is odd
 
 
@@ -617,10 +674,14 @@ async def test_a_function_that_fails_is_named_and_not_quoted(backend: Backend) -
     def failing(project: str, session: str) -> MemoryKey:
         raise KeyError(f"SECRET {project} {session}")
 
+    async def by_mistake(project: str, session: str) -> MemoryKey:
+        return MemoryKey("acme", "u1", session)
+
     given: Any
     for given, message in (
         (failing, r"`key_of` failed \(KeyError\)"),
         (lambda project, session: f"acme:u1:{session}", "`key_of` returned str, not a MemoryKey"),
+        (by_mistake, "`key_of` returned a coroutine, not a MemoryKey"),
         (lambda project: project, r"`key_of` failed \(TypeError\)"),
     ):
         store = StmSessionStore(backend, given)

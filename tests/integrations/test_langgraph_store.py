@@ -250,9 +250,18 @@ async def test_a_namespace_of_nobody_is_refused(backend: Backend) -> None:
         await store.aput(("acme",), "k", {})
     with pytest.raises(ConfigurationError, match="tenants="):
         await store.asearch(("acme",))
-    broken: Any = lambda namespace: namespace[5]  # noqa: E731 -- a mistake of a user's
-    with pytest.raises(InvalidKey, match="owner_of"):
-        await StmStore(backend, owner_of=broken).aget(("acme",), "k")
+
+    async def by_mistake(namespace: tuple[str, ...]) -> Any:
+        return of_a_user(namespace)
+
+    broken: Any
+    for broken, message in (
+        (lambda namespace: namespace[5], "IndexError"),
+        (by_mistake, "returned a coroutine, not a tenant and a user"),
+        (lambda namespace: "ab", "returned str, not a tenant and a user"),
+    ):
+        with pytest.raises(InvalidKey, match=f"owner_of.*{message}"):
+            await StmStore(backend, owner_of=broken).aget(("acme",), "k")
 
 
 # In a graph, and without an event loop

@@ -102,25 +102,33 @@ async def test_an_empty_log_that_exists_is_told_from_one_that_does_not(log: Item
     assert (await log.read()).exists
 
 
-async def test_an_addition_is_two_round_trips_however_long_the_log_is(
-    driver: Driver, log: ItemLog, calls: list[str]
-) -> None:
-    await filled(log, 100)
-    read = list[int]()
-    load = driver.load
+@pytest.fixture
+def entries_read(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many entries each load has read."""
+    read, load = list[int](), driver.load
 
     async def counting(key: Key, **options: Any) -> Record | None:
         record = await load(key, **options)
         read.append(0 if record is None else len(record.tail))
         return record
 
+    monkeypatch.setattr(driver, "load", counting)
+    return read
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_an_addition_is_two_round_trips_however_long_the_log_is(
+    named: bool, log: ItemLog, entries_read: list[int], calls: list[str]
+) -> None:
+    await filled(log, 100)
     tip = (await log.read()).tip
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "load", counting)
-        calls.clear()
-        assert await log.add_after(tip, numbered(100))
-    assert calls == ["append", "load"]
-    assert read == [4]
+    entries_read.clear()
+    calls.clear()
+    for number in range(100, 103):
+        tip = await log.add_after(tip, numbered(number), id=f"id {number}" if named else None) or ""
+        assert tip
+    assert calls == ["append", "load"] * 3
+    assert entries_read == [4] * 3
 
 
 async def test_a_removal_is_a_change_unless_there_was_nothing_to_remove(driver: Driver, log: ItemLog) -> None:
@@ -264,6 +272,36 @@ async def test_an_id_that_is_given_again_much_later_is_told_from_a_new_one(
     assert (await log.read(0)).count == 100
     assert await log.add_after(state.tip, numbered(100), id="id 100") not in (None, state.tip)
     assert await contents(driver) == [*range(101)]
+
+
+async def test_an_object_that_adds_on_and_on_with_ids_reads_few_entries_and_tells_each_repeat(
+    driver: Driver, log: ItemLog, entries_read: list[int]
+) -> None:
+    tip, count = await log.add_after("", numbered(0), id="id 0") or "", 400
+    for number in range(1, count):
+        tip = await log.add_after(tip, numbered(number), id=f"id {number}") or ""
+        assert tip
+    # A few for each addition; now and then all, for a move to pages, and when many ids are known.
+    assert sum(entries_read) < 10 * count
+    for number in (0, 7, 200, count - 70, count - 2, count - 1):
+        assert await log.add_after(tip, numbered(number), id=f"id {number}") == tip
+        tip = (await log.read(1)).tip
+    assert await contents(driver) == [*range(count)]
+
+
+async def test_an_id_that_another_object_has_added_meanwhile_is_a_repeat(
+    driver: Driver, log: ItemLog, entries_read: list[int]
+) -> None:
+    await filled(log, 40)
+    tip = (await log.read()).tip
+    await log_on(driver).add(numbered(40), id="theirs")
+    # What this object knows of the moment before says nothing of what came after it.
+    assert await log.add_after(tip, numbered(41), id="ours") is None
+    state = await log_on(driver).read(2)
+    entries_read.clear()
+    assert await log.add_after(state.tip, numbered(41), id="theirs") not in (None, "")
+    assert entries_read == [43]
+    assert numbers(await log.items(2)) == [39, 40]
 
 
 async def test_an_addition_that_was_done_is_done_when_it_is_sent_again(log: ItemLog) -> None:

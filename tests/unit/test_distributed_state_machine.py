@@ -171,10 +171,10 @@ class SharedConversation(RuleBasedStateMachine):
             driver.before.clear()
             driver.after.clear()
             self.run(memory.close())
-        remaining = asyncio.all_tasks(self.loop)
-        for task in remaining:
-            task.cancel()
-        if remaining:
+        # Those of pods that died, and what these begin as they end.
+        while remaining := asyncio.all_tasks(self.loop):
+            for task in remaining:
+                task.cancel()
             self.loop.run_until_complete(asyncio.wait(remaining))
         self.loop.close()
 

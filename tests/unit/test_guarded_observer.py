@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
@@ -86,6 +87,21 @@ def test_every_event_is_passed_on_and_none_raises() -> None:
     assert sorted(failed) == sorted(EVENTS)
     assert guarded(observer) is observer
     assert guarded(SILENT) is SILENT
+
+
+def test_a_method_that_is_async_by_mistake_fails_and_leaves_no_coroutine() -> None:
+    made, failed = list[Any](), list[str]()
+
+    async def told(*given: object) -> None: ...
+
+    class Mistaken(Observer):
+        def turns(self, event: Any, count: int) -> Any:
+            made.append(told(event, count))
+            return made[-1]
+
+    guarded(Mistaken(), lambda method, error: failed.append(f"{method}: {error}")).turns("appended", 1)
+    assert failed == ["turns: it returned a coroutine, not None"]
+    assert [inspect.getcoroutinestate(one) for one in made] == [inspect.CORO_CLOSED]
 
 
 def test_the_error_of_the_block_passes_and_no_other() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import logging
 import math
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,9 @@ import pytest
 
 from stm_backends import logs
 from stm_backends.backend import Backend, open_backend
-from stm_backends.errors import Corrupt, Unavailable
+from stm_backends.errors import Corrupt, InvalidKey, Unavailable
 from stm_backends.handed_in import Misbehaved, WrongType, call, described, kind_of
+from stm_backends.integrations.whose import key_from
 from stm_backends.memory.estimating import guarded_estimator
 from stm_backends.memory.local.memory import DefaultShortTermMemory
 from stm_backends.memory.summarizers import ExtractiveSummarizer
@@ -115,6 +118,39 @@ async def test_a_call_ends_with_an_exception_whatever_is_raised(
 ) -> None:
     with pytest.raises(error, match=message):
         await call(function, within=0.01 if function is hangs else 5)
+
+
+async def test_a_task_that_cannot_be_made_leaves_no_coroutine() -> None:
+    left = list[Coroutine[Any, Any, Any]]()
+
+    def refuses(work: Coroutine[Any, Any, Any]) -> Any:
+        left.append(work)
+        raise RuntimeError("Event loop is closed")
+
+    with pytest.raises(RuntimeError, match="is closed"):
+        await call(hangs, within=5, start=refuses)
+    assert [inspect.getcoroutinestate(work) for work in left] == [inspect.CORO_CLOSED]
+
+
+def test_a_call_without_an_event_loop_leaves_no_coroutine() -> None:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            call(hangs, within=5).send(None)
+        gc.collect()
+    assert not warned
+
+
+def test_a_function_of_keys_that_is_async_by_mistake_is_named_and_leaves_no_coroutine() -> None:
+    made = list[Any]()
+
+    def key_of(session: str) -> Any:
+        made.append(a_coroutine(session))
+        return made[-1]
+
+    with pytest.raises(InvalidKey, match="`key_of` returned a coroutine, not a MemoryKey"):
+        key_from("key_of", key_of, "chat")
+    assert [inspect.getcoroutinestate(one) for one in made] == [inspect.CORO_CLOSED]
 
 
 def test_an_exit_ends_the_program() -> None:

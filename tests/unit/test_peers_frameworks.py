@@ -163,7 +163,7 @@ def test_every_row_names_a_module_that_measures_it() -> None:
         assert "async def measure(place: Place, plan: Plan) -> None:" in path.read_text("utf-8")
     assert {about.framework for about in FRAMEWORKS.values()} == {
         *("Claude Agent SDK", "Pydantic AI", "Google ADK", "LangGraph", "Agent Framework", "Strands"),
-        *("OpenAI Agents", "LangChain"),
+        *("OpenAI Agents", "LangChain", "LlamaIndex"),
     }
 
 

@@ -242,6 +242,17 @@ def test_a_task_of_a_closed_loop_does_not_count_as_running() -> None:
         task._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]  # noqa: SLF001 -- no setting
 
 
+def test_a_loop_that_is_closed_before_a_task_begins_says_so_at_once() -> None:
+    """And not in a later test, where the task is collected."""
+    loop = asyncio.new_event_loop()
+    late = loop.create_task(asyncio.sleep(0), name="late")
+    with pytest.warns(UserWarning, match="closed before late began"):
+        loop.close()
+    assert not late.done()
+    # As above.
+    late._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]  # noqa: SLF001 -- no setting
+
+
 def test_a_lock_that_an_ended_event_loop_left_locked_is_free_in_the_next() -> None:
     lock = LoopLock()
 

@@ -93,6 +93,12 @@ _LANGCHAIN = {
     "open": "langchain",
     "link": PEERS["langchain-redis"].link,
 }
+_LLAMA_INDEX = {
+    "framework": "LlamaIndex",
+    "ours": "`StmChatStore`",
+    "open": "llama_index",
+    "link": "https://pypi.org/project/llama-index-core/",
+}
 
 FRAMEWORKS: Mapping[str, Framework] = {
     "claude-memory": _framework("memory", "InMemorySessionStore", "", "claude-agent-sdk", **_CLAUDE),
@@ -164,6 +170,20 @@ FRAMEWORKS: Mapping[str, Framework] = {
         "one shared client, `protocol=2`",
         "langchain-redis langchain-core redis",
         **_LANGCHAIN,
+    ),
+    "llama-index-sqlite": _framework(
+        "sqlite",
+        "SQLiteChatStore",
+        "aiosqlite, one shared engine",
+        "llama-index-core llama-index-storage-chat-store-sqlite",
+        **_LLAMA_INDEX,
+    ),
+    "llama-index-redis": _framework(
+        "redis",
+        "RedisChatStore",
+        "one shared client",
+        "llama-index-core llama-index-storage-chat-store-redis redis",
+        **_LLAMA_INDEX,
     ),
 }
 """What is compared: each framework on the datastores for which it has a back end of its own, but for some."""

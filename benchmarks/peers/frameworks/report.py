@@ -47,6 +47,9 @@ _NOTES = """\
   cancellation did not return the item, and one half a second after the last call did.
 - **LangChain**: tools returned bytes, a time, a Decimal, a set and an exception beside their text. Ours keeps
   what JSON can say of them.
+- **LlamaIndex**: each of four processes adds messages and, after each fourth, deletes the oldest one; as many
+  as are deleted were there before. Its `PostgresChatStore` admits no asyncpg after 0.30, and ours none before
+  0.32.
 """
 
 

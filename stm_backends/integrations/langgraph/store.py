@@ -31,7 +31,7 @@ from stm_backends.backend import Backend
 from stm_backends.drivers.checks import require_backend, require_items, require_seconds
 from stm_backends.drivers.tasks import all_of, to_its_end
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidKey, Unavailable
-from stm_backends.handed_in import call_now, described
+from stm_backends.handed_in import WrongType, call_now, described
 from stm_backends.integrations.blocking import Waits, refuse
 from stm_backends.integrations.langgraph.matching import (
     Namespace,
@@ -352,6 +352,8 @@ class StmStore(BaseStore):
             owner = call_now(self._owner_of, namespace)
             if owner is None:
                 return None
+            if not isinstance(owner, (tuple, list)):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
+                raise WrongType("it", owner, "a tenant and a user")
             tenant, user = owner
         except Exception as error:
             raise InvalidKey(f"the function `owner_of` failed ({described(error)})") from error
