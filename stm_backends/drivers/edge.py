@@ -183,26 +183,38 @@ class ConcurrencyLimit:
         self._count = count
         self._patience = Deadlines(patience_s)
         self._free = asyncio.Semaphore(count)
+        self._is_over = False
 
     async def __aenter__(self) -> None:
         """Wait for another operation to end if need be; raises `Unavailable` if none does in time."""
         __tracebackhide__ = True
         if not self._free.locked():
             await self._free.acquire()  # does not wait, so it needs no timer
-            return
-        try:
-            with self._patience.start():
-                await self._free.acquire()
-        except TimeoutError:
-            raise Unavailable("too many operations in progress; see pool_size") from None
+        else:
+            try:
+                with self._patience.start():
+                    await self._free.acquire()
+            except TimeoutError:
+                raise Unavailable("too many operations in progress; see pool_size") from None
+        if self._is_over:
+            self._free.release()
+            raise not_open()
 
     async def __aexit__(self, *_: object) -> None:
         self._free.release()
 
     async def drain(self) -> None:
-        """Wait until no operation is in progress, and let none begin."""
-        for _ in range(self._count):
-            await self._free.acquire()
+        """Wait until no operation is in progress, and let none begin: later ones are refused at once."""
+        held = 0
+        try:
+            for _ in range(self._count):
+                await self._free.acquire()
+                held += 1
+        finally:
+            # Whoever waits for a place is told so then, and not when patience ends.
+            self._is_over = True
+            for _ in range(held):
+                self._free.release()
 
 
 class Edge:

@@ -19,6 +19,7 @@ from stm_backends.testing.workbench.faulty import SMALL, FaultyDriver, faulty_da
 from tests.mutants.expiry import RenewsNoWholeSeconds
 from tests.mutants.messages import logger
 from tests.mutants.replaces import KeepIsForEver
+from tests.mutants.waiting import KeepsALockForEachRecord
 from tests.support.networked import NetworkedDriver, networked_datastore
 
 EXACTLY = "test_a_record_is_full_with_exactly_max_record_bytes"
@@ -157,6 +158,37 @@ def test_what_is_logged_for_debugging_is_no_object_left_behind(monkeypatch: pyte
 
 
 # What a busy machine does
+
+
+class RemembersTheLatest(FaultyDriver):
+    """Has a cache of entries, which is not full after a few records."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.latest: dict[Key, list[bytes]] = {}
+
+    async def append(self, key: Key, entry: bytes, **named: Any) -> int:
+        self.latest[key] = [entry]
+        return await super().append(key, entry, **named)
+
+
+@pytest.fixture
+def too_slow_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers, "MANY_KEYS", 200)
+    monkeypatch.setattr(leftovers, "FEW_KEYS", 100)
+
+
+@pytest.mark.usefixtures("too_slow_for_many")
+@pytest.mark.parametrize("kind", [FaultyDriver, RemembersTheLatest])
+def test_few_records_do_not_show_whether_a_cache_has_a_limit(kind: type[FaultyDriver]) -> None:
+    with pytest.raises(NotAsked, match="too slow here: no lock is left behind by 250 records; an entry of"):
+        run(MANY, kind)
+
+
+@pytest.mark.usefixtures("too_slow_for_many")
+def test_few_records_show_that_each_keeps_a_lock() -> None:
+    with pytest.raises(AssertionError, match=r"each record .* leaves 1\.0 locks or the like behind"):
+        run(MANY, KeepsALockForEachRecord)
 
 
 class TakesItsTime(FaultyDriver):

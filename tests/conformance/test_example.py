@@ -90,7 +90,7 @@ def test_the_example_passes_the_full_suite_by_its_name(installed: Path, tmp_path
     report = tmp_path / "report.json"
     status, printed = pytest_in(
         tmp_path,
-        *("--stm-backend=lmdb", f"--stm-url=lmdb:///{tmp_path}/data", f"--stm-json={report}", "--stm-tick=1"),
+        *("--stm-backend=lmdb", f"--stm-url=lmdb:///{tmp_path}/data", f"--stm-json={report}"),
         *("--pyargs", "stm_backends.testing"),
         path=installed,
     )

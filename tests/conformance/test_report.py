@@ -6,7 +6,7 @@ from stm_backends.testing.runner.page import page
 from stm_backends.testing.runner.results import Outcome, Result, Run, standing
 from stm_backends.testing.runner.selection import SLOW, UNREACHED, UNSELECTED
 from stm_backends.testing.runner.terminal import lines, summary
-from stm_backends.testing.workbench.check import would_write
+from stm_backends.testing.workbench.check import too_slow, would_write
 
 
 def result(outcome: Outcome, clause: str = "driver.fold", **fields: str) -> Result:
@@ -112,6 +112,7 @@ def test_the_verdict_says_how_much_was_asked_and_the_line_before_it_what_would_a
     proxy = "a URL of one host and port without TLS, or `address` and `through` of a test class"
     tls = f"2 checks with a proxy before the server (the connection uses TLS): {proxy}"
     of_full = "1 check of full records: a smaller `max_record_bytes` or the like"
+    of_slow = "1 check for which this was too slow: a quicker machine or datastore"
     for run, grade, line in (
         (of_reasons(none), 3, ""),
         (of_reasons(peek, hold, peek), 2, f"{asks}3 checks with `hold`, `peek`: a test class"),
@@ -122,6 +123,8 @@ def test_the_verdict_says_how_much_was_asked_and_the_line_before_it_what_would_a
             1,
             f"{asks}{tls}; 1 check with `peek`: a test class; {of_full}",
         ),
+        # What a busy machine keeps from being asked says nothing of the means.
+        (of_reasons(too_slow("4,000 records are needed"), none), 3, f"{asks}{of_slow}"),
         # There is no network before a file.
         (of_reasons(outage, NETWORK, reach="host"), 3, ""),
     ):

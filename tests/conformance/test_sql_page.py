@@ -108,7 +108,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_driver_passes_the_full_suite_on_a_server(installed: Path, tmp_path: Path, url: str) -> None:
     status, printed = pytest_in(
         tmp_path,
-        *("--stm-backend=mariadb", f"--stm-url={url}", "--stm-create", "--stm-tick=2"),
+        *("--stm-backend=mariadb", f"--stm-url={url}", "--stm-create"),
         *("--pyargs", "stm_backends.testing"),
         path=installed,
     )

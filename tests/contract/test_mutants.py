@@ -29,7 +29,7 @@ from stm_backends.testing import (
     graphs_on,
     memories_on,
 )
-from stm_backends.testing.driver_checks import leftovers
+from stm_backends.testing.driver_checks import leftovers, optional
 from stm_backends.testing.driver_checks.network import Network
 from stm_backends.testing.driver_checks.stepping import Stepping
 from stm_backends.testing.graph_contract import GraphBench
@@ -88,6 +88,11 @@ def folders_are_removed(tmp_path, monkeypatch):
 def many_records_are_few(monkeypatch):
     """Just so many that a mutant can be told from the correct driver."""
     monkeypatch.setattr(leftovers, "MANY_KEYS", leftovers.FEWEST_KEYS)
+
+
+@pytest.fixture(autouse=True)
+def no_other_purge_is_waited_for(monkeypatch):
+    monkeypatch.setattr(optional, "PATIENCE", 2)
 
 
 @pytest.fixture
@@ -194,8 +199,6 @@ SLOW = {
     "MovesNothingMeanwhile",
     "NoDeadline",
     "OpensTwice",
-    "PurgesAStepTooFew",
-    "PurgesWithoutRemoving",
     "RewritesPagesBlindly",
     "TrimsWithoutTheLease",
     "WaitsWithoutADeadline",

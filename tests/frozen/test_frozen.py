@@ -98,7 +98,7 @@ def test_the_package_for_mariadb_passes_by_its_name_and_by_its_own_class(
     tmp_path: Path, mariadb_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = installed(MARIADB, tmp_path)
-    named = ("--stm-backend=mariadb", f"--stm-url={mariadb_url}", "--stm-create", "--stm-tick=2")
+    named = ("--stm-backend=mariadb", f"--stm-url={mariadb_url}", "--stm-create")
     quick = ("--stm-quick", "--pyargs", "stm_backends.testing")
     status, printed = pytest_in(tmp_path, *named, *quick, path=package)
     assert status == 0, printed

@@ -185,6 +185,12 @@ BUGS = (
         },
     ),
     Bug(
+        "each-record-keeps-a-lock",
+        "test_many_records_leave_no_object_behind",
+        {"WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()": "dict[Key, asyncio.Lock] = {}"},
+        quick=False,
+    ),
+    Bug(
         "an-opening-that-fails-leaves-its-task",
         "test_an_opening_that_meets_a_stall_leaves_nothing_behind",
         {

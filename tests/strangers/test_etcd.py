@@ -98,7 +98,6 @@ class TestEtcdDriver(DriverContract):
             cut=cut,
             stored=stored,
             peek=peek,
-            tick=2.0,
             server="etcd",
         )
 

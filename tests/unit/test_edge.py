@@ -335,6 +335,34 @@ async def test_draining_waits_for_what_is_under_way():
         await asyncio.sleep(0.02)
         assert not draining.done()
     await draining
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unavailable, match="the backend is not open"):
         async with places:
             pass
+
+
+async def test_whoever_waits_for_a_place_while_others_drain_is_refused_without_waiting():
+    places = ConcurrencyLimit(2, patience_s=1e6)
+
+    async def late() -> None:
+        async with places:
+            pass
+
+    async with places:
+        draining = asyncio.ensure_future(places.drain())
+        await asyncio.sleep(0)
+        waiting = asyncio.ensure_future(late())
+        await asyncio.sleep(0)
+    await draining
+    with pytest.raises(Unavailable, match="the backend is not open"):
+        await waiting
+
+
+async def test_a_draining_that_is_given_up_lets_none_begin():
+    places = ConcurrencyLimit(2, patience_s=1e6)
+    async with places:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await places.drain()
+        with pytest.raises(Unavailable, match="the backend is not open"):
+            async with places:
+                pass

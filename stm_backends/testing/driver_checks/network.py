@@ -30,7 +30,7 @@ from stm_backends.testing.driver_checks.steps import (
     recovered,
     usable,
 )
-from stm_backends.testing.workbench.check import Contract, check, not_asked
+from stm_backends.testing.workbench.check import Contract, check, not_asked, too_slow
 from stm_backends.testing.workbench.drivers import Bench
 from stm_backends.testing.workbench.expectations import must_be, must_end
 from stm_backends.testing.workbench.proxy import Proxy
@@ -44,6 +44,14 @@ the second, operations may fail that already use another."""
 
 ROUNDS: Final = 3
 """In how many rounds of failures in a row the number of connections rises if they are leaked."""
+
+SOON_S, LATE_S = 1.0, 5.0
+"""How long what has failed may take to close its connection: in any round, and in the last one."""
+
+POLL_S: Final = 0.05
+
+OPENINGS: Final = 3
+"""How many openings meet a stall."""
 
 QUEUED: Final = 8
 """How many writers of one record there are in a stall: if each waits for the one before, and begins to count
@@ -195,17 +203,18 @@ class Network(Contract):
         if not await _comes(lambda: proxy.connections == 0):
             pytest.fail(f"{proxy.connections} connections are open after the driver was closed")
         tasks = asyncio.all_tasks()
-        for _ in range(ROUNDS):
-            async with proxy.stalled(), must_end(longest(driver.traits), "`open` has a deadline"):
-                # One that connects when it is first used may be opened, and is closed again.
-                opened = await outcome(through(proxy.address))
-            if not isinstance(opened, StorageError):
-                await opened.close()
+        # In one stall, because each has to outlast a deadline.
+        async with proxy.stalled(), must_end(longest(driver.traits), "`open` has a deadline"):
+            opened = await asyncio.gather(*(outcome(through(proxy.address)) for _ in range(OPENINGS)))
+        for one in opened:
+            # One that connects when it is first used may be opened, and is closed again.
+            if not isinstance(one, StorageError):
+                await one.close()
         if not await _comes(lambda: proxy.connections == 0):
-            pytest.fail(f"{proxy.connections} connections are open after {ROUNDS} openings met a stall")
+            pytest.fail(f"{proxy.connections} connections are open after {OPENINGS} openings met a stall")
         if not await _comes(lambda: asyncio.all_tasks() <= tasks):
             left = len(asyncio.all_tasks() - tasks)
-            pytest.fail(f"{left} tasks are running after {ROUNDS} openings met a stall")
+            pytest.fail(f"{left} tasks are running after {OPENINGS} openings met a stall")
 
     @check("driver.outage")
     async def test_connections_that_died_unnoticed_are_replaced(self, bench: Bench) -> None:
@@ -222,7 +231,7 @@ class Network(Contract):
                 # On a machine that is too busy, one without a dead connection fails as well.
                 other = await persistently(lambda: bench.driver_at(proxy.address))
                 if await _loaded_in_time(other, keys, 1) is None:
-                    not_asked("needs new connections that answer in time, and these did not")
+                    not_asked(too_slow("needs new connections that answer in time, and these did not"))
                 found = await _loaded_in_time(driver, keys, 1)
             if found is None:
                 pytest.fail(f"new connections work, and operations still fail after {RECOVERY} deadlines")
@@ -378,17 +387,19 @@ async def _stops_growing(proxy: Proxy, usual: int, fail: Callable[[], Awaitable[
     counts = [usual]
     for _ in range(ROUNDS):
         await fail()
-        if await _comes(lambda: proxy.connections <= max(counts)):
+        # Before the last round, what closes later only raises what the next one is compared with.
+        within = LATE_S if len(counts) == ROUNDS else SOON_S
+        if await _comes(lambda: proxy.connections <= max(counts), within):
             return max(counts)
         counts.append(proxy.connections)
     before, *after = map(str, counts)
     pytest.fail(f"{before} connections were open before {what}, then {', then '.join(after)}")
 
 
-async def _comes(is_so: Callable[[], bool]) -> bool:
+async def _comes(is_so: Callable[[], bool], within: float = LATE_S) -> bool:
     """Wait for what comes about a little later. Return whether it did."""
-    for _ in range(100):
+    for _ in range(round(within / POLL_S)):
         if is_so():
             return True
-        await asyncio.sleep(0.05)
-    return False
+        await asyncio.sleep(POLL_S)
+    return is_so()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -18,6 +19,7 @@ from stm_backends.testing.driver_checks.steps import (
     longest,
     mark_of,
     outcome,
+    require_network,
     usable,
 )
 from stm_backends.testing.workbench.check import Contract, check, not_asked
@@ -103,79 +105,83 @@ class Stepping(Contract):
         self, bench: Bench
     ) -> None:
         """The write has no condition, or one that another write leaves as it was, such as a number."""
-        judged = 0
-        for what, (first, second) in ONE_WINS.items():
-            async for place in _holding_each_answer(bench, what):
-                done = await _both(bench, place, first, second)
-                if done is None:
-                    continue
-                judged += 1
-                answers = [done.first, done.second]
-                must_be(sum(answers), 1, f"{what} expected the same version, so exactly one can win")
-                found = await place.beside.load(place.key)
-                winner = (first, second)[answers.index(True)]
-                body = found.body if found else None
-                expected = None if winner is _delete else b"%d" % (answers.index(True) + 1)
-                must_be(body, expected, f"of {what}, this write received True")
-        _must_be_judged(judged)
+
+        async def judge(place: _Place, what: str) -> int:
+            first, second = ONE_WINS[what]
+            done = await _both(bench, place, first, second)
+            if done is None:
+                return 0
+            answers = [done.first, done.second]
+            must_be(sum(answers), 1, f"{what} expected the same version, so exactly one can win")
+            found = await place.beside.load(place.key)
+            winner = (first, second)[answers.index(True)]
+            body = found.body if found else None
+            expected = None if winner is _delete else b"%d" % (answers.index(True) + 1)
+            must_be(body, expected, f"of {what}, this write received True")
+            return 1
+
+        _must_be_judged(await _each_paused(bench, ONE_WINS, judge))
 
     @check("driver.races")
     async def test_an_append_while_another_write_is_paused_is_not_lost(self, bench: Bench) -> None:
         """The tail is written as it was read; or a conflict with an append is answered as a lost race."""
-        judged = 0
-        for what, (first, after) in BESIDE_AN_APPEND.items():
-            async for place in _holding_each_answer(bench, what):
-                done = await _both(bench, place, first, _append_beside)
-                if done is None:
-                    continue
-                judged += 1
-                found = await place.beside.load(place.key)
-                if after is not None:
-                    must_be(done.first, True, f"an append does not change the version that {what} expects")
-                    must_be(found, after, f"an entry was appended while {what} was paused")
-                    continue
-                order = (b"late", b"c") if done.first < done.second else (b"c", b"late")
-                must_be(sorted((done.first, done.second)), [3, 4], "both entries were appended to two")
-                must_be(found, Record("initial", None, (b"a", b"b", *order)), "no entry is lost")
-        _must_be_judged(judged)
+
+        async def judge(place: _Place, what: str) -> int:
+            first, after = BESIDE_AN_APPEND[what]
+            done = await _both(bench, place, first, _append_beside)
+            if done is None:
+                return 0
+            found = await place.beside.load(place.key)
+            if after is not None:
+                must_be(done.first, True, f"an append does not change the version that {what} expects")
+                must_be(found, after, f"an entry was appended while {what} was paused")
+                return 1
+            order = (b"late", b"c") if done.first < done.second else (b"c", b"late")
+            must_be(sorted((done.first, done.second)), [3, 4], "both entries were appended to two")
+            must_be(found, Record("initial", None, (b"a", b"b", *order)), "no entry is lost")
+            return 1
+
+        _must_be_judged(await _each_paused(bench, BESIDE_AN_APPEND, judge))
 
     @check("driver.races")
     async def test_a_paused_write_does_not_bring_back_a_record_that_was_deleted(self, bench: Bench) -> None:
         """What is compared begins again with a new record under the key, as a count of writes does."""
-        judged = 0
-        for what, first in OVER_ANOTHER.items():
-            async for place in _holding_each_answer(bench, what):
-                done = await _both(bench, place, first, _delete_and_make_anew)
-                if done is None:
-                    continue
-                judged += 1
-                await _must_be_the_new_one(place, what, "was deleted and made anew")
-        _must_be_judged(judged)
+
+        async def judge(place: _Place, what: str) -> int:
+            done = await _both(bench, place, OVER_ANOTHER[what], _delete_and_make_anew)
+            if done is None:
+                return 0
+            await _must_be_the_new_one(place, what, "was deleted and made anew")
+            return 1
+
+        _must_be_judged(await _each_paused(bench, OVER_ANOTHER, judge))
 
     @check("driver.expiry")
     async def test_a_paused_write_does_not_bring_back_a_record_that_has_expired(self, bench: Bench) -> None:
         """The condition of a write cannot tell a new record from the one that expired under its key."""
-        judged = ended = 0
-        for what, first in OVER_ANOTHER.items():
-            if bench.quick and what not in ("an append", "a fold"):
-                continue
-            async for place in _holding_each_answer(bench, what, ttl=bench.tick):
+        ended = 0
 
-                async def expire(driver: Driver, key: Key, left_s: float = place.left_s) -> int:
-                    await bench.pass_time(left_s)
-                    return await _make_anew(driver, key)
+        async def judge(place: _Place, what: str) -> int:
+            nonlocal ended
 
-                done = await _both(bench, place, first, expire, longer=place.left_s)
-                if done is None:
-                    continue
-                ended += 1
-                if not done.meanwhile:
-                    # It waits for a lock of the first, so no one sees the record expired from here on.
-                    break
-                # One that was done before the expiry has made the record permanent.
-                if done.second == 1:
-                    judged += 1
-                    await _must_be_the_new_one(place, what, "had expired and was made anew")
+            async def expire(driver: Driver, key: Key) -> int:
+                await bench.pass_time(place.left_s)
+                return await _make_anew(driver, key)
+
+            done = await _both(bench, place, OVER_ANOTHER[what], expire, longer=place.left_s)
+            if done is None:
+                return 0
+            ended += 1
+            # If it waits for a lock of the first, no one sees the record expired from here on.
+            place.is_last = not done.meanwhile
+            # One that was done before the expiry has made the record permanent.
+            if place.is_last or done.second != 1:
+                return 0
+            await _must_be_the_new_one(place, what, "had expired and was made anew")
+            return 1
+
+        some = ("an append", "a fold") if bench.quick else OVER_ANOTHER
+        judged = await _each_paused(bench, some, judge, ttl=bench.tick)
         if not judged and ended:
             not_asked("its writes are one request each, or lock the record before they read it")
         _must_be_judged(judged)
@@ -186,12 +192,15 @@ class Stepping(Contract):
     ) -> None:
         """The time is taken before the write waits for its turn in the driver."""
         for _ in range(TRIES):
-            judged = late = 0
-            async for place in _holding_each_answer(bench, "a refused fold", ttl=bench.tick):
+            late = 0
+
+            async def judge(place: _Place, _: str) -> int:
+                nonlocal late
                 queued = await _queued(bench, place)
-                judged += queued is True
                 late += queued is None
-            if judged:
+                return queued is True
+
+            if await _each_paused(bench, ("a refused fold",), judge, ttl=bench.tick):
                 return
             if not late:
                 break
@@ -230,11 +239,12 @@ async def _queued(bench: Bench, place: _Place) -> bool | None:
     return None if is_late else True
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Place:
     """A record with two entries, its driver behind the proxy, another driver beside it, and the pause.
 
-    With a time to live, the record has expired once `left_s` have passed, and not before `expires`.
+    With a time to live, the record has expired once `left_s` have passed, and not before `expires`. One that
+    is set to be the last is followed by no other.
     """
 
     driver: Driver
@@ -243,6 +253,7 @@ class _Place:
     held: HeldAnswer
     left_s: float = 0.0
     expires: float = 0.0
+    is_last: bool = False
 
 
 class _Both(NamedTuple):
@@ -253,8 +264,54 @@ class _Both(NamedTuple):
     meanwhile: bool
 
 
+async def _each_paused(
+    bench: Bench,
+    writes: Iterable[str],
+    judge: Callable[[_Place, str], Awaitable[int]],
+    *,
+    ttl: float | None = None,
+) -> int:
+    """Pause each of the writes after each of its answers, and return the sum of what `judge` returns of them.
+
+    They are paused at once, because each may have to wait for another that waits for a lock. On a clock that
+    the check moves, what passes for one would pass for all.
+    """
+    require_network(bench)
+    latest: dict[str, Key] = {}
+
+    async def paused(what: str, *, is_marked: bool = True) -> tuple[int, bool]:
+        judged, is_held = 0, False
+        async with aclosing(_holding_each_answer(bench, what, is_marked=is_marked, ttl=ttl)) as places:
+            async for place in places:
+                latest[what] = place.key
+                judged += await judge(place, what)
+                is_held = is_held or place.held.happened
+        return judged, is_held
+
+    at_once = ttl is None or bench.datastore.waits
+    found: dict[str, tuple[int, bool]] = {}
+    tasks: dict[str, asyncio.Task[tuple[int, bool]]] = {}
+    try:
+        for what in writes:
+            tasks[what] = asyncio.create_task(paused(what))
+            if not at_once:
+                await asyncio.wait([tasks[what]])
+        await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_EXCEPTION)
+        for what, task in tasks.items():
+            if task.done():
+                if task.exception() is not None and what in latest:
+                    # The history is of the record that it mentions last.
+                    bench.history.say(f"that was {what}", latest[what])
+                found[what] = task.result()
+    finally:
+        await end(*tasks.values())
+    # Where requests cannot be read, such as with hashed keys, answers to any request count.
+    unread = [await paused(what, is_marked=False) for what, (_, is_held) in found.items() if not is_held]
+    return sum(judged for judged, _ in (*found.values(), *unread))
+
+
 async def _holding_each_answer(
-    bench: Bench, what: str, *, ttl: float | None = None
+    bench: Bench, what: str, *, is_marked: bool, ttl: float | None
 ) -> AsyncGenerator[_Place]:
     """Yield a record once for each answer of an operation, after which the next operation on it is paused.
 
@@ -264,24 +321,20 @@ async def _holding_each_answer(
     beside = await bench.driver()
     whole_s = EXPIRED * (ttl or 0.0)
     left_s = min(whole_s, driver.traits.deadline / 2)
-    for is_marked in (True, False):
-        number = 0
-        for number in range(MOST_ANSWERS):
-            key = bench.key()
-            await beside.append(key, b"a", initial_version="initial", ttl=ttl)
-            expires = time.monotonic() + (ttl or 0.0)
-            await beside.append(key, b"b", initial_version="initial", ttl=ttl)
-            await usable(driver, key)
-            if whole_s > left_s:
-                await bench.pass_time(whole_s - left_s)
-            bench.history.say(f"{what} is paused after answer {number + 1}", key)
-            held = proxy.hold_answer(mark_of(key) if is_marked else b"", skip=number)
-            yield _Place(driver, beside, key, held, left_s, expires)
-            held.release()
-            if not held.happened:
-                break
-        # Where requests cannot be read, such as with hashed keys, answers to any request count.
-        if is_marked and number:
+    for number in range(MOST_ANSWERS):
+        key = bench.key()
+        await beside.append(key, b"a", initial_version="initial", ttl=ttl)
+        expires = time.monotonic() + (ttl or 0.0)
+        await beside.append(key, b"b", initial_version="initial", ttl=ttl)
+        await usable(driver, key)
+        if whole_s > left_s:
+            await bench.pass_time(whole_s - left_s)
+        bench.history.say(f"{what} is paused after answer {number + 1}", key)
+        held = proxy.hold_answer(mark_of(key) if is_marked else b"", skip=number)
+        place = _Place(driver, beside, key, held, left_s, expires)
+        yield place
+        held.release()
+        if place.is_last or not held.happened:
             return
 
 

@@ -57,10 +57,15 @@ def full_of_largest(traits: Traits) -> int | None:
     return count if (count + 1) * (most - traits.overhead) > traits.max_record else None
 
 
-async def behind(bench: Bench) -> tuple[Proxy, Driver]:
-    """Return a proxy before the datastore, and a driver behind it; else end the check."""
+def require_network(bench: Bench) -> None:
+    """End the check where nothing can be put before the datastore."""
     if bench.datastore.through is None:
         not_asked(no_network(bench.datastore))
+
+
+async def behind(bench: Bench) -> tuple[Proxy, Driver]:
+    """Return a proxy before the datastore, and a driver behind it; else end the check."""
+    require_network(bench)
     proxy, key = bench.proxy(), bench.key()
     driver = await persistently(lambda: bench.driver_at(proxy.address))
     await persistently(lambda: driver.load(key))

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 import stm_backends
 from stm_backends.drivers.contract import CONTRACT
 from stm_backends.testing.runner.selection import SLOW, UNREACHED, UNSELECTED, is_installed
-from stm_backends.testing.workbench.check import WOULD_WRITE
+from stm_backends.testing.workbench.check import TOO_SLOW, WOULD_WRITE
 from stm_backends.testing.workbench.clauses import CLAUSES, Clause
 
 Outcome: TypeAlias = Literal["passed", "failed", "not asked", "opted out", "left out"]
@@ -172,7 +172,7 @@ class Run:
         return 1 if _NETWORK in wanted else 2 if wanted else 3
 
     def unasked(self) -> str:
-        """Return in one line what was not asked for want of a means and what would ask it, or `""`."""
+        """Return in one line what was not asked, for want of a means or of time, and how to, or `""`."""
         wanted, parts = self.wanted(), list[str]()
         if network := wanted.pop(_NETWORK, []):
             reasons = (result.reason.partition(": ")[2] for result in network)
@@ -188,6 +188,8 @@ class Run:
             parts.append(f"{counted(len(checks))} with {names}: a test class")
         if large:
             parts.append(f"{counted(len(large))} of full records: a smaller `max_record_bytes` or the like")
+        if slow := [result for result in self.of("not asked") if result.reason.startswith(TOO_SLOW)]:
+            parts.append(f"{counted(len(slow))} for which this was too slow: a quicker machine or datastore")
         return f"not asked, and what would ask it: {'; '.join(parts)}" if parts else ""
 
     def extent(self) -> str:

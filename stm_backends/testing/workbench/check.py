@@ -170,6 +170,15 @@ def would_write(size: int) -> str:
     )
 
 
+TOO_SLOW: Final = "too slow here: "
+"""How the reason begins of a check that was not asked, or not in full, because operations took too long."""
+
+
+def too_slow(what: str) -> str:
+    """Return why a check is not asked that a quicker machine or datastore would have asked."""
+    return f"{TOO_SLOW}{what}"
+
+
 def check(
     clause: str, *, slow: bool | Mapping[str, Collection[object]] = False, timed: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:

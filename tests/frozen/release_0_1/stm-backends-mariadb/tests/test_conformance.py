@@ -127,5 +127,4 @@ class TestMariadbDriver(DriverContract):
                 cut=cut,
                 stored=stored,
                 peek=peek,
-                tick=2.0,
             )
