@@ -64,6 +64,8 @@ def read(path: Path) -> Iterator[HeldOut]:
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             content = json.loads(line)
+            if "messages" not in content:
+                sys.exit(f"{path}, line {number}: no `messages`; `--help` has the form of a line")
             messages = content["messages"]
             shape = content.get("shape") or shape_of(*messages).name
             yield HeldOut(str(content.get("id", number)), shape, messages)
@@ -216,7 +218,9 @@ class Check:
 
 def main() -> None:
     """Check files, and print what was found."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage=argparse.SUPPRESS
+    )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--url", help="a datastore without the tenant `held-out`")
     arguments = parser.parse_args()

@@ -350,7 +350,7 @@ def as_turn_id(turn_id: object | None) -> str:
         return os.urandom(16).hex()
     if not isinstance(turn_id, str) or not turn_id:
         what = "empty" if turn_id == "" else f"{type(turn_id).__name__}, not a string"
-        raise InvalidState(f"turn_id is {what}; omit it to get a new one")
+        raise InvalidState(f"the id of a turn or of messages is {what}; omit it to get a new one")
     return turn_id
 
 

@@ -11,6 +11,8 @@ import random
 from collections.abc import AsyncGenerator
 from typing import Any, Final, NamedTuple
 
+from botocore.exceptions import NoRegionError  # pyright: ignore[reportMissingTypeStubs]
+
 from stm_backends.drivers.tls_files import require_files
 from stm_backends.errors import ConfigurationError
 from stm_backends_dynamo.errors import (
@@ -174,6 +176,10 @@ async def make_client(settings: DynamoSettings) -> AsyncGenerator[Any]:
         except (BotoCoreError, ValueError) as error:
             if meaning(error) is not None:
                 raise
+            if isinstance(error, NoRegionError):
+                raise ConfigurationError(
+                    "no region: give one, as in dynamodb://TABLE?region=eu-west-1, or set AWS_DEFAULT_REGION"
+                ) from None
             # Its message may quote a value.
             raise ConfigurationError(
                 "no client for DynamoDB can be made with these settings; check region, profile, endpoint_url,"

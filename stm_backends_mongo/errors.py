@@ -54,7 +54,13 @@ _REASONS: Final[dict[str, str]] = {
 
 _CODES: Final[dict[int, Meaning]] = {
     13: (Denied, "this user lacks permission in this database"),
-    18: (Denied, "MongoDB does not accept these credentials"),
+    18: (
+        Denied,
+        (
+            "MongoDB does not accept these credentials; it looks for the user in the database of the URL's "
+            "path, or in the one that authSource names, as in authSource=admin"
+        ),
+    ),
     8000: (Denied, "MongoDB Atlas does not accept these credentials"),
     50: (OutcomeUnknown, _LATE),
     262: (OutcomeUnknown, _LATE),

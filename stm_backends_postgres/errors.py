@@ -44,7 +44,13 @@ _STATES: Final[dict[str, Meaning]] = {
     "23": (Corrupt, _ALTERED),
     "25006": (Unavailable, "the server or the connection is read-only; the server may have become a standby"),
     "26": (Unavailable, _POOLER),
-    "28": (Denied, "the server did not accept the user and the password, or the certificate"),
+    "28": (
+        Denied,
+        (
+            "the server did not accept the user and the password, or the certificate; in a URL they are "
+            "percent-encoded: postgresql://user:password@host/database"
+        ),
+    ),
     "3D": (Unavailable, "there is no such database"),
     "3F": (Unavailable, MISSING),
     "40003": (OutcomeUnknown, "the server does not know whether the statement was completed"),

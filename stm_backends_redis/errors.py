@@ -42,7 +42,13 @@ _NO_CLUSTER: Final[Meaning] = (
     Unavailable,
     "no node of the cluster answered; if it is not a cluster, its URL begins with redis://",
 )
-_LOGIN: Final[Meaning] = (Denied, "the server does not accept this user and password")
+_LOGIN: Final[Meaning] = (
+    Denied,
+    (
+        "the server does not accept this user and password, or wants some; in a URL, percent-encoded: "
+        "redis://user:password@host"
+    ),
+)
 _FORBIDDEN: Final[Meaning] = (
     Denied,
     "this user lacks permission for a command or a key that the driver uses",

@@ -33,7 +33,7 @@ PAGE = 50
 async def model(messages: Sequence[Message]) -> AsyncIterator[str]:
     """Answer word by word, as a script says; yours asks a provider, with the same messages."""
     question = str(messages[-1]["content"])
-    words: Any = f"You said “{question}”. I was shown {len(messages)} messages.".split()
+    words: Any = f"You said “{question}”. Messages that I was shown: {len(messages)}.".split()
     if question.startswith("think"):
         await asyncio.sleep(3600)
     if question.startswith("count"):
@@ -180,6 +180,13 @@ async def fork(chat: Chat, copy: Copy) -> None:
 # What was said, and what there is
 
 
+def told(message: Message) -> str:
+    """Return what people read of a message: its text, else which tools it calls, or what one returned."""
+    shape = SHAPES["openai"]
+    calls = ", ".join(f"calls {call.name}" for call in shape.calls(message))
+    return shape.text(message) or calls or "\n".join(result.text for result in shape.results(message))
+
+
 @app.get("/api/chats/{chat}")
 async def history(
     chat: Chat,
@@ -193,15 +200,14 @@ async def history(
     With a revision, as they were before the edit that ended it.
     """
     page = await chat.history(before=before, after=after, at=at, limit=PAGE, revision=revision)
-    shape = SHAPES["openai"]
     numbers = [*(one.number for one in page.messages), *page.missing]
     first, last = min(numbers, default=0), max(numbers, default=page.newest)
     return {
         "messages": [
             {
                 "number": one.number,
-                "role": shape.role(one.message),
-                "text": shape.text(one.message),
+                "role": SHAPES["openai"].role(one.message),
+                "text": told(one.message),
                 "cut": one.cut,
             }
             for one in page.messages

@@ -149,9 +149,9 @@ def checked_changes(**changes: Any) -> Content:
     given = {name: value for name, value in changes.items() if value is not None}
     title, metadata = given.get("title", ""), given.get("metadata", {})
     if not isinstance(title, str) or len(title) > TITLE_CHARACTERS:
-        raise InvalidState(f"title is a string of at most {TITLE_CHARACTERS} characters")
+        raise InvalidState(f"title must be a string of at most {TITLE_CHARACTERS} characters")
     if not isinstance(metadata, Mapping):
-        raise InvalidState("metadata is an object")
+        raise InvalidState("metadata must be an object")
     if "metadata" in given:
         given["metadata"] = stored = dict(cast("Mapping[str, Any]", metadata))
         require_json(stored, "metadata")

@@ -51,8 +51,11 @@ def list_in(value: object) -> list[Any]:
 def role_called(called: object, shape: str) -> Role:
     """Return the role that providers call so. Raises `InvalidState` for anything else."""
     if (role := _ROLES.get(text_in(called).lower())) is None:
-        expected = ", ".join(sorted(_ROLES))
-        raise InvalidState(f"a message has no role that the shape {shape!r} has; expected one of {expected}")
+        usual = dict.fromkeys(_ROLES.values())
+        others = ", ".join(sorted(_ROLES.keys() - usual))
+        raise InvalidState(
+            f"a message has no role that the shape {shape!r} has; expected {', '.join(usual)}; also {others}"
+        )
     return role
 
 

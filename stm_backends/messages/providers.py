@@ -410,5 +410,6 @@ def as_shape(shape: Shape | str | None, messages: Sequence[Message]) -> Shape:
     found = SHAPES.get(shape) if isinstance(shape, str) else shape
     if not isinstance(found, Shape):
         expected = ", ".join(SHAPES)
-        raise ConfigurationError(f"shape must be a Shape or one of {expected}; not {type(shape).__name__}")
+        unknown = "another name" if isinstance(shape, str) else type(shape).__name__
+        raise ConfigurationError(f"shape must be a Shape or one of {expected}; not {unknown}")
     return found

@@ -15,7 +15,7 @@ from stm_backends import Conversation, open_backend
 
 fastapi = pytest.importorskip("fastapi.testclient")
 CHAT = Path(__file__).parents[2] / "examples" / "chat"
-ANSWER = "You said “{}”. I was shown {} messages."
+ANSWER = "You said “{}”. Messages that I was shown: {}."
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ def worker_of(page: Page) -> int:
     return int(re.findall(r"\d+", status.inner_text())[0])
 
 
-ANSWER = "You said “{}”. I was shown {} messages."
+ANSWER = "You said “{}”. Messages that I was shown: {}."
 
 
 def test_two_windows_in_one_conversation_show_the_same(window: Callable[..., Page]) -> None:

@@ -139,7 +139,10 @@ async def test_a_missing_region_is_a_configuration_error(monkeypatch, tmp_path):
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    for options, says in (({}, "region"), ({"profile": "nobody", "region": "eu-west-1"}, "ProfileNotFound")):
+    for options, says in (
+        ({}, r"dynamodb://TABLE\?region="),
+        ({"profile": "nobody", "region": "eu-west-1"}, "ProfileNotFound"),
+    ):
         driver = open_driver("dynamodb://table", **SECRETS, **options)
         with pytest.raises(ConfigurationError, match=says):
             await driver.open()

@@ -351,7 +351,10 @@ def test_a_checked_message_shares_nothing_with_the_given_one() -> None:
     [{}, {"role": "robot", "content": "x"}, {"role": 1}, {"content": "x"}, {"type": "remove", "data": {}}],
 )
 def test_a_message_without_a_role_is_refused_with_what_was_expected(message: Message) -> None:
-    with pytest.raises(InvalidState, match=r"has no role that the shape '.*' has; expected one of ai, "):
+    with pytest.raises(
+        InvalidState,
+        match=r"the shape '.*' has; expected system, user, assistant, tool; also ai, ",
+    ):
         window("", [message], max_tokens=100, estimate=len)
 
 
