@@ -30,7 +30,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from stm_backends.admin.dead_pages import IMPORTING_S, DeadPages, imported_after, transcript_of
 from stm_backends.admin.describing import catalogue_on
-from stm_backends.catalogue.card import SLOT_S, slot_of
+from stm_backends.catalogue.card import SLOT_S, hour_of, slot_of
 from stm_backends.catalogue.word_index import WordIndex
 from stm_backends.drivers.checks import require_seconds
 from stm_backends.drivers.contract import ANY, AnyType, Driver, Key, Record
@@ -483,7 +483,7 @@ class Purge:
         several = Counter(keys.slot_and_card(name)[1] for name in names)
         for name in names:
             slot, card = keys.slot_and_card(name)
-            if slot <= latest:
+            if hour_of(slot) <= latest:
                 continue
             is_left = card not in left & there
             if is_left or (several[card] > 1 and not await self._catalogue.is_at(Key(cards, card), slot)):
