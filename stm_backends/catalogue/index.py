@@ -251,7 +251,7 @@ class Catalogue:
             if before is None and ttl is KEEP:
                 life = await self._directory.life_of(*owner)
                 lives = None if life is None else max(life, self._driver.traits.min_ttl)
-                # Names of the same hour that touches have put are behind this one, so that readers remove them.
+                # Names of this hour that touches have put are behind this one, so that readers remove them.
                 after = {**after, "slot": hour_of(after["slot"]), "guessed": True}
             else:
                 lives = self._life_left(before) if before is not None and ttl is KEEP else lives
