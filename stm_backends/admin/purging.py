@@ -13,6 +13,8 @@ See docs/decisions/0033-purge-empties-and-lets-expire.md.
 An item log is ended before that, by an entry which takes effect only if nothing has come since it was judged:
 else an addition on the condition that nothing came after what was judged would be accepted once that is gone.
 
+What was popped from a log that stays is removed, too, from the record and from pages.
+
 A transcript is shortened by the times of its turns: whole pages go whose turns are all older; see
 `records.shortening` and docs/decisions/0063-pages-in-administration.md.
 """
@@ -46,6 +48,7 @@ from stm_backends.errors import (
     located,
 )
 from stm_backends.history import items
+from stm_backends.history.log import ItemLog
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.units import stored_unit
 from stm_backends.records import keys, ledger, operations
@@ -225,6 +228,8 @@ class Purge:
                 await operations.each(operations.names(self._driver, scope), judge)
         if self._transcripts_older_than is not None:
             await self._transcripts(tenant, user, self._transcripts_older_than)
+        if not self._dry_run and (self._older_than, self._transcripts_older_than) != (None, None):
+            await self._forget_popped(tenant, user)
         await self._remove_pages(await self._dead_pages.of_user(tenant, user))
         scopes = [keys.scope(tenant, user, kind) for kind in keys.KINDS]
         await self._left_over(keys.scope(tenant, user, "part"), scopes)
@@ -420,6 +425,23 @@ class Purge:
             return newest is not None and newest <= now - older_than
 
         return await self._shortening.by_page(key, bodies, transcript, is_old)
+
+    async def _forget_popped(self, tenant: str, user: str) -> None:
+        """Remove what was popped from the logs of a user. What cannot be read was counted before."""
+        life: list[float | None] = []
+        for kind in keys.LOG_KINDS:
+
+            async def forget(name: str, kind: keys.LogKind = kind) -> None:
+                if not life:
+                    # Nobody says how long a log lives; no longer than its user is listed.
+                    known = await self._directory.life_of(tenant, user)
+                    life.append(None if known is None else max(known, self._driver.traits.min_ttl))
+                key = MemoryKey(tenant, user, keys.unname(name))
+                log = ItemLog(self._driver, key, kind, codec=self._codec, ttl_s=life[0], clock=self._clock)
+                with suppress(Corrupt):
+                    await log.forget_popped()
+
+            await operations.each(operations.names(self._driver, keys.scope(tenant, user, kind)), forget)
 
     async def _forget_shortened(self, kind: Kind, key: Key) -> None:
         """Remove the words of the turns that a transcript has lost."""
