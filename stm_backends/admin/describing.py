@@ -62,6 +62,7 @@ async def describe(
         min((one.created for one in found if one.created), default=0.0),
         next((one.usage for one in found if one.usage is not None), None),
         next((one.title for one in found if one.title), ""),
+        last.is_answered,
     )
 
 

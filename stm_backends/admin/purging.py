@@ -13,6 +13,8 @@ See docs/decisions/0033-purge-empties-and-lets-expire.md.
 An item log is ended before that, by an entry which takes effect only if nothing has come since it was judged:
 else an addition on the condition that nothing came after what was judged would be accepted once that is gone.
 
+What was popped from a log that stays is removed, too, from the record and from pages.
+
 A transcript is shortened by the times of its turns: whole pages go whose turns are all older; see
 `records.shortening` and docs/decisions/0063-pages-in-administration.md.
 """
@@ -30,7 +32,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from stm_backends.admin.dead_pages import IMPORTING_S, DeadPages, imported_after, transcript_of
 from stm_backends.admin.describing import catalogue_on
-from stm_backends.catalogue.card import SLOT_S, slot_of
+from stm_backends.catalogue.card import SLOT_S, hour_of, slot_of
 from stm_backends.catalogue.word_index import WordIndex
 from stm_backends.drivers.checks import require_seconds
 from stm_backends.drivers.contract import ANY, AnyType, Driver, Key, Record
@@ -46,6 +48,7 @@ from stm_backends.errors import (
     located,
 )
 from stm_backends.history import items
+from stm_backends.history.log import ItemLog
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.units import stored_unit
 from stm_backends.records import keys, ledger, operations
@@ -225,6 +228,8 @@ class Purge:
                 await operations.each(operations.names(self._driver, scope), judge)
         if self._transcripts_older_than is not None:
             await self._transcripts(tenant, user, self._transcripts_older_than)
+        if not self._dry_run and (self._older_than, self._transcripts_older_than) != (None, None):
+            await self._forget_popped(tenant, user)
         await self._remove_pages(await self._dead_pages.of_user(tenant, user))
         scopes = [keys.scope(tenant, user, kind) for kind in keys.KINDS]
         await self._left_over(keys.scope(tenant, user, "part"), scopes)
@@ -421,6 +426,23 @@ class Purge:
 
         return await self._shortening.by_page(key, bodies, transcript, is_old)
 
+    async def _forget_popped(self, tenant: str, user: str) -> None:
+        """Remove what was popped from the logs of a user. What cannot be read was counted before."""
+        life: list[float | None] = []
+        for kind in keys.LOG_KINDS:
+
+            async def forget(name: str, kind: keys.LogKind = kind) -> None:
+                if not life:
+                    # Nobody says how long a log lives; no longer than its user is listed.
+                    known = await self._directory.life_of(tenant, user)
+                    life.append(None if known is None else max(known, self._driver.traits.min_ttl))
+                key = MemoryKey(tenant, user, keys.unname(name))
+                log = ItemLog(self._driver, key, kind, codec=self._codec, ttl_s=life[0], clock=self._clock)
+                with suppress(Corrupt):
+                    await log.forget_popped()
+
+            await operations.each(operations.names(self._driver, keys.scope(tenant, user, kind)), forget)
+
     async def _forget_shortened(self, kind: Kind, key: Key) -> None:
         """Remove the words of the turns that a transcript has lost."""
         record = await self._driver.load(key, last=0)
@@ -483,7 +505,7 @@ class Purge:
         several = Counter(keys.slot_and_card(name)[1] for name in names)
         for name in names:
             slot, card = keys.slot_and_card(name)
-            if slot <= latest:
+            if hour_of(slot) <= latest:
                 continue
             is_left = card not in left & there
             if is_left or (several[card] > 1 and not await self._catalogue.is_at(Key(cards, card), slot)):

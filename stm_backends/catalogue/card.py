@@ -13,7 +13,9 @@
 ```
 
 `slot` is the hour of the last activity, counted backwards, so that names that begin with it are in the order
-of a list: latest first. Other fields are those of a newer version of this library and are kept.
+of a list: latest first. It may also say up to which millisecond of the hour the last activity is, counted
+backwards as well. So the names of an hour need not all be read. Other fields are those of a newer version of
+this library and are kept.
 """
 
 from __future__ import annotations
@@ -31,7 +33,19 @@ from stm_backends.records.usage import Sums
 from stm_backends.types import MemoryKey
 
 SLOT_S: Final = 3600
-"""For how many seconds a conversation keeps its name in the index."""
+"""For how many seconds a conversation keeps its name in the index, if it goes on."""
+
+GOES_ON_S: Final = 60
+"""For how many seconds a new name allows for activities after the one that it was put for.
+
+Later touches within them leave the name. A process touches a conversation as often.
+"""
+
+_HOUR: Final = 8
+_MOMENT: Final = 15
+"""How many characters of a slot say the hour, and how many with them the millisecond."""
+
+_MOVED: Final = "~"
 
 PREVIEW_CHARACTERS: Final = 120
 TITLE_CHARACTERS: Final = 500
@@ -52,7 +66,8 @@ class Activity:
     `counts` has how many turns or items there are in the record of each kind; `None` where that is unknown.
     `preview` is the beginning of the last message, and `opening` that of the oldest known one. `created` is
     when the first turn or item was added, 0 if that is unknown. `usage` is what all answers took; `None` if
-    the record was not read. `title` is that of the summarizer, if it has given one.
+    the record was not read. `title` is that of the summarizer, if it has given one. It `is_answered` if it
+    is known to end with an answer, after which nothing more is expected at once.
     """
 
     counts: Mapping[str, int | None]
@@ -62,6 +77,7 @@ class Activity:
     created: float = 0.0
     usage: Sums | None = None
     title: str = ""
+    is_answered: bool = False
 
 
 Look: TypeAlias = Callable[[], Activity | None]
@@ -91,9 +107,37 @@ class Card:
     kinds: tuple[str, ...] = ()
 
 
-def slot_of(at: float) -> str:
-    """Return the slot of a time in epoch seconds: the later, the smaller."""
-    return f"{0xFFFFFFFF - int(max(at, 0.0) // SLOT_S):08x}"
+def slot_of(at: float, within: float = SLOT_S) -> str:
+    """Return a slot that allows for activities from a time in epoch seconds on: the later, the smaller.
+
+    It allows for them for so many seconds, at most to the end of the hour, and by default to its end.
+    """
+    hour, passed = divmod(int(1_000 * max(at, 0.0)), 1_000 * SLOT_S)
+    left, name = 1_000 * SLOT_S - 1 - passed - int(1_000 * within), f"{0xFFFFFFFF - hour:0{_HOUR}x}"
+    return f"{name}~{left:06x}" if left > 0 else name
+
+
+def hour_of(slot: str) -> str:
+    """Return the part of a slot by which a list is sorted first."""
+    return slot[:_HOUR]
+
+
+def is_before(slot: str, at: float) -> bool:
+    """Say whether all activities of a slot, and of those that sort after it, are before a time."""
+    return slot_of(at, 0) < slot[:_MOMENT]
+
+
+def _slot_after(slot: str, at: float, within: float) -> str:
+    """Return the slot of a conversation after an activity: the one that it had, if that allows for it.
+
+    Within an hour, it changes twice at most: a conversation that goes on is not to be named each minute.
+    """
+    if hour_of(slot) != slot_of(at):
+        return slot_of(at, within)
+    if not is_before(slot, at):
+        return slot
+    again = slot_of(at, GOES_ON_S)
+    return slot_of(at) if slot.endswith(_MOVED) or again == slot_of(at) else f"{again}{_MOVED}"
 
 
 def beginning_of(text: str) -> str:
@@ -133,7 +177,7 @@ def after_activity(
     used = said.get("usage") if seen.usage is None else usage.dump(seen.usage) if seen.usage else None
     return {
         **{name: value for name, value in old.items() if name not in ("named", "usage")},
-        "slot": slot_of(at),
+        "slot": _slot_after(old.get("slot", ""), at, 0 if seen.is_answered else GOES_ON_S),
         "at": at,
         "created": old.get("created") or min(seen.created or at, at),
         "counts": {**said.get("counts", {}), **counts},

@@ -147,7 +147,7 @@ class Conversations:
             most -= len(some)
             looked = await operations.together(some, look_at) if some else []
             for (where, content), one in zip(some, looked, strict=True):
-                place = Place(content["slot"], -content["at"], where.name)
+                place = Place.of(where.name, content)
                 found += [one] if one.matches else []
                 if len(found) == limit:
                     return Results(tuple(found), _text_of(place))

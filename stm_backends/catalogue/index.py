@@ -1,7 +1,8 @@
 """The cards of a user's conversations and the index that lists them: how both are written and read.
 
 - `tenant:user:card`, named by the session: the card.
-- `tenant:user:recent`, named `slot:session`: nothing but the name. A scan finds the latest slot first.
+- `tenant:user:recent`, named `slot:session`: nothing but the name. A scan finds the latest slot first, and
+  within an hour first those that say nothing of the moment.
 
 The card decides. A change of slot puts the new name, then writes the card, then deletes the old name, so
 that a conversation is in the index at every moment, wherever a process is killed. A name that is behind its
@@ -26,7 +27,17 @@ from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
 from stm_backends import races
-from stm_backends.catalogue.card import SLOT_S, Activity, Content, after_activity, card_of
+from stm_backends.catalogue.card import (
+    GOES_ON_S,
+    SLOT_S,
+    Activity,
+    Content,
+    after_activity,
+    card_of,
+    hour_of,
+    is_before,
+    slot_of,
+)
 from stm_backends.drivers.contract import ANY, KEEP, Driver, KeepType, Key, Record
 from stm_backends.drivers.tasks import all_of
 from stm_backends.errors import Corrupt, KeyMismatch, SealMismatch, Unavailable, located
@@ -44,7 +55,10 @@ Changed: TypeAlias = Callable[[Content | None], Awaitable[Content | None]]
 """Returns the card to write instead of the stored one; `None` for no change."""
 
 SPARE: Final = 14
-"""How many names more than cards a page reads: a page that ends within a slot needs the rest of the slot."""
+"""How many names more than cards a page reads: a page that ends within a slot needs the rest of the slot.
+
+If these do not suffice, each further scan reads as many as all before it.
+"""
 
 
 class _Written(NamedTuple):
@@ -58,9 +72,14 @@ class _Written(NamedTuple):
 class Place(NamedTuple):
     """The place of a card in a list: latest first."""
 
-    slot: str
+    hour: str
     before: float
     name: str
+
+    @staticmethod
+    def of(name: str, content: Content) -> Place:
+        """Return the place of a card with this name."""
+        return Place(hour_of(content["slot"]), -content["at"], name)
 
 
 class Catalogue:
@@ -232,7 +251,8 @@ class Catalogue:
             if before is None and ttl is KEEP:
                 life = await self._directory.life_of(*owner)
                 lives = None if life is None else max(life, self._driver.traits.min_ttl)
-                after = {**after, "guessed": True}
+                # Names of this hour that touches have put are behind this one, so that readers remove them.
+                after = {**after, "slot": hour_of(after["slot"]), "guessed": True}
             else:
                 lives = self._life_left(before) if before is not None and ttl is KEEP else lives
                 await self._directory.note(*owner, ttl=lives)
@@ -339,17 +359,20 @@ class Catalogue:
         With `wanted`, only the cards for which that holds, by a slot and the name of the card.
 
         Waits twice: for a scan of names, and for the loads of their cards at once. It waits more where one
-        hour has more conversations than a page.
+        hour has more conversations than a page, of which many went on for minutes, and once more for a page
+        that begins within such an hour.
         """
         scope, cards = keys.scope(tenant, user, "recent"), keys.scope(tenant, user, "card")
-        found, position = dict[str, Content](), "" if after is None else after.slot
+        found, position, most = dict[str, Content](), "" if after is None else after.hour, limit + SPARE
+        # The names of the hour before this one are of cards that were shown.
+        begins, read = "" if after is None else slot_of(-after.before, GOES_ON_S), 0
         while True:
-            most = limit + SPARE
             page = await self._driver.scan(
                 scope, after=position, limit=most if wanted is None else operations.PAGE
             )
             names, position = page.names, page.after
             end = names[-1:]
+            names = [name for name in names if not _is_skipped(keys.slot_and_card(name)[0], begins)]
             if wanted is not None:
                 names = [name for name in names if wanted(*keys.slot_and_card(name))]
                 if len(names) > most:
@@ -359,9 +382,14 @@ class Catalogue:
             found |= await self._cards_of(cards, names)
             listed = _in_order(found, after)
             slot = keys.slot_and_card(end[0])[0] if end else ""
-            # The slot in which this page of cards ends is to be complete.
-            if position is None or (len(listed) > limit and slot > listed[limit - 1].slot):
+            # All that may belong before the end of this page of cards is to be read.
+            if position is None or (len(listed) > limit and is_before(slot, -listed[limit - 1].before)):
                 break
+            read += len(page.names)
+            most = max(most, read)
+            if _is_skipped(slot, begins):
+                # Some of the next names may be of cards that were shown, too.
+                position, most = begins, 2 * most
         shown = listed[:limit]
         last = shown[-1] if shown and (len(listed) > limit or position is not None) else None
         return [(Key(cards, one.name), found[one.name]) for one in shown], last
@@ -403,7 +431,12 @@ def _recent(where: Key, slot: str) -> Key:
     return keys.recent_key(*keys.owner_of(where.scope), slot, where.name)
 
 
+def _is_skipped(slot: str, begins: str) -> bool:
+    """Say whether a slot is of the hour of `begins` and before it; not those that say no moment."""
+    return slot != hour_of(slot) == hour_of(begins) and slot < begins
+
+
 def _in_order(found: dict[str, Content], after: Place | None) -> list[Place]:
     """Return the places of cards beyond a place, in order."""
-    places = sorted(Place(card["slot"], -card["at"], name) for name, card in found.items())
+    places = sorted(Place.of(name, card) for name, card in found.items())
     return places if after is None else [place for place in places if place > after]

@@ -325,6 +325,16 @@ class Log:
         """Say whether an entry was folded in, as far as that is remembered."""
         return entry_id in self.folded.forgotten
 
+    def with_pops_until(self, at: float) -> int | None:
+        """Return how many of the oldest entries to fold so that nothing that was popped by a time stays.
+
+        `None` if there is no such pop.
+        """
+        until = [place for place, one in enumerate(self.entries, 1) if isinstance(one, Pop) and one.at <= at]
+        if until:
+            return until[-1]
+        return 0 if any(removal.at <= at for removal in self.folded.popped.values()) else None
+
     def head(self, count: int) -> Log:
         """Return the log as it was with the oldest `count` entries alone."""
         return self if count == self.length else Log(self.version, self.folded, self.entries[:count])

@@ -415,7 +415,7 @@ class ItemLog:
     async def pop(self) -> Item | None:
         """Remove the last item and return it; `None` if the log is empty.
 
-        Two concurrent calls return two different items. If the log is cleared during the call, the result may
+        It is stored until the log is folded, or a purge by age removes it. Two concurrent calls return two different items. If the log is cleared during the call, the result may
         be `None`. Takes three round trips, more if the log is full, or the item in a page. A call that is
         cancelled has ended when the cancellation is raised: an item may have been removed, and none is
         removed later. Raises `OutcomeUnknown` if an item may have been removed and cannot be returned.
@@ -499,6 +499,27 @@ class ItemLog:
             return Lost(found.log.version) if done is False else done is True
 
         return await contend(attempt) or False
+
+    async def forget_popped(self) -> bool:
+        """Remove what pops have removed from wherever it is still stored; returns whether there was any.
+
+        Not what was popped within ten deadlines: the process that popped it may not have read it yet.
+        """
+        keep_for, done = REMEMBERED_FOR * self._driver.traits.deadline, False
+
+        async def attempt() -> bool | Lost:
+            found = await self._load("fold")
+            count = found.log.with_pops_until(self._clock() - keep_for)
+            folded = None if count is None else await self._fold(found, count)
+            return Lost(found.log.version) if folded is False else folded is True
+
+        while await contend(attempt):
+            done = True
+        log = (await self._load("fold", 0)).log
+        paged, now = log.folded.transcript, self._clock()
+        if paged is None or any(removal.at > now - keep_for for removal in log.folded.popped.values()):
+            return done
+        return (paged.rev > 0 and await self._pages.forget_removed(self._where, paged)) or done
 
     async def activity(self) -> Activity | None:
         """Return the last activity that the log shows; `None` if no item is in it."""

@@ -343,34 +343,66 @@ class Pages:
             one for one in await listed(self._driver, key, epoch) if keys.page_number(one.name) >= least
         ]
 
-        def scrubbed(value: bytes) -> bytes | None:
+        await self._rewrite(places, lambda content: _scrubbed(content, _is_edited(patches), patches))
+
+    async def forget_removed(self, key: Key, transcript: Transcript) -> bool:
+        """Take out of pages the items that were removed from their end; returns whether there were any.
+
+        They are those of earlier revisions: of numbers from `base` on, and of numbers that later items have.
+        """
+        numbered: dict[int, list[Key]] = {}
+        for place in await listed(self._driver, key, transcript.epoch):
+            numbered.setdefault(keys.page_number(place.name), []).append(place)
+        done = False
+        for page, places in numbered.items():
+            start, end = max(page * TURNS, transcript.first), min((page + 1) * TURNS, transcript.base)
+            counted = await self.between(key, transcript, start, end)
+            revs = {number: copy.rev for number, copy in counted.items()}
+
+            def is_old(
+                number: int, turn: Mapping[str, Any], rev: int, revs: Mapping[int, int] = revs
+            ) -> bool:
+                del turn
+                # Another process may be storing items of this revision from `base` on at this moment.
+                return rev < (revs.get(number, 0) if number < transcript.base else transcript.rev)
+
+            done |= await self._rewrite(places, lambda content, is_old=is_old: _scrubbed(content, is_old))
+        return done
+
+    async def _rewrite(
+        self, places: Sequence[Key], change: Callable[[Mapping[str, Any]], dict[str, Any]]
+    ) -> bool:
+        """Change what the entries of pages hold; returns whether that changed any."""
+
+        def changed(value: bytes) -> bytes | None:
             try:
                 content = self._codec.open("page", value)
             except (KeyMismatch, SealMismatch):
                 raise
             except Corrupt:
                 return None
-            left = _scrubbed(_checked(content), patches)
+            left = change(_checked(content))
             return None if left == content else self._codec.seal("page", left)
 
         async def decided(record: Record | None) -> tuple[ledger.Change | None, bool]:
             if record is None:
-                return None, True
-            body = scrubbed(record.body) if record.body else None
-            tail = [*map(scrubbed, record.tail[: self._driver.traits.max_drop])]
+                return None, False
+            body = changed(record.body) if record.body else None
+            tail = [*map(changed, record.tail[: self._driver.traits.max_drop])]
             count = max((place for place, one in enumerate(tail, 1) if one is not None), default=0)
             if body is None and not count:
-                return None, True
+                return None, False
             rewrite = [one or old for one, old in zip(tail[:count], record.tail, strict=False)]
             return ledger.Change(body or record.body or self.nothing(), rewrite=rewrite), True
 
-        async def scrub(where: Key) -> None:
+        async def one(where: Key) -> bool:
             empty = ledger.unchanged_by(lambda _: self.nothing())
-            if await ledger.update(self._driver, where, decided, unchanged=empty) is None:
+            done = await ledger.update(self._driver, where, decided, unchanged=empty)
+            if done is None:
                 raise Unavailable("a page kept changing", backend=self._driver.name, operation="edit")
+            return done
 
-        if places:
-            await operations.together(places, scrub)
+        return any(await operations.together(places, one)) if places else False
 
     def nothing(self) -> bytes:
         """Return the body of a page that has its turns in entries, if any."""
@@ -718,10 +750,12 @@ def runs(numbers: Iterable[int]) -> list[list[int]]:
     return found
 
 
-def _scrubbed(content: Mapping[str, Any], patches: Sequence[Patch]) -> dict[str, Any]:
-    """Return an entry without what units said before edits, and without a checkpoint that may tell it."""
-    first, turns, left = content["first"], content["turns"], dict(content)
-    revs = content.get("revs") or [content.get("rev", 0)] * len(turns)
+IsOld: TypeAlias = Callable[[int, Mapping[str, Any], int], bool]
+"""Says whether a turn of a page goes, by its number and its revision."""
+
+
+def _is_edited(patches: Sequence[Patch]) -> IsOld:
+    """Return what says whether a turn is as it was before edits."""
 
     def is_old(number: int, turn: Mapping[str, Any], rev: int) -> bool:
         return any(
@@ -729,6 +763,13 @@ def _scrubbed(content: Mapping[str, Any], patches: Sequence[Patch]) -> dict[str,
             for one in patches
         )
 
+    return is_old
+
+
+def _scrubbed(content: Mapping[str, Any], is_old: IsOld, patches: Sequence[Patch] = ()) -> dict[str, Any]:
+    """Return an entry without old turns, and without a checkpoint that may tell what edits replaced."""
+    first, turns, left = content["first"], content["turns"], dict(content)
+    revs = content.get("revs") or [content.get("rev", 0)] * len(turns)
     left["turns"] = [
         {"turn_id": turn["turn_id"], "gone": True} if is_old(number, turn, rev) else turn
         for number, (turn, rev) in enumerate(zip(turns, revs, strict=True), first)
@@ -736,7 +777,7 @@ def _scrubbed(content: Mapping[str, Any], patches: Sequence[Patch]) -> dict[str,
     if "upto" in left and any(revs[0] < one.rev and one.number < left["upto"] for one in patches):
         del left["summary"], left["upto"]
     if "others" in left:
-        left["others"] = [_scrubbed(one, patches) for one in left["others"]]
+        left["others"] = [_scrubbed(one, is_old, patches) for one in left["others"]]
     return left
 
 

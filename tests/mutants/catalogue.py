@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from stm_backends.catalogue.card import Content, slot_of
+from stm_backends.catalogue.card import Content, hour_of, slot_of
 from stm_backends.catalogue.index import Catalogue
 from stm_backends.drivers.contract import Key
 from stm_backends.memory.touches import Touches
@@ -56,6 +56,15 @@ class PutsNamesByTheClock(Catalogue):
     async def _put(self, where: Key, before: Content | None, after: Content, ttl: float | None) -> Content:
         put = await super()._put(where, before, {**after, "slot": slot_of(self.clock())}, ttl)
         return {**put, "slot": after["slot"]}
+
+
+class KeepsANameForAnHour(Catalogue):
+    """Leaves a name that says up to which moment the last activity is, also after a later one."""
+
+    async def _put(self, where: Key, before: Content | None, after: Content, ttl: float | None) -> Content:
+        if before is not None and hour_of(before["slot"]) == hour_of(after["slot"]):
+            after = {**after, "slot": before["slot"]}
+        return await super()._put(where, before, after, ttl)
 
 
 class BelievesNames(Catalogue):
@@ -121,6 +130,7 @@ CATALOGUES: Final[dict[type[Catalogue], str]] = {
     WritesTheCardFirst: "a_kill_within_a_touch_leaves_each_conversation_once",
     DeletesTheOldNameFirst: "a_kill_within_a_touch_leaves_each_conversation_once",
     WritesTheCardLast: "a_kill_within_a_touch_leaves_each_conversation_once",
+    KeepsANameForAnHour: "a_conversation_that_goes_on_in_a_crowded_hour_is_first",
     BelievesNames: "a_left_over_name_is_removed",
     RemovesNamesThatAreAhead: "a_list_during_a_touch_loses_nothing",
     DoesNotLookForTheName: "a_conversation_that_begins_again_while_it_is_erased_is_listed",

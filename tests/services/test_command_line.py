@@ -16,6 +16,7 @@ from stm_backends.records import keys
 from stm_backends.testing.faults import Proxy
 from tests.support.command_line import cli, generated, replay
 from tests.support.places import EACH, Place, quick_on
+from tests.support.transcripts import converse, numbered, pages_of, told
 
 PlaceOn = Callable[[str], Place]
 
@@ -166,3 +167,44 @@ def test_a_receipt_that_cannot_be_written_prevents_the_erasure(place_on: PlaceOn
     done = cli("erase", "acme", "-y", "--url", url, "--receipt", tmp_path / "missing" / "receipt.json")
     assert done.returncode == 2
     assert cli("ls", "acme", "--url", url).stdout == "acme:ada@example.com\n"
+
+
+@pytest.mark.parametrize("mode", ["", "--merge", "--replace"])
+@pytest.mark.parametrize("datastore", ["sqlite", "redis"])
+async def test_two_processes_that_import_one_file_store_each_turn_once(
+    datastore: str, mode: str, place_on: PlaceOn, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/stm.db" if datastore == "sqlite" else place_on(datastore).url
+    chats = [MemoryKey("acme", "u", f"chat {number}") for number in range(3)]
+    file = tmp_path / "exported.jsonl"
+    async with open_backend("memory://") as backend:
+        for key in chats:
+            # The oldest turns are in pages.
+            await converse(backend, key, range(200))
+        with file.open("w") as out:
+            for key in chats:
+                async for line in backend.sessions.export_lines(key):
+                    out.write(json.dumps(line) + "\n")
+    if datastore == "sqlite":
+        async with open_backend(url):
+            pass
+
+    async def imported() -> tuple[int, str]:
+        done = await asyncio.to_thread(cli, "import", file, "--url", url, "--create", *filter(None, [mode]))
+        return done.returncode, done.stderr
+
+    done = await asyncio.gather(imported(), imported())
+
+    refused = [said for status, said in done if status]
+    # At most one, and not that which has begun.
+    assert len(refused) <= (0 if mode else 1), done
+    assert all("exists already" in said or "was created during the import" in said for said in refused)
+    async with open_backend(url) as backend:
+        for key in chats:
+            assert await told(backend, key) == numbered(range(200))
+            if mode != "--replace":
+                assert len({keys.page_epoch(name) for name in await pages_of(backend.driver, key)}) == 1
+        cards = (await backend.conversations.list("acme", "u")).cards
+        assert sorted((card.key.session_id, card.turns) for card in cards) == [
+            (key.session_id, 200) for key in chats
+        ]

@@ -31,7 +31,7 @@ from stm_backends import (
 )
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.admin.erasing import Erasure
-from stm_backends.catalogue.card import SLOT_S, Activity, slot_of
+from stm_backends.catalogue.card import GOES_ON_S, SLOT_S, Activity, hour_of, slot_of
 from stm_backends.catalogue.conversations import Conversations
 from stm_backends.catalogue.index import SPARE, Catalogue
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, MAX_KEY_BYTES, Driver, Key
@@ -91,10 +91,12 @@ class World:
         self.clock = FakeClock()
         self.store = MemoryStore()
         self.there: set[MemoryKey] = {A, B, C}
+        self.answered = False
 
     async def describe(self, key: MemoryKey, kinds: Sequence[str] = ()) -> Activity | None:
         counts = dict.fromkeys(kinds or ("memory",), 1)
-        return Activity(counts, 0.0, "last", "first") if key in self.there else None
+        seen = Activity(counts, 0.0, "last", "first", is_answered=self.answered)
+        return seen if key in self.there else None
 
     async def process(self) -> tuple[Catalogue, Deadly]:
         driver = Deadly(MemoryDriver(self.store, clock=self.clock))
@@ -107,6 +109,10 @@ class World:
 
     async def touch(self, catalogue: Catalogue, key: MemoryKey) -> None:
         seen = Activity({"memory": 2}, 0.0, "newer")
+        await catalogue.touch(key, seen, at=self.clock(), ttl=None)
+
+    async def answer(self, catalogue: Catalogue, key: MemoryKey) -> None:
+        seen = Activity({"memory": 2}, 0.0, "answer", is_answered=True)
         await catalogue.touch(key, seen, at=self.clock(), ttl=None)
 
     async def listed(self, limit: int = 50) -> list[str]:
@@ -177,6 +183,32 @@ async def a_left_over_name_is_removed(kind: type[Catalogue]) -> None:
     assert len(await world.names()) == 4
     assert await world.listed() == ["s:a", "s:c", "s:b"]
     assert len(await world.names()) == 3
+
+
+async def crowd(kind: type[Catalogue] = Catalogue, *, count: int = 200) -> tuple[World, list[MemoryKey]]:
+    """Return a world in which a user had so many answers in one hour, each in a conversation of its own."""
+    world = World(kind)
+    catalogue, _ = await world.process()
+    crowded = [MemoryKey("a:b", "u%", f"{number * 7 % 1_009:04}") for number in range(count)]
+    world.there, world.answered = {*crowded}, True
+    await world.clock.pass_time(HOUR - world.clock() % HOUR)
+    for key in crowded:
+        await world.answer(catalogue, key)
+        await world.clock.pass_time(1)
+    return world, crowded
+
+
+async def a_conversation_that_goes_on_in_a_crowded_hour_is_first(kind: type[Catalogue]) -> None:
+    world, crowded = await crowd(kind)
+    catalogue, _ = await world.process()
+    expected = [key.session_id for key in reversed(crowded)]
+    for _ in range(3):
+        await world.clock.pass_time(2 * GOES_ON_S)
+        await world.answer(catalogue, crowded[0])
+        expected = [expected[-1], *expected[:-1]] if expected[0] != crowded[0].session_id else expected
+        for limit in (1, 20, 50):
+            assert await world.listed(limit) == expected
+        assert len(await world.names()) == len(crowded)
 
 
 async def a_list_during_a_touch_loses_nothing(kind: type[Catalogue]) -> None:
@@ -265,6 +297,7 @@ CHECKS = {
     for check in (
         a_kill_within_a_touch_leaves_each_conversation_once,
         a_left_over_name_is_removed,
+        a_conversation_that_goes_on_in_a_crowded_hour_is_first,
         a_list_during_a_touch_loses_nothing,
         a_conversation_that_begins_again_while_it_is_erased_is_listed,
         a_conversation_that_begins_again_while_its_card_is_removed_is_listed,
@@ -752,14 +785,8 @@ async def test_what_cannot_be_set_is_refused_before_anything_is_written(backend:
     assert (await backend.conversations.list("a:b", "u%")).cards == ()
 
 
-async def three_an_hour() -> tuple[World, Catalogue, list[str]]:
-    """Return a world with 200 conversations, and the operations of a process from now on."""
-    world = World()
-    catalogue, driver = await world.process()
-    world.there = {MemoryKey("a:b", "u%", f"{number:03}") for number in range(200)}
-    for key in sorted(world.there, key=lambda key: key.session_id):
-        await world.clock.pass_time(HOUR / 3)
-        await world.touch(catalogue, key)
+def counting(driver: Driver) -> list[str]:
+    """Return the operations of a driver from now on."""
     calls: list[str] = []
 
     async def call(operation: str, key: Any, send: Any) -> Any:
@@ -768,7 +795,18 @@ async def three_an_hour() -> tuple[World, Catalogue, list[str]]:
         return await send()
 
     driver.call = call  # pyright: ignore[reportAttributeAccessIssue]
-    return world, catalogue, calls
+    return calls
+
+
+async def three_an_hour() -> tuple[World, Catalogue, list[str]]:
+    """Return a world with 200 conversations, and the operations of a process from now on."""
+    world = World()
+    catalogue, driver = await world.process()
+    world.there = {MemoryKey("a:b", "u%", f"{number:03}") for number in range(200)}
+    for key in sorted(world.there, key=lambda key: key.session_id):
+        await world.clock.pass_time(HOUR / 3)
+        await world.touch(catalogue, key)
+    return world, catalogue, counting(driver)
 
 
 async def test_a_page_takes_a_scan_and_the_loads_of_its_cards() -> None:
@@ -834,6 +872,53 @@ async def test_an_hour_with_more_conversations_than_a_page_is_in_order() -> None
     expected = sorted((key.session_id for key in world.there), key=lambda name: name[::-1], reverse=True)
     for limit in (1, 20, 50, 100):
         assert await world.listed(limit) == expected
+
+
+async def test_a_page_of_a_crowded_hour_takes_no_more_than_another() -> None:
+    world, crowded = await crowd(count=1_000)
+    catalogue, driver = await world.process()
+    calls, after, found = counting(driver), None, list[str]()
+    while after is not None or not found:
+        calls.clear()
+        page, after = await catalogue.page("a:b", "u%", after=after, limit=50)
+        if found:
+            # What comes before the page in its hour is passed over, but for a minute.
+            assert calls.count("scan") <= 3
+            assert calls.count("load") <= 4 * (50 + SPARE)
+        else:
+            assert (calls.count("scan"), calls.count("load")) == (1, 50 + SPARE)
+        found += [where.name for where, _ in page]
+    assert found == [key.session_id for key in reversed(crowded)]
+
+
+async def test_a_crowded_hour_whose_names_say_no_moment_is_in_order() -> None:
+    world, crowded = await crowd(count=100)
+    _, driver = await world.process()
+    for key in crowded[::2]:
+        where = keys.card_key(key)
+        record = await driver.load(where) or pytest.fail("gone")
+        card = Codec().open("card", record.body or b"")
+        hour = hour_of(card["slot"])
+        assert await driver.delete(keys.recent_key("a:b", "u%", card["slot"], where.name))
+        name = keys.recent_key("a:b", "u%", hour, where.name)
+        for place, kind, body in ((name, "recent", {}), (where, "card", {**card, "slot": hour})):
+            await driver.replace(place, Codec().seal(kind, body), version="v", expect=ANY, ttl=None)
+    for limit in (1, 20, 50):
+        assert await world.listed(limit) == [key.session_id for key in reversed(crowded)]
+
+
+async def test_a_name_changes_at_most_twice_within_an_hour() -> None:
+    world = World()
+    catalogue, _ = await world.process()
+    await world.clock.pass_time(HOUR - world.clock() % HOUR)
+    slots = list[str]()
+    for _ in range(50):
+        await world.touch(catalogue, A)
+        slots.append((await catalogue.load(A) or {})["slot"])
+        await world.clock.pass_time(GOES_ON_S)
+    assert len({*slots}) == 3
+    assert slots == sorted(slots, reverse=True)
+    assert {hour_of(slot) for slot in slots} == {slots[-1]}
 
 
 async def test_a_session_id_of_any_length_has_a_card(backend: Backend) -> None:

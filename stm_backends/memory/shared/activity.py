@@ -35,6 +35,7 @@ def activity_of(
         created=_time_of(first or (turns[0] if turns else None)),
         usage=usage,
         title=snapshot.body.title,
+        is_answered=bool(turns and turns[-1].turn.assistant_response),
     )
 
 
