@@ -58,13 +58,21 @@ def test_the_conformance_command_finds_nothing_broken(datastore: str, place_on: 
 
 @pytest.mark.parametrize("datastore", quick_on("redis", EACH))
 def test_the_conformance_command_puts_its_proxy_before_a_server(
-    datastore: str, place_on: PlaceOn, tmp_path: Path
+    datastore: str, place_on: PlaceOn, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     place = place_on(datastore)
     # The URL of a replica set names several hosts; this one names the member that takes writes.
     url = place.through(place.address[1]) if datastore == "mongo" else place.url
     file = tmp_path / "report.json"
-    clauses = [f"--clause=driver.{clause}" for clause in ("resent", "outage", "lifecycle")]
+    expected = {
+        "resent": "test_an_append_that_loses_its_answer_is_not_stored_twice",
+        "lifecycle": "test_failed_operations_and_close_leave_no_connection_open",
+        "outage": "test_during_an_outage_every_operation_raises_a_typed_error_in_time",
+    }
+    if request.config.getoption("stm_quick"):
+        # One shows that the proxy is there; the class in the driver's own directory has asked the others.
+        expected = {"resent": expected["resent"]}
+    clauses = [f"--clause=driver.{clause}" for clause in expected]
 
     options = ("--url", url, "--quick", "--create", "--json", file, *clauses)
     done = cli("conformance", datastore, *options, timeout=290)
@@ -72,9 +80,7 @@ def test_the_conformance_command_puts_its_proxy_before_a_server(
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(file.read_text())
     asked = {check["name"]: check["outcome"] for clause in report["clauses"] for check in clause["checks"]}
-    assert asked["test_an_append_that_loses_its_answer_is_not_stored_twice"] == "passed"
-    assert asked["test_failed_operations_and_close_leave_no_connection_open"] == "passed"
-    assert asked["test_during_an_outage_every_operation_raises_a_typed_error_in_time"] == "passed"
+    assert {name: asked[name] for name in expected.values()} == dict.fromkeys(expected.values(), "passed")
     assert "proxy" not in report["unasked"]
 
 

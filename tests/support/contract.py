@@ -44,7 +44,7 @@ def deadline_of(request: pytest.FixtureRequest) -> float:
 
     It passes in outages, and the lease of a killed pod lasts for some deadlines.
     """
-    return 2.5 if re.search("outage|killed_while", request.node.name) else 30.0
+    return 2.5 if re.search("outage|killed_while|past_its_deadline", request.node.name) else 30.0
 
 
 def slow_checks(reason: str, *, kept: Sequence[str] = ()) -> dict[str, str]:

@@ -127,7 +127,6 @@ class TestPostgresDriver(DriverContract):
 
         return Datastore(
             open=functools.partial(open_warm, through_proxy, schema=tables, deadline_s=deadline_s, **SMALL),
-            tick=1.0,
             histories=10,
             damage=damage,
             cut=cut,
@@ -166,7 +165,7 @@ class TestSealedPostgres(DriverContract):
     def datastore(self, request, through_proxy, proxy, tables):
         deadline_s = deadline_of(request)
         opening = functools.partial(open_sealed, through_proxy, schema=tables, deadline_s=deadline_s, **SMALL)
-        return Datastore(open=opening, tick=1.0, histories=3, outage=proxy.cut)
+        return Datastore(open=opening, histories=3, outage=proxy.cut)
 
 
 @pytest.mark.full
