@@ -22,7 +22,7 @@ from tests.support.servers import Server, free_port
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Page
+    from playwright.sync_api import Browser, Locator, Page, Route
 
 pytestmark = pytest.mark.full
 CHAT = Path(__file__).parents[2] / "examples" / "chat"
@@ -279,6 +279,51 @@ def test_a_conversation_is_forked_and_both_go_on(window: Callable[..., Page]) ->
     send(other, "Thanks")
     expect(said(one)).to_have_text([*before[:2], "At one", ANSWER.format("At one", 3)])
     expect(said(other)).to_have_text([*before, "Thanks", ANSWER.format("Thanks", 5)])
+
+
+def test_a_question_whose_answer_got_lost_on_its_way_is_sent_again_and_stored_once(
+    window: Callable[..., Page],
+) -> None:
+    page = window()
+
+    def lose(route: Route) -> None:
+        route.fetch()  # it is stored
+        route.abort()
+
+    page.route("**/questions", lose, times=1)
+    send(page, "A table")
+    expect(page.locator("#status")).to_contain_text("The service cannot be reached.")
+    expect(page.locator("#text")).to_have_value("A table")
+    page.get_by_role("button", name="Send").click()
+    expect(said(page)).to_have_text(["A table", ANSWER.format("A table", 1)])
+    expect(page.locator("#text")).to_have_value("")
+
+
+def test_what_failed_is_told_until_it_works_again(window: Callable[..., Page]) -> None:
+    page = window()
+    page.route("**/api/chats/trip", lambda route: route.fulfill(status=503))
+    expect(page.locator("#status")).to_contain_text("cannot be reached right now")
+    page.unroute("**/api/chats/trip")
+    expect(page.locator("#status")).to_be_empty()
+
+
+def test_an_id_with_a_space_and_messages_of_tools_are_shown(
+    datastore: str, window: Callable[..., Page]
+) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+    with sync.open_backend(datastore) as backend:
+        chat = backend.conversation("acme", "ann", "my: trip é")
+        chat.add(
+            {"role": "user", "content": "A table"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "Sino"},
+            {"role": "assistant", "content": "At Sino?"},
+        )
+    page = window()
+    page.locator("#chats button", has_text="A table").click()
+    expect(said(page)).to_have_text(["A table", "calls find", "Sino", "At Sino?"])
+    page.reload()
+    expect(said(page)).to_have_count(4)
 
 
 @pytest.fixture
