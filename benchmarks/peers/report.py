@@ -64,7 +64,7 @@ that read have stored nothing.
 - **whole**: no call of the library returns only that. The whole conversation was read, to cut it from there.
 - **no**: no call of the library returns it.
 - Ours are `memory.transcript(at=)`, `StmSession.get_items(limit=20)` and `backend.conversations.list`.
-- All conversations were active in the same hour, which is the worst case for ours: it reads the whole hour.
+- All conversations were active in the same hour.
 - Not every library may have been measured; a run with `--peers` has only those that it names.
 - LangGraph's checkpointers list checkpoints of all users, latest first. Each conversation has one here; where
   it has several, 50 checkpoints are fewer conversations. They have no title.

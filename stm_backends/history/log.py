@@ -415,10 +415,11 @@ class ItemLog:
     async def pop(self) -> Item | None:
         """Remove the last item and return it; `None` if the log is empty.
 
-        It is stored until the log is folded, or a purge by age removes it. Two concurrent calls return two different items. If the log is cleared during the call, the result may
-        be `None`. Takes three round trips, more if the log is full, or the item in a page. A call that is
-        cancelled has ended when the cancellation is raised: an item may have been removed, and none is
-        removed later. Raises `OutcomeUnknown` if an item may have been removed and cannot be returned.
+        It is stored until the log is folded, or a purge by age removes it. Two concurrent calls return two
+        different items. If the log is cleared during the call, the result may be `None`. Takes three round
+        trips, more if the log is full, or the item in a page. A call that is cancelled has ended when the
+        cancellation is raised: an item may have been removed, and none is removed later. Raises
+        `OutcomeUnknown` if an item may have been removed and cannot be returned.
         """
         if not await self._items("pop", 1):
             return None

@@ -16,7 +16,7 @@ from tests.support.catalogue_sim import Sim, World
 WORLDS = {
     "all-faults": World(1),
     "no-kills": World(2, kills=False, late=False),
-    "in-time": World(3, late=False),
+    "in-time": World(3, steps=600, late=False),
     "no-erasures": World(4, erases=False),
 }
 
