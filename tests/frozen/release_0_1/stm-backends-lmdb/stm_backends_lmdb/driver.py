@@ -16,13 +16,7 @@ import lmdb
 
 from stm_backends import Corrupt, Unavailable
 from stm_backends.drivers import ABSENT, ANY, KEEP, Key, Page, Record, Traits
-from stm_backends.drivers.checks import (
-    require_drop,
-    require_last,
-    require_limit,
-    require_rewrite,
-    require_ttl,
-)
+from stm_backends.drivers.checks import require_append, require_last, require_limit, require_replace
 from stm_backends.drivers.edge import Edge
 from stm_backends.drivers.home import Home
 from stm_backends_lmdb.settings import MIB, LmdbSettings
@@ -149,12 +143,12 @@ class LmdbDriver:
         return record and record.newest(last)
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl) -> int:
-        require_ttl(ttl)
+        require_append(entry, ttl, self.traits, backend=self.name)
 
         def work(txn, now):
             found = find(txn, key, now)[0] or Record(initial_version, None, ())
             record = Record(found.version, found.body, (*found.tail, entry))
-            self._require_fits("append", entry, record)
+            self._require_fits("append", record)
             put(txn, key, record, inf if ttl is None else now + ttl)
             return len(record.tail)
 
@@ -163,10 +157,7 @@ class LmdbDriver:
     async def replace(
         self, key: Key, body: bytes, *, version: str, expect, drop: int = 0, rewrite=(), ttl
     ) -> bool:
-        require_ttl(ttl)
-        require_drop(drop, expect)
-        if rewrite:
-            require_rewrite(rewrite, drop, expect, self.traits, backend=self.name)
+        require_replace(body, rewrite, drop, expect, ttl, self.traits, backend=self.name)
         going = drop or len(rewrite)
 
         def work(txn, now):
@@ -181,7 +172,7 @@ class LmdbDriver:
             elif expect is ABSENT and found:
                 return False
             record = Record(version, body, tail)
-            self._require_fits("replace", body, record)
+            self._require_fits("replace", record)
             if ttl is not KEEP:
                 expires = inf if ttl is None else now + ttl
             put(txn, key, record, expires)
@@ -226,8 +217,7 @@ class LmdbDriver:
         loop = asyncio.get_running_loop()
         return await self._edge.run(operation, lambda: loop.run_in_executor(environment.thread, transact))
 
-    def _require_fits(self, operation: str, value: bytes, record: Record) -> None:
-        self._edge.require_fits(operation, "entry", len(value))
+    def _require_fits(self, operation: str, record: Record) -> None:
         self._edge.require_fits(operation, "record", sum(map(len, record.tail), len(record.body or b"")))
 
 

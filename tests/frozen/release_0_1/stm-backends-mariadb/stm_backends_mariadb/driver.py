@@ -14,11 +14,10 @@ from stm_backends import ConfigurationError, Corrupt, OutcomeUnknown, Unavailabl
 from stm_backends.drivers import ABSENT, ANY, KEEP, Key, Page, Record, Traits
 from stm_backends.drivers.checks import (
     LONGEST_S,
-    require_drop,
+    require_append,
     require_last,
     require_limit,
-    require_rewrite,
-    require_ttl,
+    require_replace,
 )
 from stm_backends.drivers.edge import ConcurrencyLimit, Edge
 from stm_backends.drivers.home import Home
@@ -141,8 +140,7 @@ class MariadbDriver:
         return Page(names, names[-1] if len(rows) > limit else None)
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl) -> int:
-        require_ttl(ttl)
-        self._edge.require_fits("append", "entry", len(entry))
+        require_append(entry, ttl, self.traits, backend=self.name)
 
         async def work(cursor) -> int:
             found = await self._find(cursor, key, create=True)
@@ -160,12 +158,8 @@ class MariadbDriver:
     async def replace(
         self, key: Key, body: bytes, *, version: str, expect, drop: int = 0, rewrite=(), ttl
     ) -> bool:
-        require_ttl(ttl)
-        require_drop(drop, expect)
-        if rewrite:
-            require_rewrite(rewrite, drop, expect, self.traits, backend=self.name)
+        require_replace(body, rewrite, drop, expect, ttl, self.traits, backend=self.name)
         going = drop or len(rewrite)
-        self._edge.require_fits("replace", "entry", len(body))
 
         async def work(cursor) -> bool:
             found = await self._find(cursor, key, create=not isinstance(expect, str))
