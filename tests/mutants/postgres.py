@@ -179,6 +179,14 @@ class AnswersInPlaceOfOthers(Grouped):
         super()._done(group, task)
 
 
+class ClosesOnAppends(PostgresDriver):
+    """Closes without waiting for appends that share statements."""
+
+    async def _end(self) -> None:
+        with mock.patch.object(self._groups, "drain"):
+            await super()._end()
+
+
 class AlteredAppends(PostgresDriver):
     """A driver whose shared statement lacks a part."""
 

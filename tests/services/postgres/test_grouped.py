@@ -21,6 +21,7 @@ from stm_backends_postgres.grouped import IN_FLIGHT, MOST, MOST_BYTES, Append, G
 from tests.mutants.postgres import (
     AnswersInPlaceOfOthers,
     AppendsToTheExpired,
+    ClosesOnAppends,
     CreatesAsItComes,
     FailsWithTheRefused,
     ForgetsWhatIsUnderWay,
@@ -438,9 +439,9 @@ async def test_closing_waits_for_appends_that_wait_to_be_sent():
             await append(driver, "e")
 
 
-async def test_closing_waits_for_an_append_that_a_statement_leaves_out():
+async def test_closing_waits_for_an_append_that_a_statement_leaves_out(driver_kind):
     wires = []
-    async with driver_on(wires) as driver:
+    async with driver_on(wires, driver_kind) as driver:
         tasks = await start(driver, "a", "b", "c")
         wires[0].answers.put_nowait(lengths(1))
         await settle()
@@ -448,10 +449,11 @@ async def test_closing_waits_for_an_append_that_a_statement_leaves_out():
         await settle()
         wires[1].answers.put_nowait(lengths(1))
         await settle()
+        (busy,) = [wire for wire in wires if wire.users] or [None]
+        assert busy is not None, "closed before the last answer"
+        assert busy.sent[-1][2] == "c", "which the statement had left out"
         assert not closing.done()
-        sent = next(wire for wire in wires if wire.users)
-        assert sent.sent[-1][2] == "c", "which the statement had left out"
-        sent.answers.put_nowait(lengths(1))
+        busy.answers.put_nowait(lengths(1))
         await closing
         assert await outcomes(tasks) == [1, 1, 1]
 
@@ -732,6 +734,11 @@ async def test_each_mutant_of_the_groups_is_killed_by_its_test(mutant, check):
 async def test_each_mutant_of_the_statement_is_killed_by_its_test(mutant, check, url, schema, driver, admin):
     with pytest.raises(AssertionError):
         await check(url, schema, driver, admin, mutant)
+
+
+async def test_a_driver_that_closes_with_appends_under_way_is_killed():
+    with pytest.raises(AssertionError, match="closed before the last answer"):
+        await test_closing_waits_for_an_append_that_a_statement_leaves_out(ClosesOnAppends)
 
 
 async def test_a_driver_that_overfills_records_is_killed(url, schema, driver):
