@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import enum
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, TypeAlias
@@ -37,7 +38,13 @@ class Append(NamedTuple):
     is_known: bool
 
 
-Caller: TypeAlias = asyncio.Future[Row | None]
+class _Alone(enum.Enum):
+    """What a caller gets instead of a row if it is to send its append itself."""
+
+    NOW = enum.auto()
+
+
+Caller: TypeAlias = asyncio.Future[Row | None | _Alone]
 
 
 class _Group:
@@ -64,11 +71,11 @@ class Grouped:
     nothing was done and its caller sends it alone. After an error that says that the server refused the
     statement, all are sent alone, so that each fails for itself. Any other error reaches all callers.
 
-    An append that finds none in progress is sent alone, without a task. At most `IN_FLIGHT` statements are in
-    progress, without those alone that a statement has left out; further appends wait. A statement takes what
-    waits when it has a connection, at most `MOST` appends and `MOST_BYTES`. Appends to one record keep their
-    order, unless they are large or were left out: none is sent while a statement with an earlier one is in
-    progress.
+    An append that finds none in progress, or has no other to share with, is sent alone, without a task. At
+    most `IN_FLIGHT` statements are in progress, without those alone that a statement has left out; further
+    appends wait. A statement takes what waits when it has a connection, at most `MOST` appends and
+    `MOST_BYTES`. Appends to one record keep their order, unless they are large or were left out: none is sent
+    while a statement with an earlier one is in progress.
 
     Cancelling an append that waits takes it out. Once it is sent, it may be done, and the statement is
     cancelled when no caller is left, so the deadline of the callers is its deadline too. An append that was
@@ -86,27 +93,27 @@ class Grouped:
         self._together = together
         self._patience_s = patience_s
         self._free = IN_FLIGHT
-        # The record of an append that found none in progress.
-        self._lone: Key | None = None
+        # The records of appends that are sent alone, without those that a statement has left out.
+        self._lone: set[Key] = set()
         # What waits to be sent, and until when; the oldest first.
         self._waiting: dict[Caller, tuple[Append, float]] = {}
         self._expiring: asyncio.TimerHandle | None = None
         self._groups: set[_Group] = set()
         # The one that waits for a connection.
         self._next: _Group | None = None
+        # Whether what waits is looked at in the next iteration of the loop, with all that comes in this one.
+        self._is_due = False
 
     async def append(self, one: Append) -> Row:
         """Return the row of the answer for an append; raises what `alone` and `together` raise."""
         if len(one.entry) > LARGE_BYTES:
             return await self._alone(one)
-        if self._free == IN_FLIGHT:
-            self._free, self._lone = IN_FLIGHT - 1, one.key
-            try:
-                return await self._alone(one)
-            finally:
-                self._free, self._lone = self._free + 1, None
-                self._send()
+        if self._free == IN_FLIGHT and not self._waiting:
+            self._begin_alone(one.key)
+            return await self._send_alone(one)
         row = await self._wait(one)
+        if row is _Alone.NOW:
+            return await self._send_alone(one)
         # What was left out is in use, full, expired or gone: only the other statement decides that.
         return await self._alone(one._replace(is_known=False)) if row is None else row
 
@@ -119,7 +126,22 @@ class Grouped:
         if callers:
             await asyncio.wait(callers, timeout=patience_s)
 
-    async def _wait(self, one: Append) -> Row | None:
+    def _begin_alone(self, key: Key) -> None:
+        self._free -= 1
+        self._lone.add(key)
+
+    async def _send_alone(self, one: Append) -> Row:
+        try:
+            return await self._alone(one)
+        finally:
+            self._end_alone(one.key)
+
+    def _end_alone(self, key: Key) -> None:
+        self._free += 1
+        self._lone.discard(key)
+        self._send()
+
+    async def _wait(self, one: Append) -> Row | None | _Alone:
         loop = asyncio.get_running_loop()
         caller: Caller = loop.create_future()
         self._waiting[caller] = one, loop.time() + self._patience_s
@@ -130,6 +152,7 @@ class Grouped:
             return await caller
         except asyncio.CancelledError:
             self._leave(caller)
+            self._leave_turn(caller, one.key)
             raise
 
     def _leave(self, caller: Caller) -> None:
@@ -140,6 +163,12 @@ class Grouped:
         for group in self._groups:
             if group.appends.pop(caller, None) is not None and not group.appends:
                 group.task.cancel()
+
+    def _leave_turn(self, caller: Caller, key: Key) -> None:
+        """Let others have the place of a caller that was cancelled at the moment in which it was its turn."""
+        has_answer = caller.done() and not caller.cancelled() and caller.exception() is None
+        if has_answer and caller.result() is _Alone.NOW:
+            self._end_alone(key)
 
     def _expire(self) -> None:
         """End the appends that have waited for too long, and come back for the oldest of the rest."""
@@ -154,11 +183,26 @@ class Grouped:
                 caller.set_exception(Unavailable(NO_CONNECTION))
 
     def _send(self) -> None:
-        """Have one more statement ask for a connection, if something waits that may be sent."""
+        """Look at what waits, once for all that comes in this iteration of the loop."""
+        if self._free and self._next is None and self._waiting and not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        """Have one more statement ask for a connection, or a caller send its append, if one may be sent."""
+        self._is_due = False
         if not self._free or self._next is not None:
             return
         busy = self._busy()
-        if all(one.key in busy for one, _ in self._waiting.values()):
+        ready = [(caller, one.key) for caller, (one, _) in self._waiting.items() if one.key not in busy]
+        if len(ready) == 1:
+            ((caller, key),) = ready
+            del self._waiting[caller]
+            if not caller.done():
+                self._begin_alone(key)
+                caller.set_result(_Alone.NOW)
+            return
+        if not ready:
             return
         self._free -= 1
         group = self._next = _Group()
@@ -192,9 +236,9 @@ class Grouped:
         group.sent = [*group.appends]
         return [*group.appends.values()]
 
-    def _busy(self) -> set[Key | None]:
+    def _busy(self) -> set[Key]:
         """Return the records of which an append is in progress."""
-        return {self._lone}.union(*(group.keys for group in self._groups))
+        return self._lone.union(*(group.keys for group in self._groups))
 
     def _done(self, group: _Group, task: asyncio.Task[Sequence[Row | None]]) -> None:
         self._groups.discard(group)

@@ -144,8 +144,15 @@ class DeletesNothingWithoutItsStandby(PostgresDriver):
 class ForgetsWhatIsUnderWay(Grouped):
     """Sends an append to a record while another statement appends to it."""
 
-    def _busy(self) -> set[Key | None]:
+    def _busy(self) -> set[Key]:
         return set()
+
+
+class KeepsThePlaceOfTheGone(Grouped):
+    """Keeps a place for a caller that was cancelled when it was its turn, so nothing else is sent."""
+
+    def _leave_turn(self, caller: Caller, key: Key) -> None:
+        pass
 
 
 class SendsForNobody(Grouped):

@@ -25,6 +25,7 @@ from tests.mutants.postgres import (
     CreatesAsItComes,
     FailsWithTheRefused,
     ForgetsWhatIsUnderWay,
+    KeepsThePlaceOfTheGone,
     OverfillsRecords,
     SendsAgainWhatWasLost,
     SendsForNobody,
@@ -121,6 +122,31 @@ async def test_an_append_alone_is_sent_without_a_task():
     assert asyncio.all_tasks() == {asyncio.current_task(), task}
     await server.answer(0)
     assert await task == 1
+
+
+async def test_nor_needs_one_a_second_append_with_no_other_to_share_with():
+    server = Server()
+    tasks = [*await server.start(b"a1"), *await server.start(b"b2")]
+    assert server.statements == ["a1", "b2"]
+    assert asyncio.all_tasks() == {asyncio.current_task(), *tasks}
+    await server.answer(1)
+    await server.answer(0)
+    assert await outcomes(tasks) == [1, 2]
+
+
+async def test_a_caller_cancelled_when_it_is_its_turn_leaves_its_place(kind):
+    server = Server(kind)
+    (first,) = await server.start(b"a1")
+    append = Append(Key("scope", "b"), b"b1", "v", None, is_known=True)
+    gone = asyncio.create_task(server.groups.append(append))
+    await asyncio.sleep(0)  # it waits
+    await asyncio.sleep(0)  # it is its turn, which it does not know yet
+    gone.cancel()
+    (later,) = await server.start(b"b2")
+    assert server.statements == ["a1", "b2"]
+    await server.answer(1)
+    await server.answer(0)
+    assert await outcomes([first, later]) == [1, 2]
 
 
 async def test_at_most_so_many_statements_are_in_progress():
@@ -367,9 +393,9 @@ async def test_a_shared_statement_runs_in_the_context_of_no_caller():
 
     with mock.patch.object(server.groups, "_together", together):
         name.set("caller")
-        tasks = await server.start(b"a1", b"b1")
+        tasks = await server.start(b"a1", b"b1", b"c1")
     await server.answer(0)
-    assert await outcomes(tasks) == [1, 1]
+    assert await outcomes(tasks) == [1, 1, 1]
     assert seen == ["none"]
 
 
@@ -713,6 +739,7 @@ async def test_appends_of_three_drivers_are_each_done_once_in_order(url, schema,
         (SendsAgainWhatWasLost, test_appends_whose_answer_is_lost_are_unknown_and_not_sent_again),
         (FailsWithTheRefused, test_of_a_refused_statement_each_append_is_sent_alone),
         (SendsForNobody, test_a_cancelled_append_that_waits_is_not_sent),
+        (KeepsThePlaceOfTheGone, test_a_caller_cancelled_when_it_is_its_turn_leaves_its_place),
         (SendsForNobody, test_nothing_is_sent_for_callers_that_are_gone),
         (SendsForNobody, test_a_statement_ends_with_its_last_caller_and_not_before),
         (AnswersInPlaceOfOthers, test_appends_that_wait_share_a_statement_and_get_their_own_rows),
