@@ -146,7 +146,7 @@ class NatsDriver:
         for last in (False, True):
             link = await self._connected()
             try:
-                async with asyncio.timeout(self.traits.deadline / 6):
+                async with asyncio.timeout(self.traits.deadline / 3):
                     return await request(link)
             except (TimeoutError, LinkLost) as error:
                 self._retire(link)
