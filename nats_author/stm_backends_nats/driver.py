@@ -1,19 +1,32 @@
-"""The five operations on a stream of JetStream; each write is one message, if the last one is as it was read."""
+"""The five operations on a stream of JetStream; a write is one message, if the last one is as it was read."""
 
 import asyncio
+import functools
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from math import inf
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 import nats.errors
 from nats.aio.client import Client
 
 from stm_backends import Corrupt, OutcomeUnknown, StorageError, Unavailable
-from stm_backends.drivers import ABSENT, ANY, KEEP, Key, Page, Record, Remains, Traits
+from stm_backends.drivers import (
+    ABSENT,
+    ANY,
+    KEEP,
+    AbsentType,
+    AnyType,
+    KeepType,
+    Key,
+    Page,
+    Record,
+    Remains,
+    Traits,
+)
 from stm_backends.drivers.checks import (
     require_drop,
     require_last,
@@ -33,7 +46,7 @@ T = TypeVar("T")
 AT_ONCE = 32
 """How many records a listing reads at once: each may be a whole message."""
 
-Decision = tuple[T, bytes | None]
+Decision: TypeAlias = tuple[T, bytes | None]
 """The answer of a write, and the message to store; `None` if the write changes nothing."""
 
 
@@ -194,7 +207,9 @@ class NatsDriver:
         for at in range(0, min(limit, len(subjects)), AT_ONCE):
             some = subjects[at : min(limit, at + AT_ONCE)]
             found = await self._ask(lambda link, some=some: last_of_each(link, stream, some))
-            listed += [name_of(one) for one, what in zip(some, found, strict=True) if self._lives(what) is living]
+            listed += [
+                name_of(one) for one, what in zip(some, found, strict=True) if self._lives(what) is living
+            ]
         return Page(tuple(listed), name_of(subjects[limit - 1]) if len(subjects) > limit else None)
 
     def _lives(self, found: Found) -> bool | None:
@@ -226,15 +241,15 @@ class NatsDriver:
         body: bytes,
         *,
         version: str,
-        expect: object,
+        expect: str | AbsentType | AnyType,
         drop: int = 0,
         rewrite: Sequence[bytes] = (),
-        ttl: object,
+        ttl: float | None | KeepType,
     ) -> bool:
-        require_ttl(ttl)  # type: ignore[arg-type]
-        require_drop(drop, expect)  # type: ignore[arg-type]
+        require_ttl(ttl)
+        require_drop(drop, expect)
         if rewrite:
-            require_rewrite(rewrite, drop, expect, self.traits, backend=self.name)  # type: ignore[arg-type]
+            require_rewrite(rewrite, drop, expect, self.traits, backend=self.name)
         self._edge.require_fits("replace", "entry", len(body))
         going = drop or len(rewrite)
 
@@ -249,12 +264,12 @@ class NatsDriver:
             elif expect is ABSENT and stored:
                 return False, None
             kept = stored.expires if stored else inf
-            expires = kept if ttl is KEEP else inf if ttl is None else now + float(ttl)  # type: ignore[arg-type]
+            expires = kept if ttl is KEEP else inf if ttl is None else now + ttl
             return True, self._message("replace", Record(version, body, tail), expires)
 
         return await self._change("replace", key, decide)
 
-    async def delete(self, key: Key, *, expect: object = ANY) -> bool:
+    async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
         def decide(found: Found) -> Decision[bool]:
             try:
                 stored = self._living(found)
@@ -271,7 +286,7 @@ class NatsDriver:
         return await self._change("delete", key, decide)
 
     def _message(self, operation: str, record: Record, expires: float) -> bytes:
-        self._edge.require_fits(operation, "record", size_of(record))  # type: ignore[arg-type]
+        self._edge.require_fits(operation, "record", size_of(record))
         return encode(record, expires)
 
     async def _change(self, operation: str, key: Key, decide: Callable[[Found], Decision[T]]) -> T:
@@ -284,7 +299,9 @@ class NatsDriver:
             clock = Clock(self.traits.deadline)
             async with self._turn(key, clock):
                 while True:
-                    async with before(clock.half, "the record could not be read in time; nothing was written"):
+                    async with before(
+                        clock.half, "the record could not be read in time; nothing was written"
+                    ):
                         found = await self._find(key)
                         answer, message = decide(found)
                         link = message and await self._connected()
@@ -297,7 +314,7 @@ class NatsDriver:
 
     @asynccontextmanager
     async def _turn(self, key: Key, clock: Clock) -> AsyncIterator[None]:
-        """Let the writers of this process write one after the other, so that they do not refuse each other."""
+        """Let the writers of this process write in turn, so that they do not refuse each other."""
         turn = self._turns.setdefault(key, asyncio.Lock())
         async with before(clock.half, "other writers of this process were first for too long"):
             await turn.acquire()
@@ -342,13 +359,11 @@ class NatsDriver:
     async def purge(self, limit: int) -> int:
         """Remove up to `limit` expired records; returns how many."""
         require_limit(limit)
-        removed = 0
+        stream, removed = self._settings.stream, 0
         async for sequence in self._expired():
             # A writer that has read this record takes it for absent, so nothing but it can be lost.
-            stream = self._settings.stream
-            removed += await self._run(
-                "scan", lambda sequence=sequence: self._ask(lambda link: remove(link, stream, sequence))
-            )
+            gone = functools.partial(remove, stream=stream, sequence=sequence)
+            removed += await self._run("scan", functools.partial(self._ask, gone))
             if removed == limit:
                 break
         return removed
@@ -357,7 +372,8 @@ class NatsDriver:
         """Yield the sequences of the messages of expired records, and of deletes that were interrupted."""
         stream, at = self._settings.stream, 1
         while True:
-            following = await self._run("scan", lambda: self._ask(lambda link: next_of(link, stream, at)))
+            following_at = functools.partial(next_of, stream=stream, sequence=at)
+            following = await self._run("scan", functools.partial(self._ask, following_at))
             if following is None:
                 return
             _, found = following

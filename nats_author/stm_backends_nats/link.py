@@ -1,4 +1,4 @@
-"""One connection to a server of NATS: requests and their answers, and what becomes of them when it is lost."""
+"""One connection to a server of NATS: requests, their answers, and what becomes of them when it is lost."""
 
 import asyncio
 import contextlib
@@ -66,7 +66,7 @@ class Link:
                 allow_reconnect=False,
                 max_reconnect_attempts=1,  # the client tries for ever with 0
                 reconnect_time_wait=0,
-                connect_timeout=timeout_s,  # type: ignore[arg-type]
+                connect_timeout=timeout_s,
                 pending_size=0,  # so that nothing is buffered while there is no connection
                 error_cb=self._failed,
                 closed_cb=self._closed,
@@ -101,7 +101,9 @@ class Link:
         self._waiting[inbox] = subject.lower(), future
         future.add_done_callback(lambda _: self._done(inbox))
         try:
-            await self.client.publish(subject, payload, reply=inbox, headers=dict(headers) if headers else None)
+            await self.client.publish(
+                subject, payload, reply=inbox, headers=dict(headers) if headers else None
+            )
         except nats.errors.Error as error:
             future.cancel()
             raise Unavailable("the client did not send it") from error

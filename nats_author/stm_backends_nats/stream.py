@@ -168,5 +168,3 @@ async def subjects_of(link: Link, stream: str, prefix: str) -> list[str]:
         found += page[1:] if found else page
         if len(found) >= answer.get("total", 0):
             return found
-
-

@@ -33,7 +33,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [program, "-js", "-sd", str(folder), "-a", "127.0.0.1", "-p", str(port), "-l", str(folder / "log")]
+    command = [
+        program,
+        "-js",
+        "-sd",
+        str(folder),
+        "-a",
+        "127.0.0.1",
+        "-p",
+        str(port),
+        "-l",
+        str(folder / "log"),
+    ]
     with subprocess.Popen(command) as process:
         try:
             while not answers(port):

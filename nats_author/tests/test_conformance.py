@@ -36,7 +36,9 @@ class Behind:
         """Return the message of a record, and the raw one of a delete; nothing if there is none."""
         async with await nats.connect(self.address) as client:
             request = json.dumps({"last_by_subj": subject_of(STREAM, key)}).encode()
-            answer = json.loads((await client.request(f"$JS.API.STREAM.MSG.GET.{STREAM}", request, timeout=5)).data)
+            answer = json.loads(
+                (await client.request(f"$JS.API.STREAM.MSG.GET.{STREAM}", request, timeout=5)).data
+            )
             return [b64decode(answer["message"].get("data", ""))] if "message" in answer else []
 
     async def write(self, key: Key, data: bytes) -> None:
@@ -45,7 +47,7 @@ class Behind:
 
     async def damage(self, key: Key) -> None:
         [data] = await self.messages(key)
-        await self.write(key, data[:40] + bytes([data[40] ^ 1]) + data[41:])
+        await self.write(key, data[:-1] + bytes([data[-1] ^ 1]))
 
     async def cut(self, key: Key) -> None:
         [data] = await self.messages(key)
