@@ -4,7 +4,7 @@ import asyncio
 import functools
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from math import inf
 from typing import TypeAlias, TypeVar
@@ -203,7 +203,7 @@ class NatsDriver:
         subjects = await self._ask(lambda link: subjects_of(link, stream, prefix))
         beginning = prefix + after.encode().hex()
         subjects = [subject for subject in subjects if subject > beginning]
-        listed = []
+        listed: list[str] = []
         for at in range(0, min(limit, len(subjects)), AT_ONCE):
             some = subjects[at : min(limit, at + AT_ONCE)]
             found = await self._ask(lambda link, some=some: last_of_each(link, stream, some))
@@ -304,8 +304,10 @@ class NatsDriver:
                     ):
                         found = await self._find(key)
                         answer, message = decide(found)
-                        link = message and await self._connected()
-                    if not link or await self._store(link, key, message, found, clock):
+                        if message is None:
+                            return answer
+                        link = await self._connected()
+                    if await self._store(link, key, message, found, clock):
                         return answer
                     async with before(clock.half, "other writers changed the record again and again"):
                         await asyncio.sleep(random.uniform(0, 0.01))
@@ -313,7 +315,7 @@ class NatsDriver:
         return await self._run(operation, work)
 
     @asynccontextmanager
-    async def _turn(self, key: Key, clock: Clock) -> AsyncIterator[None]:
+    async def _turn(self, key: Key, clock: Clock) -> AsyncGenerator[None]:
         """Let the writers of this process write in turn, so that they do not refuse each other."""
         turn = self._turns.setdefault(key, asyncio.Lock())
         async with before(clock.half, "other writers of this process were first for too long"):
@@ -400,7 +402,7 @@ class NatsDriver:
 
 
 @asynccontextmanager
-async def before(when: float, otherwise: str) -> AsyncIterator[None]:
+async def before(when: float, otherwise: str) -> AsyncGenerator[None]:
     """Raise `Unavailable` if something that changes nothing takes too long."""
     try:
         async with asyncio.timeout_at(when):

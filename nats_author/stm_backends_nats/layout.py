@@ -63,8 +63,9 @@ def decode(data: bytes) -> Stored:
             raise Corrupt("the stored bytes do not have their checksum")
         line, _, rest = data[8:].partition(b"\n")
         head = json.loads(line)
-        sizes, values, at = head["sizes"], [], 0
-        for size in sizes:
+        values: list[bytes] = []
+        at = 0
+        for size in head["sizes"]:
             values.append(rest[at : at + size])
             at += size
         body, *tail = values

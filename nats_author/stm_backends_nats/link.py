@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -66,7 +67,7 @@ class Link:
                 allow_reconnect=False,
                 max_reconnect_attempts=1,  # the client tries for ever with 0
                 reconnect_time_wait=0,
-                connect_timeout=timeout_s,
+                connect_timeout=math.ceil(timeout_s),
                 pending_size=0,  # so that nothing is buffered while there is no connection
                 error_cb=self._failed,
                 closed_cb=self._closed,

@@ -1,8 +1,11 @@
 """The requests that the driver makes of JetStream, each with its answer."""
 
+import asyncio
 import json
 from base64 import b64decode
 from typing import Any, NamedTuple
+
+from nats.aio.msg import Msg
 
 from stm_backends import ConfigurationError, OutcomeUnknown, Unavailable
 from stm_backends_nats.layout import GONE
@@ -100,7 +103,7 @@ async def last_of(link: Link, stream: str, subject: str) -> Found:
 
 async def last_of_each(link: Link, stream: str, subjects: list[str]) -> list[Found]:
     """Return the last message of each subject; the requests are under way at once."""
-    sent = []
+    sent: list[asyncio.Future[Msg]] = []
     try:
         for subject in subjects:
             payload = json.dumps({"last_by_subj": subject}).encode()

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 import nats
 import pytest
 from nats.aio.client import Client
+from stm_backends_nats.driver import NatsDriver
 from stm_backends_nats.layout import GONE, decode, subject_of
 from stm_backends_nats.plugin import open_driver
+from stm_backends_nats.settings import NatsSettings
 
 from stm_backends.drivers import Driver, Key, Record
-from stm_backends.testing import Datastore, DriverContract, HandedIn, open_at
+from stm_backends.testing import Datastore, DriverContract, FakeClock, HandedIn, open_at
 from stm_backends.testing.faults import Proxy
 
 STREAM = "TESTS"
@@ -85,3 +87,19 @@ class TestNatsDriver(DriverContract):
                 handed_in=behind.handed_in,
                 server="nats-server 2.9.10",
             )
+
+
+async def open_with_a_clock(address: str, clock: FakeClock) -> Driver:
+    settings = NatsSettings.from_url(url(address, deadline_s=10))
+    driver = NatsDriver(settings, create=True, clock=lambda: clock.now)
+    await driver.open()
+    return driver
+
+
+class TestNatsDriverWithAClock(DriverContract):
+    """The same with a clock that only the checks move; other processes would have another one."""
+
+    @pytest.fixture
+    def datastore(self, server: str) -> Datastore:
+        clock = FakeClock()
+        return Datastore(open=functools.partial(open_with_a_clock, server, clock), pass_time=clock.pass_time)
