@@ -81,10 +81,14 @@ metrics.get_meter_provider().shutdown()
 # span load {'db.system.name': 'memory', 'db.operation.name': 'load'}
 # span stm.background {}
 # span load {'db.system.name': 'memory', 'db.operation.name': 'load'}
-# span load {'db.system.name': 'memory', 'db.operation.name': 'load'}
 # span replace {'db.system.name': 'memory', 'db.operation.name': 'replace'}
+# span replace {'db.system.name': 'memory', 'db.operation.name': 'replace'}
+# span load {'db.system.name': 'memory', 'db.operation.name': 'load'}
+# span load {'db.system.name': 'memory', 'db.operation.name': 'load'}
+# span load {'db.system.name': 'memory', 'db.operation.name': 'load'}
+# span delete {'db.system.name': 'memory', 'db.operation.name': 'delete'}
 # span stm.background {}
-# metric db.client.operation.duration 16 s
+# metric db.client.operation.duration 20 s
 # metric stm.turns.appended 2 {turn}
 # metric stm.context.tokens 30 {token}
 # metric stm.key_resolution.failures 1 {failure}

@@ -115,7 +115,7 @@ async def test_a_malformed_turn_is_refused_and_the_conversation_stays_readable(
 async def test_an_invalid_turn_id_is_refused_and_the_conversation_stays_readable(
     memory: Any, turn_id: Any
 ) -> None:
-    with pytest.raises(InvalidState, match="turn_id"):
+    with pytest.raises(InvalidState, match="the id of a turn"):
         await memory.add_turn(turn(), turn_id=turn_id)
     assert await memory.turns() == []
 
