@@ -200,7 +200,7 @@ def test_a_turn_without_an_id_gets_a_new_one_and_an_id_is_kept() -> None:
 
 @pytest.mark.parametrize("turn_id", ["", 7, 0, False, b"id", ["id"]])
 def test_what_is_no_turn_id_is_refused(turn_id: Any) -> None:
-    with pytest.raises(InvalidState, match="turn_id"):
+    with pytest.raises(InvalidState, match="the id of a turn"):
         as_turn_id(turn_id)
 
 
