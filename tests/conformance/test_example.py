@@ -23,7 +23,7 @@ LONGEST_DRIVER = 180
 """Lines of the example's driver, without blank lines, comments and docstrings."""
 
 STORING = """
-import asyncio, sys, threading, time
+import asyncio, os, sys, threading, time
 from stm_backends import Corrupt
 from stm_backends.drivers import Key
 from stm_backends.drivers.plugins import open_driver
@@ -160,6 +160,38 @@ def test_a_close_that_is_cancelled_is_done_nevertheless(installed: Path, tmp_pat
     assert "loaded: (b'a',) users: 1\n" in printed
     assert "left: 0\n" in printed
     assert "alive: False\n" in printed
+
+
+def test_a_process_forked_during_a_transaction_can_open_the_same_folder(
+    installed: Path, tmp_path: Path
+) -> None:
+    printed = on_driver(
+        installed,
+        tmp_path,
+        """
+        from stm_backends.testing.workbench.forks import in_a_forked_process
+        await driver.append(Key("s", "a"), b"a", initial_version="v", ttl=None)
+        began, goes_on = threading.Event(), threading.Event()
+
+        def read(txn, now):
+            began.set()
+            while not goes_on.is_set():
+                txn.get(place("s", "a"))
+
+        async def use():
+            another = open_driver(url)
+            await another.open()
+            assert (await another.load(Key("s", "a"))).tail == (b"a",)
+            await another.close()
+
+        os.register_at_fork(before=goes_on.set)  # called before the driver's own
+        reading = asyncio.create_task(driver._run("load", read))
+        await asyncio.to_thread(began.wait)
+        print("said:", repr(await in_a_forked_process(use, within=20)))
+        await reading
+        """,
+    )
+    assert printed == "said: ''\n"
 
 
 def test_writers_remove_expired_records(installed: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ class Environment:
 
     shared: "dict[Path, Environment]" = {}
     lock = threading.Lock()  # for `shared` and `users`: `leave` runs in the thread
+    turn = threading.Lock()  # held by a transaction: see below
 
     def __init__(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
@@ -53,6 +54,11 @@ class Environment:
             (cursor.delete if expired(cursor.value(), time.time()) else cursor.next)()
         self.swept = cursor.key()  # empty past the last record, so the next sweep starts over
 
+
+# A fork waits for both locks. In the child, nobody would release them, nor end a transaction that is under
+# way, and an environment with a transaction cannot be closed.
+for held in (Environment.turn, Environment.lock):
+    os.register_at_fork(before=held.acquire, after_in_parent=held.release, after_in_child=held.release)
 
 END = struct.Struct(">d")  # seconds since 1970; infinity if the record never expires
 
@@ -209,7 +215,7 @@ class LmdbDriver:
             raise self._edge.not_open(operation)
 
         def transact():
-            with environment.lmdb.begin(write=write) as txn:
+            with environment.turn, environment.lmdb.begin(write=write) as txn:
                 if write:
                     environment.sweep(txn)
                 return work(txn, time.time())
