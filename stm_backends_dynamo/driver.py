@@ -295,9 +295,9 @@ class DynamoDriver:
         ttl: float | None | KeepType,
     ) -> bool:
         """Store a body and its version if the record is what the caller expects."""
-        require_replace(body, rewrite, drop, expect, ttl, self.traits, backend=self.name)
         if drop > self.traits.max_drop:
             raise ValueError(f"one replace drops at most {self.traits.max_drop} entries, not {drop}")
+        require_replace(body, rewrite, drop, expect, ttl, self.traits, backend=self.name)
 
         async def work(stored: Stored) -> bool:
             if version == expect:

@@ -300,17 +300,16 @@ class Import:
             entries[entry_id], times[entry_id] = data, ts
         where, owner = keys.memory_key(session.key), (session.key.tenant_id, session.key.user_id)
         self._require_within_limits(session, entries.values())
-        while True:
-            async with self._directory.listed(owner, self._ttl) as listing:
-                target = await self._prepare(session, where)
-                listing.created = True
-            missing = _missing(session, times, target)
-            for turn_id in missing:
-                # A turn creates the record if the conversation was just erased.
-                listing = self._directory.listed(owner, self._ttl)
-                await ledger.append(self._driver, where, entries[turn_id], ttl=self._ttl, listing=listing)
-            if await self._is_in_order(where, target, missing):
-                break
+        async with self._directory.listed(owner, self._ttl) as listing:
+            target = await self._prepare(session, where)
+            listing.created = True
+        missing = _missing(session, times, target)
+        for turn_id in missing:
+            # A turn creates the record if the conversation was just erased.
+            listing = self._directory.listed(owner, self._ttl)
+            await ledger.append(self._driver, where, entries[turn_id], ttl=self._ttl, listing=listing)
+        if self._on_conflict == "replace" and len(missing) > 1:
+            await self._put_in_order(where, target, missing)
         if not missing:
             # An interrupted import may have stored them on the server alone, and not on its replicas.
             await confirming.confirm(self._driver, (where.scope,))
@@ -319,23 +318,31 @@ class Import:
         found = target.body.transcript
         return found is not None and found.epoch == epoch
 
-    async def _is_in_order(self, where: Key, target: Snapshot, ids: Sequence[str]) -> bool:
-        """Say whether a conversation that was replaced has these entries in order, as far as it has them.
+    async def _put_in_order(self, where: Key, target: Snapshot, ids: Sequence[str]) -> None:
+        """Put these entries of a conversation that was replaced in order; those of others stay in place.
 
         Another import that replaces it at the same time may have gone on with what this one has replaced. It
-        does not find its own body at its end, and ends. So this one stores it again, until that has ended.
+        finds another version at its end, and leaves this to the last one.
         """
-        if self._on_conflict != "replace" or len(ids) < 2:
-            return True
-        record = await self._driver.load(where)
-        if record is None or record.version != target.version:
-            return True
-        with located(self._driver.name, "import"):
-            opened = Snapshot.of(record, self._codec).opened
-        # The first of several counts.
-        found = [*dict.fromkeys(entry if isinstance(entry, str) else entry.id for entry in opened)]
-        stored = {*found}.intersection(ids)
-        return [one for one in found if one in stored] == [one for one in ids if one in stored]
+
+        async def ordered(record: Record | None) -> tuple[ledger.Change | None, None]:
+            if record is None or record.body is None or record.version != target.version:
+                return None, None
+            with located(self._driver.name, "import"):
+                opened = Snapshot.of(record, self._codec).opened
+            places = dict[str, int]()
+            for place, entry in enumerate(opened):
+                # The first of several counts.
+                places.setdefault(entry if isinstance(entry, str) else entry.id, place)
+            stored = [places[one] for one in ids if one in places]
+            if stored == sorted(stored) or max(stored) >= self._driver.traits.max_drop:
+                return None, None
+            tail = [*record.tail[: max(stored) + 1]]
+            for place, of in zip(sorted(stored), stored, strict=True):
+                tail[place] = record.tail[of]
+            return ledger.Change(record.body, rewrite=tail), None
+
+        await ledger.update(self._driver, where, ordered)
 
     async def _store_branch(self, where: Key, epoch: str, branch: Branch, turns: Turns) -> None:
         """Store what an edit has taken out of the view."""

@@ -432,13 +432,14 @@ class Purge:
         for kind in keys.LOG_KINDS:
 
             async def forget(name: str, kind: keys.LogKind = kind) -> None:
-                if not life:
-                    # Nobody says how long a log lives; no longer than its user is listed.
-                    known = await self._directory.life_of(tenant, user)
-                    life.append(None if known is None else max(known, self._driver.traits.min_ttl))
-                key = MemoryKey(tenant, user, keys.unname(name))
-                log = ItemLog(self._driver, key, kind, codec=self._codec, ttl_s=life[0], clock=self._clock)
                 with suppress(Corrupt):
+                    if not life:
+                        # Nobody says how long a log lives; no longer than its user is listed.
+                        known = await self._directory.life_of(tenant, user)
+                        life.append(None if known is None else max(known, self._driver.traits.min_ttl))
+                    key = MemoryKey(tenant, user, keys.unname(name))
+                    ttl_s = life[0]
+                    log = ItemLog(self._driver, key, kind, codec=self._codec, ttl_s=ttl_s, clock=self._clock)
                     await log.forget_popped()
 
             await operations.each(operations.names(self._driver, keys.scope(tenant, user, kind)), forget)

@@ -252,6 +252,9 @@ def _text_of(place: Place) -> str:
 
 _SLOT: Final = re.compile("[0-9a-f]{8}")
 
+_LATEST: Final = 1e12
+"""A time in epoch seconds that no activity has."""
+
 _LONGEST: Final = 16 * MAX_KEY_BYTES
 """More characters than any place has: JSON and base64 make at most eight of a byte of a name."""
 
@@ -264,7 +267,7 @@ def _place_of(text: object) -> Place:
         slot, before, name = json.loads(base64.urlsafe_b64decode(text.encode("ascii")))
         if not (
             (isinstance(slot, str) and _SLOT.fullmatch(slot))
-            and (isinstance(before, float) and math.isfinite(before))
+            and (isinstance(before, float) and abs(before) < _LATEST)
             and isinstance(name, str)
         ):
             raise ValueError("not a place")

@@ -38,7 +38,7 @@ from stm_backends.catalogue.card import (
     is_before,
     slot_of,
 )
-from stm_backends.drivers.contract import ANY, KEEP, Driver, KeepType, Key, Record
+from stm_backends.drivers.contract import ANY, KEEP, MAX_KEY_BYTES, Driver, KeepType, Key, Record
 from stm_backends.drivers.tasks import all_of
 from stm_backends.errors import Corrupt, KeyMismatch, SealMismatch, Unavailable, located
 from stm_backends.records import confirming, keys, ledger, operations
@@ -247,6 +247,8 @@ class Catalogue:
             after = await changed(before)
             if after is None:
                 return None, _Written(before, None, record.version if record else "")
+            if len(_recent(where, after["slot"]).name.encode()) > MAX_KEY_BYTES:
+                after = {**after, "slot": hour_of(after["slot"])}
             # The user is not listed before: those whose conversations were erased are not listed again.
             if before is None and ttl is KEEP:
                 life = await self._directory.life_of(*owner)

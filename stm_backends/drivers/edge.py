@@ -183,11 +183,13 @@ class ConcurrencyLimit:
         self._count = count
         self._patience = Deadlines(patience_s)
         self._free = asyncio.Semaphore(count)
-        self._is_over = False
+        self._is_draining = self._is_over = False
 
     async def __aenter__(self) -> None:
         """Wait for another operation to end if need be; raises `Unavailable` if none does in time."""
         __tracebackhide__ = True
+        if self._is_draining:
+            raise not_open()
         if not self._free.locked():
             await self._free.acquire()  # does not wait, so it needs no timer
         else:
@@ -205,7 +207,7 @@ class ConcurrencyLimit:
 
     async def drain(self) -> None:
         """Wait until no operation is in progress, and let none begin: later ones are refused at once."""
-        held = 0
+        held, self._is_draining = 0, True
         try:
             for _ in range(self._count):
                 await self._free.acquire()

@@ -281,7 +281,10 @@ class Log:
     def follows(self, entry_id: str, tip: Tip) -> bool:
         """Say whether an entry is the first one after a place."""
         at = tip.position - self._start
-        return 0 <= at < self.length and self.entries[at].id == entry_id
+        if tip.life not in ("", self.life) or not 0 <= at < self.length:
+            return False
+        entry = self.entries[at]
+        return entry.id == entry_id and not isinstance(entry, Pop) and (entry.after or NOWHERE) == tip
 
     def taken(self, entry_id: str, tip: Tip) -> Tip | None:
         """Return the place after an entry that took effect; `None` if it did not, or is forgotten.

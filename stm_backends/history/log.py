@@ -520,6 +520,11 @@ class ItemLog:
         paged, now = log.folded.transcript, self._clock()
         if paged is None or any(removal.at > now - keep_for for removal in log.folded.popped.values()):
             return done
+        if self._driver.traits.shows_unconfirmed:
+            # A server that others have replaced shows an earlier log, with revisions that do not count.
+            await confirming.confirm(self._driver, (self._where.scope,))
+            if (await self._load("fold", 0)).log.folded.transcript != paged:
+                return done
         return (paged.rev > 0 and await self._pages.forget_removed(self._where, paged)) or done
 
     async def activity(self) -> Activity | None:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from stm_backends.drivers.bounded import Bounded
-from stm_backends.drivers.checks import require_fits
+from stm_backends.drivers.checks import require_append, require_fits, require_replace
 from stm_backends.drivers.contract import (
     AbsentType,
     AnyType,
@@ -130,6 +130,7 @@ class SealedDriver(WrapperDriver):
 
         Reads the owner's data keys again if the record may be new: another process may have erased them.
         """
+        require_append(entry, ttl, self.traits, backend=self.name)
         known, sealed = self._stale_keys.known(key), await self._seal(key, ENTRY, entry, "append")
         try:
             length = await self.inner.append(key, sealed, initial_version=initial_version, ttl=ttl)
@@ -154,6 +155,7 @@ class SealedDriver(WrapperDriver):
 
         Without a version to expect, it reads the owner's data keys again, as an append to a new record does.
         """
+        require_replace(body, rewrite, drop, expect, ttl, self.traits, backend=self.name)
         if isinstance(expect, str):
             await self._require_keys(key)
         sealed = await self._seal(key, body_slot(version), body, "replace")

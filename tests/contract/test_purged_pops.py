@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stm_backends.admin.purging import Purge
-from stm_backends.drivers.contract import Driver, Key
+from stm_backends.drivers.contract import ANY, Driver, Key, Record, Traits
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.sqlite.driver import SqliteDriver
 from stm_backends.drivers.sqlite.settings import SqliteSettings
@@ -32,6 +32,26 @@ WHERE = keys.log_key(KEY, "openai-agents")
 CODEC = Codec()
 DAY = 86_400.0
 LATER = REMEMBERED_FOR * 5.0 + 1
+
+
+class Former(WrapperDriver):
+    """Shows a log as a former master has it, until something is to be confirmed."""
+
+    def __init__(self, inner: Driver, former: Record) -> None:
+        super().__init__(inner)
+        self._former: Record | None = former
+
+    @property
+    def traits(self) -> Traits:
+        return replace(self.inner.traits, shows_unconfirmed=True)
+
+    async def load(self, key: Key, *, last: int | None = None) -> Record | None:
+        shows_former = self._former is not None and (key, last) == (WHERE, 0)
+        return self._former if shows_former else await self.inner.load(key, last=last)
+
+    async def delete(self, key: Key, **options: Any) -> bool:
+        self._former = None
+        return await self.inner.delete(key, **options)
 
 
 @pytest.fixture
@@ -228,3 +248,22 @@ def test_pops_of_before_are_folded_with_all_that_stands_before_them() -> None:
     assert (log.with_pops_until(4.0), log.with_pops_until(5.0)) == (None, 4)
     folded = items.Log("v", log.fold(4, now=5.0, keep_for=10.0), [])
     assert (folded.with_pops_until(4.0), folded.with_pops_until(5.0)) == (None, 0)
+
+
+async def test_pops_that_only_a_former_master_shows_remove_nothing(driver: Driver, clock: FakeClock) -> None:
+    log = log_on(driver, clock)
+    await fill(log, *range(24))
+    while await log.fold():
+        pass
+    kept = await driver.load(WHERE) or pytest.fail("gone")
+    for _ in range(4):
+        await log.pop()
+    while await log.fold():
+        pass
+    former = await driver.load(WHERE, last=0) or pytest.fail("gone")
+    await driver.replace(WHERE, kept.body or b"", version=kept.version, expect=ANY, ttl=None)
+    for entry in kept.tail:
+        await driver.append(WHERE, entry, initial_version="v", ttl=None)
+    await clock.pass_time(LATER)
+    assert not await log_on(Former(driver, former), clock).forget_popped()
+    assert await log_on(driver, clock).items() == [item(number) for number in range(24)]

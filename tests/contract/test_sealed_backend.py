@@ -152,6 +152,8 @@ async def test_a_purge_without_sealing_continues_behind_a_sealed_user(tmp_path: 
     )
     async with open_backend(url, sealing=Sealing(SEALING.keys, accept_clear=True)) as backend:
         await backend.memory(ADA, CONFIG, summarizer=ExtractiveSummarizer()).add_turn(old)
+        # A log, too: what was popped from it is looked for.
+        await backend.item_log(ADA, "langchain").add([{"text": "To Zanzibar!"}])
     async with open_backend(url) as backend:
         await backend.memory(BOB, CONFIG, summarizer=ExtractiveSummarizer()).add_turn(old)
         record = await backend.driver.load(memory_key(BOB))
@@ -159,7 +161,7 @@ async def test_a_purge_without_sealing_continues_behind_a_sealed_user(tmp_path: 
         clear = Key(memory_key(ADA).scope, "clear")
         await backend.driver.append(clear, record.tail[0], initial_version="v", ttl=None)
         purged = await backend.sessions.purge("acme", older_than=86_400.0)
-        assert (purged.conversations, purged.unreadable) == (1, 2)
+        assert (purged.conversations, purged.unreadable) == (1, 3)
         assert (await backend.driver.load(clear)) is not None
 
 

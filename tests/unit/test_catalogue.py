@@ -695,6 +695,7 @@ CRAFTED = (
     '["\\ud800", -1.0, "x"]',
     '["f0000000", NaN, "x"]',
     '["f0000000", -1e999, "x"]',
+    '["f0000000", -1.7e308, "x"]',
     '["f0000000", -1.0, 3]',
     '["F0000000", -1.0, "x"]',
     '["f0000000\\n", -1.0, "x"]',
@@ -709,8 +710,16 @@ def crafted(place: str) -> str:
     return base64.urlsafe_b64encode(place.encode()).decode()
 
 
-@pytest.mark.parametrize("session", ["x" * 991, "\U0001f600" * 247, "\ud800" * 100, "\x7f" * 991])
+@pytest.mark.parametrize("session", ["x" * 984, "x" * 991, "\U0001f600" * 247, "\ud800" * 100, "\x7f" * 991])
 async def test_the_place_of_the_longest_name_is_accepted(backend: Backend, session: str) -> None:
+    longest, stored = 0, backend.driver.replace
+
+    async def measured(key: Key, *args: Any, **options: Any) -> bool:
+        nonlocal longest
+        longest = max(longest, len(key.name.encode()))
+        return await stored(key, *args, **options)
+
+    backend.driver.replace = measured
     for key in (MemoryKey("acme", "u", session), MemoryKey("acme", "u", "last")):
         await backend.memory(key, LAST_TURNS).add_turn(HELLO)
         await backend.conversations.get(key)
@@ -720,6 +729,7 @@ async def test_the_place_of_the_longest_name_is_accepted(backend: Backend, sessi
         seen |= {card.key.session_id for card in page.cards}
         after = page.after
     assert seen == {session, "last"}
+    assert longest <= MAX_KEY_BYTES
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,19 @@ async def test_an_addition_after_an_earlier_moment_stores_nothing_that_a_reader_
     assert numbers(await log.items()) == [0, 1]
 
 
+async def test_a_repeat_is_known_as_one_though_the_log_was_cleared_and_begun_anew(driver: Driver) -> None:
+    log, other = log_on(driver), log_on(driver)
+    for number in range(10):
+        await log.add(numbered(number))
+    tip = (await log.read()).tip
+    await other.clear()
+    for number in range(10):
+        await other.add(numbered(number), id="X" if number == 3 else None)
+    assert await log.add_after(tip, numbered(3), id="X")
+    assert await log_on(driver).add_after(tip, numbered(3), id="X")
+    assert await contents(driver) == [*range(10)]
+
+
 async def test_a_log_that_does_not_exist_is_begun_once(driver: Driver, log: ItemLog) -> None:
     state = await log.read()
     assert (state.items, state.tip, state.count, state.exists) == ((), "", 0, False)

@@ -357,6 +357,30 @@ async def test_whoever_waits_for_a_place_while_others_drain_is_refused_without_w
         await waiting
 
 
+async def test_what_comes_after_a_draining_has_begun_does_not_begin():
+    places, began = ConcurrencyLimit(2, patience_s=1e6), list[str]()
+    ends = {name: asyncio.Event() for name in ("one", "two")}
+
+    async def use(name: str) -> None:
+        async with places:
+            began.append(name)
+            if name in ends:
+                await ends[name].wait()
+
+    under_way = [asyncio.ensure_future(use(name)) for name in ends]
+    await asyncio.sleep(0)
+    draining = asyncio.ensure_future(places.drain())
+    await asyncio.sleep(0)
+    late = asyncio.ensure_future(use("late"))
+    for end in ends.values():
+        end.set()
+        await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="the backend is not open"):
+        await late
+    await asyncio.gather(draining, *under_way)
+    assert began == ["one", "two"]
+
+
 async def test_a_draining_that_is_given_up_lets_none_begin():
     places = ConcurrencyLimit(2, patience_s=1e6)
     async with places:

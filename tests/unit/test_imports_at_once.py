@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stm_backends import Backend, MemoryKey, SessionExists
+from stm_backends import Backend, ConversationTurn, MemoryKey, SessionExists, ShortTermMemoryConfig
 from stm_backends.admin.importing import Import, OnConflict
 from stm_backends.drivers.contract import Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
@@ -49,8 +49,11 @@ async def stored(store: MemoryStore) -> list[str]:
     return [turn["turn_id"] for turn in exported["turns"]]
 
 
-async def mixed(on_conflict: OnConflict) -> list[str]:
-    """Let an import begin, another begin, the first one end, and the other one end; returns the turns."""
+async def mixed(on_conflict: OnConflict, *, live: bool = False) -> list[str]:
+    """Let an import begin, another begin, the first one end, and the other one end; returns the turns.
+
+    With `live`, someone adds a turn before the other one ends.
+    """
     store = MemoryStore()
     first, second = Stops(store, 6), Stops(store, 3)
     async with Backend(first) as one, Backend(second) as other:
@@ -60,6 +63,9 @@ async def mixed(on_conflict: OnConflict) -> list[str]:
         await second.waits.wait()
         first.goes_on.set()
         await begun
+        if live:
+            turn = ConversationTurn("live", "Hi")
+            await other.memory(KEY, ShortTermMemoryConfig("truncation")).add_turn(turn, turn_id="live")
         second.goes_on.set()
         await later
     return await stored(store)
@@ -70,11 +76,16 @@ async def test_two_imports_at_once_store_each_turn_once_and_in_order(on_conflict
     assert await mixed(on_conflict) == TURNS
 
 
-async def test_an_import_that_does_not_look_at_the_order_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def unseen(*_: Any) -> bool:
-        return True
+async def test_a_turn_that_someone_adds_meanwhile_stays() -> None:
+    found = await mixed("replace", live=True)
+    assert [one for one in found if one != "live"] == TURNS
+    assert "live" in found
 
-    monkeypatch.setattr(Import, "_is_in_order", unseen)
+
+async def test_an_import_that_does_not_look_at_the_order_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def left(*_: Any) -> None: ...
+
+    monkeypatch.setattr(Import, "_put_in_order", left)
     assert sorted(await mixed("replace")) == sorted(TURNS)
     assert await mixed("replace") != TURNS
 

@@ -18,6 +18,7 @@ from stm_backends.records.large.driver import LargeEntries
 from stm_backends.records.limited import LimitedDriver
 from stm_backends.records.limits import Guard, Limits
 from stm_backends.types import MemoryKey
+from tests.support.sealed import sealed
 
 KEY = memory_key(MemoryKey("acme", "ada", "trip"))
 
@@ -33,9 +34,10 @@ DRIVERS: dict[str, Callable[[Path], Driver]] = {
     # What a backend puts around a driver.
     "large": lambda _: LargeEntries(MemoryDriver(max_entry_bytes=10_000), largest=20_000),
     "limited": lambda _: LimitedDriver(MemoryDriver(max_entry_bytes=10_000), Guard(LIMITS)),
+    "sealed": lambda _: sealed(MemoryDriver(max_entry_bytes=10_000)),
 }
 
-EMBEDDED = ("memory", "sqlite", "large", "limited")
+EMBEDDED = ("memory", "sqlite", "large", "limited", "sealed")
 """Those that can be opened here."""
 
 
