@@ -30,7 +30,7 @@ ROOT: Final = Path(__file__).parents[1]
 STAGED: Final = ROOT / "build" / "docs"
 
 PAGES: Final = {
-    "ARCHITECTURE.md": "explanation/modules.md",
+    "ARCHITECTURE.md": "explanation/architecture.md",
     "benchmarks/RESULTS.md": "explanation/benchmark-results.md",
     "benchmarks/SCALE.md": "explanation/scale.md",
     "benchmarks/COST.md": "explanation/cost.md",
