@@ -37,7 +37,7 @@ PAGES: Final = {
     "benchmarks/SEALING.md": "explanation/sealing-cost.md",
     "benchmarks/TRANSCRIPTS.md": "explanation/transcript-cost.md",
     "benchmarks/READERS.md": "explanation/readers.md",
-    "benchmarks/README.md": "explanation/benchmark-method.md",
+    "benchmarks/README.md": "explanation/benchmarks.md",
     "benchmarks/PEERS.md": "explanation/peers.md",
     **{f"stm_backends_{name}/README.md": f"reference/{name}.md" for name in ("redis", "postgres")},
     **{f"stm_backends_{name}/README.md": f"reference/{name}.md" for name in ("mongo", "dynamo")},
