@@ -252,6 +252,7 @@ class Import:
 
         The record may have been stored by a write whose answer was lost, and changed by another process
         since.
+        """
         if epoch:
             dead = await self._dead_pages.of_record(keys.memory_key(key), epoch=epoch)
             await pages.remove(self._driver, dead)

@@ -42,7 +42,7 @@ def copy(  # noqa: PLR0913, PLR0917 -- one per option
         bool,
         typer.Option(
             "--all",
-            help="Copy all tenants, where the source can list them, and the states of --other-states.",
+            help="Copy all tenants, if the source can list them, and the states of --other-states.",
         ),
     ] = False,
     other_states: Annotated[
@@ -219,7 +219,7 @@ _PROBLEMS: Final[dict[Problem, str]] = {
 
 
 def whose(owner: Owner) -> str:
-    """Return how messages name an owner."""
+    """Return the name of an owner for messages."""
     if owner == UNOWNED:
         return "other states"
     tenant, user = owner

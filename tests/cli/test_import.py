@@ -475,8 +475,8 @@ def test_only_states_of_the_wanted_owner_are_imported(url: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("texts", "options", "message"),
     [
-        ([saved("one")], (), "made.jsonl:1: a saved state does not say whose it is; add its conversation to"),
-        ([saved("one"), saved("two")], ("--key", "acme:u:s"), "made.jsonl:2: a saved state does not say"),
+        ([saved("one")], (), "made.jsonl:1: a saved state does not name its conversation; add it to"),
+        ([saved("one"), saved("two")], ("--key", "acme:u:s"), "made.jsonl:2: a saved state does not name"),
         ([exported("acme")], ("--key", "acme:u:s"), "--key is for a saved state that does not name its"),
         ([saved("one", key="acme:u:s")], ("--key", "acme:u:t"), "--key is for a saved state that does not"),
         ([saved("one", key="acme:u")], (), "made.jsonl:1: a conversation's key has three parts"),

@@ -143,7 +143,7 @@ def test_sealed_data_is_not_erased_without_its_keys_unless_asked(
         assert not receipt.exists()
     result = cli("erase", "acme:ada", "--url", url, "-y", "--keep-keys", "--receipt", str(receipt))
     assert result.exit_code == 0
-    assert "data keys in a store of their own were not erased" in " ".join(result.stderr.split())
+    assert "data keys in a separate store were not erased" in " ".join(result.stderr.split())
     assert json.loads(receipt.read_text())["data_keys_left"] is True
 
 

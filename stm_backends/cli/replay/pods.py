@@ -31,7 +31,7 @@ from stm_backends.types import ConversationTurn, MemoryKey, ShortTermMemoryConfi
 _MEMORIES_HELD: Final = 256
 
 _STATS_EVERY_S: Final = 0.25
-"""How often a pod reports the counts of its memories; a killed pod loses the counts since then."""
+"""Interval at which a pod reports the counts of its memories; a killed pod loses the counts since then."""
 
 SMALLEST_SUMMARY: Final = 64
 """The smallest `summary_max_tokens` with room for a ledger and some text."""
@@ -74,7 +74,7 @@ class Setup:
 
     @property
     def newest(self) -> int | None:
-        """How many of the newest turns the strategy keeps; `None` for all."""
+        """The number of newest turns that the strategy keeps; `None` for all."""
         match self.config.strategy:
             case "none":
                 return 0
