@@ -88,7 +88,7 @@ def test_the_first_use_makes_the_home(loops: Any) -> None:
 def test_another_event_loop_is_refused_while_the_first_exists(loops: Any, work: Any) -> None:
     owner = Owner()
     loops[0].run_until_complete(owner.enter())
-    with pytest.raises(ConfigurationError, match="Open a backend of its own in each event loop"):
+    with pytest.raises(ConfigurationError, match="Open a separate backend in each event loop"):
         loops[1].run_until_complete(work(owner))
     loops[0].run_until_complete(owner.use())
 
@@ -184,7 +184,7 @@ async def test_a_forked_process_may_use_and_open_nothing_of_its_parent() -> None
     owner.home.enter()
     owner.home.inherit()
     for work in (owner.use, owner.enter):
-        with pytest.raises(ConfigurationError, match="Open a backend of its own in each process"):
+        with pytest.raises(ConfigurationError, match="Open a separate backend in each process"):
             await work()
     assert not owner.home.may_close()
     owner.home.leave()
