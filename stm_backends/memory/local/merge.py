@@ -148,7 +148,7 @@ def _woven(
 
 
 def _younger(body: Body, turn_id: str) -> int:
-    """Return how many ids were added to `forgotten` after this one."""
+    """Return the number of ids added to `forgotten` after this one."""
     _, found, after = body.forgotten.digests.partition(f",{digest(turn_id)},")
     return after.count(",") if found else 0
 
