@@ -30,7 +30,7 @@ def decode_json(data: bytes) -> object:
     text = data.decode("utf-8", "surrogatepass")
     content, end = raw_decode(text)
     if end != len(text):
-        raise ValueError("there is something after the JSON document")
+        raise ValueError("data follows the JSON document")
     return content
 
 

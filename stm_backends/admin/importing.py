@@ -570,7 +570,7 @@ def _turns_of(document: Mapping[str, Any]) -> Turns:
             ts = (stored_unit(content).turn if "item" in content else load_turn(content)).ts
         except (ValueError, TypeError, Corrupt):
             # The cause may quote the conversation.
-            raise InvalidState(f"{path} is not a turn: a field is of another type") from None
+            raise InvalidState(f"{path} is not a turn: a field is of the wrong type") from None
         if (given := content.get("ts")) and not ts:
             raise InvalidState(f"{path}.ts is not a time in seconds since 1970")
         if given != ts and ts:

@@ -218,7 +218,7 @@ def title_of(content: Content) -> str:
 
 
 def card_of(where: Key, content: Content) -> Card:
-    """Return the card in a record. Raises `Corrupt` if a field has another type."""
+    """Return the card in a record. Raises `Corrupt` if a field has the wrong type."""
     tenant, user = keys.owner_of(where.scope)
     try:
         if not math.isfinite(content["at"]) or not isinstance(content["slot"], str):
@@ -238,4 +238,4 @@ def card_of(where: Key, content: Content) -> Card:
         )
     except (AttributeError, KeyError, TypeError, ValueError):
         # The cause may quote the conversation.
-        raise Corrupt("a stored card lacks a field, or a field has another type") from None
+        raise Corrupt("a stored card lacks a field, or a field has the wrong type") from None

@@ -412,7 +412,7 @@ class Catalogue:
         with located(self._driver.name, "catalogue"):
             content = self._codec.open("card", record.body or b"")
             if not isinstance(content.get("slot"), str) or not isinstance(content.get("at"), float):
-                raise Corrupt("a stored card lacks a field, or a field has another type")
+                raise Corrupt("a stored card lacks a field, or a field has the wrong type")
             return content
 
 

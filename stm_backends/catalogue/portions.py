@@ -206,7 +206,7 @@ def logged_with_all(words: Iterable[str], logged: Logged) -> int:
     return max(common, 0)
 
 
-_DAMAGED: Final = "the stored index of conversations lacks a field, or a field has another type"
+_DAMAGED: Final = "the stored index of conversations lacks a field, or a field has the wrong type"
 
 
 def _portion(content: Mapping[str, Any]) -> Portion:

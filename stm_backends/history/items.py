@@ -502,7 +502,7 @@ def _load_folded(content: Mapping[str, Any]) -> Folded:
         )
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
         # The cause may quote an item.
-        raise Corrupt("the stored log lacks a field, or a field has another type") from None
+        raise Corrupt("the stored log lacks a field, or a field has the wrong type") from None
 
 
 def _dump_place(folded: Folded) -> dict[str, Any]:
