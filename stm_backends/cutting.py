@@ -23,7 +23,7 @@ _OMITTED: Final = "\n\u2026\n"
 """The mark in place of the middle of a summary."""
 
 _FIRST: Final = 32
-"""The length that a search tries first: most of what is shown is short."""
+"""The length that a search tries first: most texts shown are short."""
 
 
 def largest(limit: int, fits: Callable[[int], bool]) -> int:

@@ -45,7 +45,7 @@ _PRINTED_BITS = 14_000
 
 
 DEEPEST: Final = 120
-"""How deeply lists and objects may be nested. The interpreter's own limit depends on the depth of the caller,
+"""Maximum nesting of lists and objects. The interpreter's own limit depends on the depth of the caller,
 so without this limit one caller could store what another cannot read."""
 
 DEEPEST_IN_TURN: Final = 100

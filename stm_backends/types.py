@@ -39,7 +39,7 @@ class MemoryHealth(str, Enum):
 
 @dataclass(slots=True)
 class TrajectoryDigest:
-    """A short account of what the tools of one turn did."""
+    """A short account of the tool use in one turn."""
 
     tools_invoked: list[str]
     observations_summary: str
@@ -98,12 +98,12 @@ class StoredTurn(NamedTuple):
 
     @property
     def begins(self) -> bool:
-        """Whether a turn begins with it."""
+        """True if a turn begins with it."""
         return self.said is None or self.said.begins
 
     @property
     def removed(self) -> bool:
-        """Whether an edit has removed it. Its number stays, and it is shown nowhere."""
+        """True if an edit has removed it. Its number stays, and it is shown nowhere."""
         return self.said is not None and not self.said.message
 
 

@@ -84,7 +84,7 @@ class Item(NamedTuple):
 
 
 class Comparison(Enum):
-    """How a record at the target compares to the one at the source."""
+    """The comparison of a record at the target with the one at the source."""
 
     ABSENT = "absent"
     BEGUN = "begun"
@@ -105,7 +105,7 @@ def compare(source: Record, target: Record | None) -> Comparison:
 
 
 Written: TypeAlias = Literal["copied", "completed", "replaced"]
-"""What was written: an absent record, the rest of a begun one, or a replacement."""
+"""The kind of write: an absent record, the rest of a begun one, or a replacement."""
 
 Problem: TypeAlias = Literal["left", "behind", "changed", "failed"]
 """The reason why a record differs between both ends.
@@ -165,7 +165,7 @@ class Copy:
 
     @property
     def ok(self) -> bool:
-        """Whether every record that was verified is equal at both ends."""
+        """True if every record that was verified is equal at both ends."""
         return not any(self.tally[problem] for problem in get_args(Problem))
 
     async def count(self) -> Mapping[Owner, int]:

@@ -82,7 +82,7 @@ DATED: Final[tuple[Kind, ...]] = ("memory", *keys.LOG_KINDS)
 
 @dataclass(slots=True)
 class Purged:
-    """What a purge removed or, in a dry run, would remove; updated as it goes.
+    """Counts of what a purge removed or, in a dry run, would remove; updated as it goes.
 
     `expired` counts expired records that were still stored, of all tenants, on datastores that keep them.
     `conversations` and `logs` were older than asked for; their cards go with them. `pages` are those of

@@ -1,4 +1,4 @@
-"""The receipt of an erasure: what was erased, what remains physically, and what a second reading found."""
+"""The receipt of an erasure: the erased data, its physical remains, and the findings of a second reading."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ class Searching:
             await self._add(key, card, read, [*_runs(range(start, end))])
 
     async def _index(self, key: MemoryKey, known: Sequence[Indexed]) -> None:
-        """Add what the index lacks of a conversation, and remove what no longer holds."""
+        """Add missing parts of a conversation to the index, and remove those that no longer hold."""
         words, name, settled = (
             self._words((key.tenant_id, key.user_id)),
             keys.card_key(key).name,

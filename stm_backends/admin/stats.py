@@ -104,7 +104,7 @@ Found: TypeAlias = ConversationStats | OtherStats | Damaged
 
 @dataclass(slots=True)
 class Totals:
-    """The sums over any number of records. `listed_turns` counts turns according to cards; see `Stats.listed`."""
+    """The sums over any number of records. `listed_turns` counts turns by cards; see `Stats.listed`."""
 
     users: int = 0
     conversations: int = 0
@@ -226,7 +226,7 @@ class Stats:
     ) -> AsyncIterator[ConversationStats | Damaged]:
         """Yield the conversations of a user in the order of their ids, unreadable ones as `Damaged`.
 
-        With `health`, only those in that health. Of the others, no turn is read.
+        With `health`, only those in that health; no turn of the others is read.
         """
 
         def is_wanted(record: Record) -> bool:

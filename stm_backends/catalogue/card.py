@@ -82,7 +82,7 @@ class Activity:
 
 
 Look: TypeAlias = Callable[[], Activity | None]
-"""Returns what a process knows of a conversation; `None` means that its records must be read."""
+"""Returns the activity of a conversation as a process knows it; `None`: its records must be read."""
 
 
 @dataclass(frozen=True, slots=True)

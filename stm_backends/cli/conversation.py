@@ -205,7 +205,7 @@ class Whole(Generic[One]):
 
     def hole(self, first: int, last: int) -> str:
         """Return the note in place of numbers without a turn."""
-        return f"Not stored any more: number{'s' * (last > first)} {spans([range(first, last + 1)])}"
+        return f"No longer stored: number{'s' * (last > first)} {spans([range(first, last + 1)])}"
 
 
 async def _in_record(shown: Conversation) -> AsyncIterator[Numbered]:

@@ -207,7 +207,7 @@ async def _copied(  # noqa: PLR0913 -- one per option
 
 
 _LISTED: Final = 20
-"""How many owners are listed by name."""
+"""Number of owners that are listed by name."""
 
 _THERE: Final[tuple[Outcome, ...]] = ("copied", "completed", "replaced", "unchanged")
 

@@ -1,4 +1,4 @@
-"""The commands `purge` and `expire`: retention of what is stored."""
+"""The commands `purge` and `expire`: retention of stored data."""
 
 from __future__ import annotations
 

@@ -144,4 +144,4 @@ def _say_more(
     if place["before"] is None and max(shown, default=page.newest) < page.newest:
         typer.echo(f"Later {what}: {again} --after {max(shown)}", err=True)
     if page.missing:
-        typer.echo(f"Not stored any more: {figures.spans(page.missing)}", err=True)
+        typer.echo(f"No longer stored: {figures.spans(page.missing)}", err=True)

@@ -1,4 +1,4 @@
-"""The contract of a driver and what authors of drivers build on.
+"""The contract of a driver, and tools for authors of drivers.
 
 `contract` defines five atomic operations on records. `plugins` says how a package is found. `settings` reads
 and validates settings from a URL and keyword arguments. `purges` has the optional methods of a driver for

@@ -73,7 +73,7 @@ class Coalesced(Generic[K, A]):
 
     A key is that of a record or, where loads of the newest entries share requests too, a `LoadKey`.
 
-    `fetch` reads several records with one request. It returns what it found by key; a key that is missing
+    `fetch` reads several records with one request. It returns the found records by key; a key that is missing
     has no record. Its errors reach all callers of the request. `size` returns the number of bytes of an
     answer. `fetch` may leave out an answer of more than `LARGE_BYTES`, unless it is alone in its request.
 

@@ -111,7 +111,7 @@ _CAUSES: Final = (
 _FURTHEST_CAUSE: Final = 10
 
 _OTHER_LOOP: Final = ("Event loop is closed", "different loop", "different event loop")
-"""Words of the `RuntimeError` that asyncio and clients raise for what belongs to another event loop."""
+"""Words of the `RuntimeError` that asyncio and clients raise for objects of another event loop."""
 
 
 def with_cause(meaning: Meaning, error: BaseException, *, opening: bool = False) -> Meaning:

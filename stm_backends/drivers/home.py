@@ -158,7 +158,7 @@ class Home:
         self._is_left = True
 
     def inherit(self) -> object:
-        """Become the home of the parent, in a forked process; returns what must not be collected there."""
+        """Become the home of the parent, in a forked process; returns objects not to collect there."""
         kept = None if self._is_left else (self._loop, self.changing, self._start_over and self._start_over())
         # A home that was left has nothing open, so the forked process may enter.
         self._loop, self._is_inherited = None, not self._is_left

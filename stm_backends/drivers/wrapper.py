@@ -75,7 +75,7 @@ class WrapperDriver:
         await self.inner.close()
 
     async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `send`, one operation of the driver within, on a key or, for a scan, a scope."""
+        """Return the result of `send`: one operation of the driver within on a key or, to scan, a scope."""
         del operation, key
         return await send()
 

@@ -87,7 +87,7 @@ class SharedState:
 
 
 def _parts_of(content: Mapping[str, Any]) -> tuple[State, dict[str, State]]:
-    """Return the state, and what is announced. Raises `Corrupt` for anything else."""
+    """Return the state, and the announced items. Raises `Corrupt` for anything else."""
     state, coming = content.get("state", {}), content.get("coming", {})
     if isinstance(state, dict) and isinstance(coming, dict):
         notes = cast("dict[str, State]", coming)

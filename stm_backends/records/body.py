@@ -121,7 +121,7 @@ class Lease(NamedTuple):
 
 
 class Overdue(NamedTuple):
-    """What a process noted for others: at `since`, by its clock, the lease taken at `lease_at` had ended."""
+    """A note of a process for others: at `since`, by its clock, the lease taken at `lease_at` had ended."""
 
     lease_at: float
     since: float

@@ -301,14 +301,14 @@ class Directory:
         return await self._has_tenant(tenant)
 
     async def _has_tenant(self, tenant: str) -> bool:
-        """Say whether a tenant has a user, or a state of its own."""
+        """Say whether a tenant has a user, or its own states."""
         for scope in (keys.directory_scope(tenant), keys.shared_scope(tenant)):
             async for _ in operations.names(self._driver, scope):
                 return True
         return False
 
     async def tenants(self) -> AsyncIterator[str]:
-        """Yield the tenants with a listed user, or a state of their own.
+        """Yield the tenants with a listed user, or their own states.
 
         Takes two or three operations for each tenant, regardless of how many users and conversations it has.
         Raises `ConfigurationError` if the driver cannot find them.

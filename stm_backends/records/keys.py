@@ -150,7 +150,7 @@ def beside(key: MemoryKey, kind: LogKind, own: str = "") -> MemoryKey:
     """Return the key of a log of this name that belongs to the log of a conversation, as one of its parts.
 
     Without a name, the session id is the prefix of theirs. Raises `InvalidKey` for the key of such a log,
-    which has none of its own, and `ConfigurationError` for a framework without them.
+    which has no such logs, and `ConfigurationError` for a framework without them.
     """
     if kind not in WITH_BESIDE:
         raise ConfigurationError(f"a conversation has one log of {kind}")

@@ -28,7 +28,7 @@ REMEMBERED: Final = 4_096
 
 @dataclass(slots=True, eq=False)
 class Sent:
-    """An entry whose append was not answered yet. `loaded` says that a load has seen it."""
+    """An entry whose append was not answered yet. `loaded` is true if a load has seen it."""
 
     entry: bytes
     loaded: bool = False
@@ -36,7 +36,7 @@ class Sent:
 
 @dataclass(slots=True)
 class Known:
-    """What this process knows of one record.
+    """This process's knowledge of one record.
 
     `at` is the time of the last answer, by the steady clock; before the first, it is minus infinity. `sizes`
     are the bytes of the entries in the order of the tail, 0 for an entry of another process that was not
@@ -247,7 +247,7 @@ class LimitedDriver(WrapperDriver):
         return count
 
     def _of(self, key: Key) -> Known | None:
-        """Return what is known of a record with limits on its size or on its creation."""
+        """Return the knowledge of a record with limits on its size or on its creation."""
         limits, kind = self._guard.limits, _kind(key)
         if kind not in _CONVERSATIONS or (
             limits.conversation_bytes is None

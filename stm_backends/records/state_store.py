@@ -82,7 +82,8 @@ class States:
         """Save only if the state still has the version that was loaded (`None`: only if there is no state).
 
         Returns `False` after a lost race, which changed nothing. If the answer is lost, a save that another
-        process has replaced since also returns `False`. Raises `OutcomeUnknown` only if no attempt is answered.
+        process has replaced since also returns `False`. Raises `OutcomeUnknown` only if no attempt is
+        answered.
         """
         return await self.save_versioned(key, state, expect=expect, ttl=ttl) is not None
 

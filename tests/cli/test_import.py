@@ -372,14 +372,14 @@ def test_a_damaged_page_costs_an_export_no_more_than_its_turns(url: str, tmp_pat
     shown = cli("history", "acme:u:long", "-n", 40, "--before", 120, "--url", there)
     assert shown.stderr == (
         f"Earlier turns: stm-backends history acme:u:long --url {there} -n 40 --before 80\n"
-        "Not stored any more: 80 to 119\n"
+        "No longer stored: 80 to 119\n"
     )
     assert cli("export", "--user", "acme:u", "--url", there).exit_code == 0, "what is missing is no error"
 
     assert cli("history", "acme:u:long", "-n", 40, "--before", 120, "--url", url).exit_code == 1
     assert cli("import", file, "--replace", "--url", url).exit_code == 0
     shown = cli("history", "acme:u:long", "-n", 40, "--before", 120, "--url", url)
-    assert (shown.exit_code, "Not stored any more: 80 to 119" in shown.stderr) == (0, True)
+    assert (shown.exit_code, "No longer stored: 80 to 119" in shown.stderr) == (0, True)
 
 
 def test_the_same_error_of_many_vertices_is_printed_once_with_their_number(url: str, tmp_path: Path) -> None:

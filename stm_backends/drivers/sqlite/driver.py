@@ -412,7 +412,7 @@ class SqliteDriver:
         *,
         until: float | None = None,
     ) -> purging.Step:
-        """Remove some records that expired before `until`, or before now; without any, takes no write lock."""
+        """Remove some records that expired before `until`, or before now. Without any, takes no lock."""
         until = self._clock() if until is None else until
         if not connection.execute(statements.EXPIRED, (until, 1)).fetchone():
             return purging.Step(0, more=False)
@@ -545,7 +545,7 @@ def _find(connection: sqlite3.Connection, key: Key, now: float) -> _Found | None
     if found.expires is None:
         return found
     if found.written is not None and now < found.written < found.expires:
-        # The clock was set back. How much of the time to live had passed by then is unknown.
+        # The clock was set back. The part of the time to live that had passed is unknown.
         found = found._replace(expires=now + found.expires - found.written, written=now)
         connection.execute(statements.RESTART, (found.expires, found.written, found.id))
     elif found.expires <= now:

@@ -63,7 +63,7 @@ class Kind(Enum):
 
 
 class Job(Generic[T]):
-    """A piece of work and its answer. `retried` says that its first transaction was rolled back."""
+    """A piece of work and its answer. `retried` is true if its first transaction was rolled back."""
 
     __slots__ = ("answer", "began", "failure", "kind", "result", "retried", "size", "until", "watch", "work")
 

@@ -49,7 +49,7 @@ logger = logging.getLogger("stm_backends")
 
 MAX_BYTES: Final = 1024 * 1024
 MAX_SECONDS: Final = 0.005
-"""The limits of one transaction, with `MAX_JOBS`. A single larger write is a transaction of its own.
+"""The limits of one transaction, with `MAX_JOBS`. A single larger write is a separate transaction.
 
 `MAX_SECONDS` also limits how long the answers of reads wait for other reads.
 """

@@ -30,9 +30,9 @@ class Sides(NamedTuple):
 
 
 class Conversation:
-    """The turns, the body, and what is known of the stored state.
+    """The turns, the body, and the known stored state.
 
-    `agreed` is the stored state as it was last loaded or saved. `recovering` says that an attempt to leave
+    `agreed` is the stored state as last loaded or saved. `recovering` is true while an attempt to leave
     `DEGRADED` is running. `confirmed_by` is the store of `agreed`, if it is authoritative: a missing state
     was certainly erased or has expired.
     """

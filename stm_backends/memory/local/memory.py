@@ -63,8 +63,8 @@ class _Worker(PlannedWork):
     """The background of a conversation on one event loop; a turn that waits needs no task.
 
     `step` takes the step that is due, as part of this work. `waiting_for` is the time of the attempt that it
-    waits for. `recovering` says that it has announced an attempt to leave `DEGRADED`. `failed` says that it
-    ended with an error that is not a failure of the summarizer.
+    waits for. `recovering` is true once it has announced an attempt to leave `DEGRADED`. `failed` is true if
+    it ended with an error that is not a failure of the summarizer.
     """
 
     def __init__(

@@ -50,8 +50,8 @@ the cost of a turn does not depend on the length of the conversation."""
 class State:
     """A conversation at one instant.
 
-    `gone` counts the ids ever added to `body.forgotten`, which remembers the last of them. `recovering` says
-    that an attempt to leave `DEGRADED` was running. `ours` is true if this library wrote the state: one
+    `gone` counts the ids ever added to `body.forgotten`, which remembers the last of them. `recovering` is
+    true if an attempt to leave `DEGRADED` was running. `ours` is true if this library wrote the state: one
     that PenguiFlow rewrote remembers no ids. `extra` has the fields of a saved state that this version does
     not know. The turns are deep copies and are never changed.
     """

@@ -143,7 +143,7 @@ class SharedBase:
                     self._maintenance.notice(snapshot)
                     is_new = shared.outcome_unknown.pop(entry.id, False) is None
                     return Added(entry if shown is None else shown[0], is_new)
-                # Only the answer to a write says that this is durable. The same entry is written, because the
+                # Only the answer of a write shows that this is durable. The same entry is written: the
                 # next server may lack what this one showed.
                 entry, data = shown or (entry, data)
             elif accept is not None:

@@ -52,7 +52,7 @@ WRITER: Final = 2
 
 @dataclass(slots=True)
 class Stats:
-    """Counters of what was done. `lost_races` counts summaries and failures that lost a race."""
+    """Counters of completed work. `lost_races` counts summaries and failures that lost a race."""
 
     appended: int = 0
     summaries: int = 0

@@ -91,7 +91,7 @@ class Maintenance(Writes):
         finally:
             self._closing = False
 
-    # What is due
+    # Due steps
 
     def next_step(self, snapshot: Snapshot) -> Due:
         """Return the step that is due, in portions that this datastore accepts."""
@@ -225,7 +225,7 @@ class Maintenance(Writes):
         if following is LOST:
             return Plan(now() + pause_after(self._lost), firm=True)
         if following is AGAIN and self.shared.current:
-            # What was planned during the step is seen by now.
+            # Plans made during the step are seen by now.
             self._plan = self._plan if self._plan is not None and self._plan.look else None
             following = self._plan_for(self.next_step(self.shared.seen))
         return following

@@ -39,7 +39,7 @@ class SharedConversation:
     that `seen` lacks. No write relies on any of these: a `replace` names the version. `leased` is the
     conversation under a lease that this process did not release. `outcome_unknown` has the ids of turns whose
     `add_turn` ended with an unknown outcome, and `acknowledged` those given by callers whose append was
-    answered. `recovering` says that this process is making an attempt to leave `DEGRADED`. `clock` is in
+    answered. `recovering` is true while this process makes an attempt to leave `DEGRADED`. `clock` is in
     epoch seconds. `used` is called when the remembered data changes. `archive` keeps the turns that
     leave a record with a transcript.
     """

@@ -205,7 +205,7 @@ class Snapshot:
     def cut(self, count: int, most: int, *, max_drop: int) -> int:
         """Return how many of the oldest turns can leave the record together: `count`, or fewer.
 
-        If fewer cannot, the least that can, up to `most`; 0 if none can. What stays begins with an entry, and
+        If fewer cannot, the least that can, up to `most`; 0 if none can. The rest begins with an entry, and
         with a turn of the conversation, so that no call of a tool leaves without its result. Only a turn of
         more than `max_drop` entries is divided.
         """

@@ -81,7 +81,7 @@ _Answer = TypeVar("_Answer", int, bool)
 
 @dataclass(slots=True)
 class _Seen:
-    """What this process knows of one record; `at` is the time of the last load, by the monotonic clock.
+    """This process's knowledge of one record; `at` is the time of the last load, by the monotonic clock.
 
     `pointers` has those of the last load and those that this process has written since. `order` has the id of
     each entry of the tail as of `version` (`None` for a small entry), and `body` is the id of the body.
@@ -208,7 +208,7 @@ class LargeEntries:
         return pointers
 
     def _remembered(self, key: Key) -> _Seen:
-        """Return what this process knows of a record; at first, that it was never loaded."""
+        """Return this process's knowledge of a record; at first, that it was never loaded."""
         seen = self._seen.use(key)
         if seen is None:
             seen = self._seen[key] = _Seen(-math.inf)
