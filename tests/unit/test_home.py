@@ -361,7 +361,7 @@ def test_a_client_of_an_event_loop_that_has_ended_is_refused(loops: Any) -> None
     owner = Owner(Client())
     loops[0].run_until_complete(owner.enter())
     loops[0].close()
-    with pytest.raises(ConfigurationError, match="hand in a client that was made in this one"):
+    with pytest.raises(ConfigurationError, match="hand in a client that was created in this one"):
         loops[1].run_until_complete(owner.enter())
 
 
@@ -431,7 +431,7 @@ async def test_a_client_that_another_event_loop_has_used_is_told_as_that(operati
         except RuntimeError as error:
             raise KeyError("of the client") from error
 
-    with pytest.raises(kind, match="hand in a client that was made in this one"):
+    with pytest.raises(kind, match="hand in a client that was created in this one"):
         await edge.run(operation, work)
 
 
