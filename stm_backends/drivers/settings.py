@@ -83,7 +83,7 @@ class Settings:
 
     @classmethod
     def from_url(cls, url: str | None, /, **options: Any) -> Self:
-        """Return the validated settings of a URL and keyword arguments: the one call for `open`.
+        """Return the settings that a URL and keyword arguments give, validated: the one call for `open`.
 
         With `url=None`, only the options count. `client=...` among the options means that the caller hands in
         a client: the settings of a connection are then refused, wherever they are given. Raises
@@ -95,7 +95,7 @@ class Settings:
 
     @classmethod
     def from_options(cls, /, **options: Any) -> Self:
-        """Return the validated settings of keyword arguments; see `from_url`."""
+        """Return the settings that keyword arguments give, validated; see `from_url`."""
         declared = _declared(cls)
         connection = {name for name, metadata in declared.items() if metadata.get("connection")}
         require_known(options, {*declared, *(("client",) if connection else ())}, backend=cls.backend)
