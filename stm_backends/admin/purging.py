@@ -141,9 +141,9 @@ def last_added(added: Sequence[float], forgotten: Forgotten, *, now: float) -> f
 class Purge:
     """One purge: call `expired`, `tenant` or `user` in any order; each may be repeated.
 
+    Nothing is remembered between calls, so an interrupted purge is completed by another. With `dry_run`,
     nothing is written. `older_than` and `transcripts_older_than` are in seconds; without both, only expired
     records are removed. `clock` is in epoch seconds. `on_step` is called now and then, `on_found` for each
-    expired is removed. `clock` is in epoch seconds. `on_step` is called now and then, `on_found` for each
     record that is purged by its age, and `on_unreadable` for each that cannot be read, with the reason.
     """
 

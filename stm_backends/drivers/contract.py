@@ -2,7 +2,7 @@
 
 A **record** is a *body*, replaced as a whole and only on a condition, and a *tail* of entries that
 writers append to without ever conflicting. A conversation keeps its summary in the body and its turns
-in the tail; a saved state is a body alone; a paused run is a body with a time to live.
+in the tail; a saved state is only a body; a paused run is a body with a time to live.
 
 Everything else in this library is built on `load`, `append`, `replace`, `delete` and `scan`. There are no
 optional operations: `Driver.traits` states what differs between datastores.

@@ -44,7 +44,7 @@ class TranscriptPage:
 
     `oldest` and `newest` are the numbers of the oldest and the newest turn of the conversation; without
     turns, `newest` is less than `oldest`. Pages expire without a trace in the record: until a page that
-    reaches to expired turns is requested, `oldest` is their number. `missing` has the requested numbers
+    reaches expired turns is requested, `oldest` still counts these. `missing` has the requested numbers
     without a turn, between others that have one.
     """
 
