@@ -107,27 +107,25 @@ def replay(  # noqa: PLR0913, PLR0917 -- one per option
     backend: BackendName = None,
     url: Url = None,
     sealing: SealingName = None,
-    pods: Annotated[int, typer.Option(help="How many pods (processes) share the conversations.", min=1)] = 4,
+    pods: Annotated[int, typer.Option(help="Number of pods (processes) to run.", min=1)] = 4,
     strategy: Annotated[
         Literal["rolling_summary", "truncation"], typer.Option(help="The strategy of the memory.")
     ] = "rolling_summary",
-    full_zone_turns: Annotated[
-        int, typer.Option(help="How many of the newest turns are shown in full.", min=0)
-    ] = 5,
+    full_zone_turns: Annotated[int, typer.Option(help="Number of newest turns shown in full.", min=0)] = 5,
     summary_max_tokens: Annotated[
-        int, typer.Option(help="The maximum length of a summary, in tokens.", min=SMALLEST_SUMMARY)
+        int, typer.Option(help="Maximum length of a summary, in tokens.", min=SMALLEST_SUMMARY)
     ] = 1000,
     fold_batch_turns: Annotated[
-        int, typer.Option(help="How many turns must be pending before a summary is written.", min=1)
+        int, typer.Option(help="Number of pending turns needed before a summary is written.", min=1)
     ] = 1,
     kill_every: Annotated[
         float | None,
         typer.Option(
-            help="Kill a pod whenever all have worked for so many seconds, and start a new one.", min=0.01
+            help="Kill a pod whenever all have worked for this many seconds, and start a new one.", min=0.01
         ),
     ] = None,
     concurrency: Annotated[
-        int, typer.Option(help="How many turns a pod works on at the same time.", min=1)
+        int, typer.Option(help="Number of turns that a pod works on at the same time.", min=1)
     ] = 2,
     tenant: Annotated[str, typer.Option(help="The tenant to store under.")] = "demo",
     user: Annotated[str, typer.Option(help="The user to store under.")] = "replay",
@@ -145,8 +143,8 @@ def replay(  # noqa: PLR0913, PLR0917 -- one per option
 ) -> None:
     """Replay conversations on several pods at once, and verify what is stored.
 
-    Each pod is a separate process. Successive turns of a conversation go to different pods. Afterwards
-    everything is read back, the transcripts too: the exit status is 1 if an acknowledged turn is lost,
+    Each pod is a separate process. Successive turns of a conversation go to different pods. Afterwards,
+    everything is read back, including the transcripts: the exit status is 1 if an acknowledged turn is lost,
     duplicated or out of order.
 
     The conversations stay in the database of --url or STM_BACKENDS_URL, under --tenant and --user. Without a
@@ -336,12 +334,12 @@ def export_(
 
     With --user, the vertices of the user's graph, which is its long-term memory, follow, one per line.
 
-    An unreadable conversation or vertex is reported and skipped, and the exit status is 1. So are the turns
-    of a page that is damaged: the conversation is exported without them. The file is replaced in one step at
-    the end; if nothing could be exported, an existing file is kept.
+    An unreadable conversation or vertex is reported and skipped, and the exit status is 1. The same applies
+    to the turns of a damaged page: the conversation is exported without them. The file is replaced in one
+    step at the end; if nothing could be exported, an existing file is kept.
 
-    Logs of agent frameworks (OpenAI Agents sessions, LangChain messages) are exported as conversations are.
-    Saved states are not; `copy` copies them.
+    Logs of agent frameworks (OpenAI Agents sessions, LangChain messages) are exported like conversations.
+    Saved states are not exported; `copy` copies them.
     """
     others = list[str]()
     exported = transfer.Exported(user)
@@ -400,27 +398,25 @@ def import_(  # noqa: PLR0913, PLR0917 -- each is an option
     file: Annotated[
         Path,
         typer.Argument(
-            help="A file that `export` wrote, or with states that a memory has saved; - is standard input.",
+            help="A file written by `export`, or with states saved by a memory; - is standard input.",
             metavar="FILE",
         ),
     ],
     merge: Annotated[
-        bool, typer.Option("--merge", help="Add missing turns to conversations that exist already.")
+        bool, typer.Option("--merge", help="Add missing turns to existing conversations.")
     ] = False,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Replace conversations that exist already.")
-    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace existing conversations.")] = False,
     ttl: Annotated[
         str | None,
         typer.Option(
-            help=f"Time to live of what is imported, from now on: {durations.SPELLING}. [default: no expiry]",
+            help=f"Time to live of imported data, from now on: {durations.SPELLING}. [default: no expiry]",
             metavar="DURATION",
         ),
     ] = None,
     only: Annotated[
         str | None,
         typer.Option(
-            help="Import only what belongs to this tenant or user, and skip all other lines.",
+            help="Import only data of this tenant or user, and skip all other lines.",
             metavar="TENANT[:USER]",
         ),
     ] = None,
@@ -432,28 +428,28 @@ def import_(  # noqa: PLR0913, PLR0917 -- each is an option
         ),
     ] = None,
     max_line_mib: Annotated[
-        int, typer.Option(help="The longest line, in MiB of text. Memory grows with it.", min=1)
+        int, typer.Option(help="Maximum length of a line, in MiB of text. Memory use grows with it.", min=1)
     ] = FileLimits().line // MIB,
     max_total_mib: Annotated[
-        int, typer.Option(help="The longest file, in MiB of text.", min=1)
+        int, typer.Option(help="Maximum length of the file, in MiB of text.", min=1)
     ] = FileLimits().total // MIB,
     max_turns: Annotated[
-        int, typer.Option(help="The most turns of one conversation.", min=1)
+        int, typer.Option(help="Maximum number of turns of one conversation.", min=1)
     ] = FileLimits().turns,
     create: Create = False,
     backend: BackendName = None,
     url: Url = None,
     sealing: SealingName = None,
 ) -> None:
-    """Import exported conversations and graphs. Fails if one of them exists already.
+    """Import exported conversations and graphs. Fails if one of them already exists.
 
-    With --merge, missing turns, vertices and edges are added. With --replace, what exists is replaced.
+    With --merge, missing turns, vertices and edges are added. With --replace, existing data is replaced.
 
-    A line may also be a state that PenguiFlow's memory has saved, with its conversation as "key".
+    A line may also be a state saved by PenguiFlow's memory, with its conversation as "key".
 
-    The whole file is checked before anything is stored. It must not change meanwhile. With --only, lines of
-    other tenants and users are not imported. With --merge, --ttl also applies to existing conversations that
-    get a turn.
+    The whole file is checked before anything is stored. It must not change during the import. With --only,
+    lines of other tenants and users are not imported. With --merge, --ttl also applies to existing
+    conversations that get a turn.
     """
     imported = transfer.Imported()
     on_conflict: OnConflict = "merge" if merge else "replace" if replace else "refuse"
@@ -532,7 +528,7 @@ def erase(
         bool,
         typer.Option(
             "--keep-keys",
-            help="Erase sealed records without --sealing. Data keys in a store of their own stay.",
+            help="Erase sealed records without --sealing. Data keys in a separate store stay.",
         ),
     ] = False,
     backend: BackendName = None,
@@ -541,15 +537,15 @@ def erase(
 ) -> None:
     """Erase a conversation, a user or a tenant, permanently.
 
-    Logs of agent frameworks are erased as well. Afterwards everything is read again. The exit status is 1 if
-    nothing was stored there, if another process has written in the meantime, or if the datastore could not
-    remove all that it can, such as SQLite's log.
+    Logs of agent frameworks are erased as well. Afterwards, everything is read again. The exit status is 1
+    if nothing was stored there, if another process wrote in the meantime, or if the datastore failed to
+    remove leftovers that it can remove, such as SQLite's log.
     """
     kinds = {0: "everything of the tenant", 1: "everything of the user"}
     with reported():
         transfer.check(what)
         if keep_keys and sealing:
-            raise ConfigurationError("give --sealing or --keep-keys, not both: with --sealing, data keys go")
+            raise ConfigurationError("give --sealing or --keep-keys, not both: --sealing erases data keys")
     if not yes:
         typer.confirm(
             f"Erase {kinds.get(what.count(':'), 'the conversation')} {render.plain(what)} permanently?",
@@ -558,7 +554,7 @@ def erase(
 
     async def work() -> Receipt:
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
-            # A conversation has no keys of its own.
+            # A conversation has no data keys.
             if not keep_keys and what.count(":") < 2:
                 await require_keys(opened, *transfer.owner(what))
             return await transfer.erase(opened, what)
@@ -579,7 +575,7 @@ def erase(
                     datastore = datastores.shown(backend or datastores.given(url), url)
                     erasing.write(receipt, out, datastore=datastore)
         except NotWritten as error:
-            # The records are erased all the same.
+            # The records are erased nevertheless.
             fail(error)
             written = False
     # Last: the file stays if standard output is closed.
@@ -596,7 +592,7 @@ app.command()(compact)
 app.command()(conformance)
 
 _PANELS: Final = {
-    "Look at what is stored": ("ls", "show", "history", "search", "usage", "stats"),
+    "Inspect stored data": ("ls", "show", "history", "search", "usage", "stats"),
     "Move it": ("export", "import", "copy"),
     "Remove it": ("erase", "purge", "expire"),
     "Datastores and keys": ("ping", "drivers", "schema", "compact", "reseal"),
@@ -617,7 +613,7 @@ app.registered_commands = _arranged(app.registered_commands)
 
 
 def _merged_ttl(ttl: str | None, *, unchanged: int) -> str:
-    """Return what a merge means for the time to live of conversations."""
+    """Describe the effect of a merge on the time to live of conversations."""
     if ttl is None:
         return "Conversations that got a turn do not expire; --ttl sets a time to live."
     left = f"; {counted(unchanged, 'unchanged conversation')} kept the old time to live" if unchanged else ""

@@ -51,9 +51,9 @@ class Conversation:
         *,
         full_zone_turns: int | None = None,
     ) -> Conversation:
-        """Read an export, and what its record says of the numbers of its turns.
+        """Read an export, and the numbers of its turns from its record.
 
-        How many turns its memory shows in full is not stored; `None` is the default.
+        The number of turns that its memory shows in full is not stored; `None` means the default.
         """
         budget = MemoryBudget() if full_zone_turns is None else MemoryBudget(full_zone_turns)
         body = load_body(document["body"])
@@ -98,7 +98,7 @@ class Conversation:
 
     @property
     def summary_title(self) -> str:
-        """What is said above the summary."""
+        """The heading above the summary."""
         covered, _ = ledger.split(self.body.summary)
         return (
             "Summary (first line added by replay: the turns that it covers, from 0)" if covered else "Summary"
@@ -106,17 +106,17 @@ class Conversation:
 
     @property
     def what(self) -> str:
-        """What has a number in it."""
+        """The noun for its numbered items."""
         return said_in(self.body, [*self.pending, *self.recent])
 
     @property
     def turns(self) -> str:
-        """How many turns or messages it has had, in words."""
+        """The number of its turns or messages, in words."""
         in_full, body = len(self.pending) + len(self.recent), self.body
         return f"{in_full:,} in full, {body.folded} in the summary, {body.dropped} dropped without a summary"
 
     def facts(self) -> dict[str, str]:
-        """Return what is said above the conversation, by name."""
+        """Return the facts shown above the conversation, by name."""
         facts = {"health": self.body.health.value, self.what: self.turns}
         if self.archived:
             waiting = self.transcript.waiting
@@ -153,7 +153,7 @@ class Conversation:
 
 
 def said_in(body: Body, units: Sequence[StoredTurn]) -> str:
-    """Return what a conversation consists of, as of those in its record."""
+    """Return the noun for a conversation's items, judged by those in its record."""
     if not body.messages:
         return "turns"
     return "messages" if all(unit.said for unit in units) else "turns and messages"
@@ -163,8 +163,8 @@ def said_in(body: Body, units: Sequence[StoredTurn]) -> str:
 class Whole(Generic[One]):
     """The turns and messages of a conversation, or the items of a log: from the number `start` on.
 
-    `oldest` is the number of the oldest one that is stored, `what` is what they are, and `again` the command
-    that shows all.
+    `oldest` is the number of the oldest stored item, `what` is the noun for the items, and `again` is the
+    command that shows all.
     """
 
     oldest: int
@@ -187,12 +187,12 @@ class Whole(Generic[One]):
 
     @staticmethod
     def of_log(log: ItemLog, newest: LogPage, again: str) -> Whole[LogItem]:
-        """Return the items up to those of the newest page, of which none are read yet."""
+        """Return the items up to those of the newest page, none of which is read yet."""
         start = max(newest.oldest, newest.newest + 1 - MOST)
         return Whole(newest.oldest, start, _items_until(log, start, newest.newest), "items", again)
 
     def notes(self) -> list[str]:
-        """Return what is said above of what is not shown."""
+        """Return the notes about items that are not shown."""
         notes: list[str] = []
         if self.oldest:
             notes.append(f"The {self.what} before number {self.oldest} are no longer stored.")
@@ -204,8 +204,8 @@ class Whole(Generic[One]):
         return notes
 
     def hole(self, first: int, last: int) -> str:
-        """Return what is said where numbers have no turn."""
-        return f"Not stored any more: number{'s' * (last > first)} {spans([range(first, last + 1)])}"
+        """Return the note in place of numbers without a turn."""
+        return f"No longer stored: number{'s' * (last > first)} {spans([range(first, last + 1)])}"
 
 
 async def _in_record(shown: Conversation) -> AsyncIterator[Numbered]:

@@ -1,4 +1,4 @@
-"""What `erase` prints and writes: the receipt of an erasure."""
+"""The output of `erase`: the receipt of an erasure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PLURALS: Final = {
 } | {"directory entry": "directory entries"}
 
 _KEYS_LEFT: Final = (
-    "The records were sealed, and this command had no keys: data keys in a store of their own were not erased"
+    "The records were sealed, and this command had no keys: data keys in a separate store were not erased"
 )
 
 
@@ -47,7 +47,7 @@ def write(receipt: Receipt, out: TextIO, *, datastore: str) -> None:
 def show(receipt: Receipt, what: str, *, keep_keys: bool = False) -> bool:
     """Print what was erased and what remains.
 
-    Returns whether there was something, and nothing is left that erasing again could remove; with
+    Returns `True` if something was erased and erasing again could remove nothing more; with
     `keep_keys`, data keys may be left.
     """
     if not receipt.existed:

@@ -1,4 +1,4 @@
-"""What a turn or a message says, by speaker, for all formats."""
+"""The text of a turn or a message by speaker, for all formats."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from stm_backends.types import StoredTurn, TrajectoryDigest
 TOOLS: Final = "tools"
 
 SPEAKERS: Final = frozenset(("user", "assistant"))
-"""Who has a look of their own; others look as tools do."""
+"""Speakers with a separate style; others look like tools."""
 
 
 class Line(NamedTuple):
-    """What one says: `system`, `user`, `assistant`, `tools`; or `message`, for JSON of no known shape."""
+    """Text of a speaker: `system`, `user`, `assistant`, `tools`; or `message`, for JSON of no known shape."""
 
     who: str
     text: str
 
 
 def lines_of(stored: StoredTurn) -> list[Line]:
-    """Return what a turn or a message says, in order. A message has one line or more."""
+    """Return the lines of a turn or a message, in order. A message has one or more."""
     if stored.said is not None:
         message = stored.said.message
         return [*_of_message(message)] or [Line("message", json.dumps(message, ensure_ascii=False))]
@@ -35,7 +35,7 @@ def lines_of(stored: StoredTurn) -> list[Line]:
 
 
 def facts_of(stored: StoredTurn) -> list[str]:
-    """Return when it was said, if that is known, and whether it was cut off."""
+    """Return the time, if it is known, and `cut off` for a message that was cut off."""
     at = [when(stored.turn.ts)] if stored.turn.ts else []
     return [*at, "cut off"] if stored.said is not None and "cut" in stored.extra else at
 
@@ -57,7 +57,7 @@ def _of_message(message: Message) -> Iterator[Line]:
 
 
 def _tools(digest: TrajectoryDigest | None) -> str:
-    """Return the tools of a turn in a line, and what they found in the lines below."""
+    """Return the tools of a turn in a line, and their results in the lines below."""
     if digest is None:
         return ""
     return "\n".join(filter(None, (", ".join(digest.tools_invoked), digest.observations_summary)))
