@@ -367,7 +367,7 @@ async def test_an_edit_that_others_never_let_through_says_so(
     await one.aset_messages("chat", said(*"abc"))
     monkeypatch.setattr(races, "CONTENDED", 3)
     before_its_write(pods[0], monkeypatch, *[lambda: other.async_add_message("chat", ChatMessage("x"))] * 3)
-    with pytest.raises(Unavailable, match=r"sqlite\.delete_message: others changed the conversation"):
+    with pytest.raises(Unavailable, match=r"sqlite\.delete_message: others kept changing the conversation"):
         await one.adelete_message("chat", 0)
     assert await texts(one) == [*"abcxxx"]
 
