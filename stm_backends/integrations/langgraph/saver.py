@@ -83,7 +83,7 @@ class StmSaver(BaseCheckpointSaver[str]):
         self._run = run
 
     def turn(self, thread_id: str, *, wait_s: float | None = None) -> Turn:
-        """Return a context that gives this process the only turn on a thread; others that use it wait.
+        """Return a context that lets one process at a time run a thread, if all processes use it.
 
         Write `async with saver.turn("chat_001"): await graph.ainvoke(...)`, or `with` and `graph.invoke(...)`
         if the saver has `run`. Waits at most `wait_s` seconds, or indefinitely by default, and then raises
