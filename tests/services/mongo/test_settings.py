@@ -152,7 +152,7 @@ def test_a_setting_given_differently_in_url_and_option_is_refused():
     with pytest.raises(ConfigurationError, match="give database differently"):
         MongoSettings.from_url("mongodb://h/chats", database="other")
     assert MongoSettings.from_url("mongodb://h/chats", database="chats").database == "chats"
-    with pytest.raises(ConfigurationError, match="both give maxPoolSize"):
+    with pytest.raises(ConfigurationError, match="both set maxPoolSize"):
         MongoSettings.from_url("mongodb://h/?maxpoolsize=3", maxPoolSize=4)
 
 
