@@ -36,7 +36,7 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
     "socket_connect_timeout": "connect_timeout_s limits how long a new connection may take",
     "socket_keepalive": "connections are always kept alive",
     "socket_timeout": "deadline_s limits how long an operation may take",
-    "ssl": "rediss:// says this",
+    "ssl": "rediss:// does this",
     "ssl_ca_certs": "tls_ca_file names the authority",
     "ssl_cert_reqs": (
         "the server's certificate is always checked; name its authority as tls_ca_file, or pass your own "
@@ -45,7 +45,7 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
     "ssl_certfile": "tls_cert_file names the certificate",
     "ssl_check_hostname": "tls_check_hostname sets this",
     "ssl_keyfile": "tls_key_file names the key",
-    "tls": "rediss:// says this",
+    "tls": "rediss:// does this",
     "username": "user and password precede the host, as in redis://user:password@host",
 }
 """Parameters of other clients, and what to do instead."""

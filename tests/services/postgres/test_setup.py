@@ -153,7 +153,7 @@ async def test_a_pool_is_used_in_its_own_event_loop_only(url, schema, driver):
 
 
 async def test_only_a_pool_can_be_handed_in(admin):
-    with pytest.raises(ConfigurationError, match=r"hand in an asyncpg\.Pool"):
+    with pytest.raises(ConfigurationError, match=r"pass an asyncpg\.Pool"):
         open_backend("postgres", client=admin)
     with pytest.raises(ConfigurationError, match="not object"):
         open_backend("postgres", client=object())
