@@ -117,8 +117,8 @@ async def test_a_source_that_cannot_list_its_threads_is_asked_for_some(backend: 
     ("source", "said"),
     [
         ("sqlite:///nowhere.db", "not an SQLite file"),
-        ("mysql://host/db", "begins with sqlite:///"),
-        ("checkpoints.db", "begins with sqlite:///"),
+        ("mysql://host/db", "must begin with sqlite:///"),
+        ("checkpoints.db", "must begin with sqlite:///"),
         ("redis://127.0.0.1:1/0", "pip install langgraph-checkpoint-redis"),
         ("dynamodb://table?region=eu-west-1", "pip install langgraph-checkpoint-aws"),
         ("mongodb+srv://host/db", "pip install langgraph-checkpoint-mongodb"),

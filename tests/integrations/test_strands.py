@@ -376,7 +376,7 @@ def test_ids_that_could_be_anothers_are_refused(backend: sync.Backend, bad: Any)
 def test_what_is_no_message_is_corrupt(backend: sync.Backend) -> None:
     log = backend.asynchronous.item_log(MemoryKey("acme", "u1", "chat/a1"), "strands")
     backend.run(log.add([{"role": "user", "content": "secret"}]))
-    with pytest.raises(Corrupt, match="none that Strands knows") as raised:
+    with pytest.raises(Corrupt, match="not one that Strands knows") as raised:
         sessions_of(backend).list_messages("chat", "a1")
     assert "secret" not in str(raised.value)
     assert raised.value.__cause__ is None

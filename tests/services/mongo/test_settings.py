@@ -191,7 +191,7 @@ async def test_a_client_that_is_handed_in_brings_its_own_connection():
                 open_driver(url, client=client, **options)
     with (
         MongoClient("mongodb://h", connect=False) as synchronous,
-        pytest.raises(ConfigurationError, match=r"hand in pymongo.AsyncMongoClient"),
+        pytest.raises(ConfigurationError, match=r"pass pymongo.AsyncMongoClient"),
     ):
         MongoDriver(MongoSettings(), client=synchronous)
 
