@@ -1,4 +1,4 @@
-"""The store of states that this library builds on a driver, as the checks of stores want it."""
+"""This library's state store on a driver, in the form that the store checks need."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stores_on(datastore: Datastore) -> Stores:
         try:
             return await store.delete_memory_state(key)
         except ValueError:
-            # A key that was refused holds nothing.
+            # A refused key has no record.
             return False
         finally:
             await close(store)

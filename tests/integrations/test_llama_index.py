@@ -250,7 +250,7 @@ def test_every_blocking_method_does_what_the_other_one_does(tmp_path: Path) -> N
 
 async def test_blocking_calls_on_a_loop_or_without_one_are_refused(store: StmChatStore) -> None:
     for call in (store.get_keys, lambda: store.add_message("chat", ChatMessage("a"))):
-        with pytest.raises(ConfigurationError, match="needs the backend.s event loop in another thread"):
+        with pytest.raises(ConfigurationError, match="needs the backend's event loop in another thread"):
             call()
     assert await asyncio.to_thread(store.get_messages, "chat") == []
 
@@ -275,7 +275,7 @@ def test_a_store_whose_loop_has_ended_is_not_waited_for() -> None:
             return ours(backend)
 
     store = asyncio.run(make())
-    with pytest.raises(ConfigurationError, match="needs the backend.s event loop"):
+    with pytest.raises(ConfigurationError, match="needs the backend's event loop"):
         store.get_keys()
 
 

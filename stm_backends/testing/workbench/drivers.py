@@ -172,7 +172,7 @@ async def open_at(name_or_url: str, *, create: bool = False, **options: Any) -> 
 
 
 class Bench:
-    """The workplace of one check; leaving it removes what the check stored and closes its drivers.
+    """The workbench of one check; leaving it removes what the check stored and closes its drivers.
 
     `tell_untidy` is called with what leaving it met after the check had passed, and with an explanation;
     without it, the check fails. That is also a key or stored bytes in what was logged or raised meanwhile.

@@ -101,7 +101,7 @@ class Memories:
 
 
 class MemoryBench:
-    """The workplace of one check; leaving it closes the memories that the check has opened."""
+    """The workbench of one check; leaving it closes the memories that the check has opened."""
 
     def __init__(self, memories: Memories) -> None:
         self.memories = memories
