@@ -26,7 +26,7 @@ OUTCOMES: Final[Sequence[Outcome]] = ("passed", "not asked", "opted out", "faile
 
 GRADES: Final[Mapping[int, str]] = {
     1: "without faults of the network",
-    2: "without what some means of a test class would ask",
+    2: "without some means of a test class",
     3: "with all means",
 }
 """The extent of each grade; a grade includes those below it."""

@@ -1,4 +1,4 @@
-"""The clauses of the four contracts, by which a report is arranged."""
+"""The clauses of the four contracts, by which a report is organized."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Clause(NamedTuple):
 
     @property
     def profile(self) -> str:
-        """What is under test: `driver`, `store`, `graph` or `memory`."""
+        """The subject under test: `driver`, `store`, `graph` or `memory`."""
         return self.id.partition(".")[0]
 
 
@@ -77,7 +77,7 @@ _PROMISES: Final = {
     "driver.logs": "No message names a key or shows stored bytes, and none comes with each write.",
     "driver.round-trips": "One operation is one round trip.",
     "driver.traits": "The traits are valid.",
-    "driver.optional": "A method that a driver has beside the five operations does what its protocol says.",
+    "driver.optional": "An optional method, besides the five operations, does what its protocol says.",
     "driver.model": "Any history of operations returns what a small model of the contract returns.",
     "store.load": (
         "A load returns the state saved last, through every instance, and None only if there is none."
@@ -139,7 +139,7 @@ CLAUSES: Final = {name: Clause(name, promise) for name, promise in _PROMISES.ite
 
 
 def require_clauses(names: Iterable[str]) -> None:
-    """Raise `ConfigurationError` for a name that no clause has, with the nearest names."""
+    """Raise `ConfigurationError` for an unknown name, with the nearest known names."""
     for name in names:
         if name not in CLAUSES:
             words = {known.partition(".")[2] for known in CLAUSES}

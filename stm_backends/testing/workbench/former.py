@@ -1,4 +1,4 @@
-"""A server that has lost its part to another one, and still answers loads."""
+"""A server that another one has replaced, but that still answers loads."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from stm_backends.drivers.wrapper import WrapperDriver
 
 
 async def fail_over(driver: Driver, key: Key, lost: int) -> Record:
-    """Have the newest `lost` entries of a record lost with their server; returns the record as it was there.
+    """Lose the newest `lost` entries of a record with their server, and return the record as it was there.
 
-    The server that takes over has the other entries, under the same version.
+    The server that takes over has the other entries under the same version.
     """
     record = await driver.load(key)
     assert record is not None, "what is to be lost must have been stored"
@@ -34,11 +34,11 @@ class FormerServer(WrapperDriver):
 
     @property
     def traits(self) -> Traits:
-        """The facts about the driver within; what a former server shows is not confirmed."""
+        """The traits of the inner driver; reads from a former server are not confirmed."""
         return replace(self.inner.traits, shows_unconfirmed=True)
 
     async def load(self, key: Key, *, last: int | None = None) -> Record | None:
-        """Return the record as the server that is asked has it."""
+        """Return the record of the server that answers."""
         if self._record and key == self._key:
             return self._record.newest(last)
         return await super().load(key, last=last)
