@@ -54,7 +54,7 @@ class Requests:
         self._table = table
         self._until = until
         self.is_in_doubt = False
-        """Whether the client retried a failed write by itself: the first attempt may have been done."""
+        """True if the client retried a failed write by itself: the first attempt may have been done."""
 
     @property
     def left_s(self) -> float:

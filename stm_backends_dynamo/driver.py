@@ -294,7 +294,7 @@ class DynamoDriver:
         rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
-        """Store a body and its version if the record is what the caller expects."""
+        """Store a body and its version if the record meets the condition."""
         require_replace(body, rewrite, drop, expect, ttl, self.traits, backend=self.name)
         if drop > self.traits.max_drop:
             raise ValueError(f"one replace drops at most {self.traits.max_drop} entries, not {drop}")

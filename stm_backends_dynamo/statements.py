@@ -109,7 +109,7 @@ class Statement(NamedTuple):
 
     @property
     def writes(self) -> bool:
-        """Whether it may change a record."""
+        """True if it may change a record."""
         return self.call in _WRITES
 
     def on(self, table: str) -> Mapping[str, Any]:

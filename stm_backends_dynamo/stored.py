@@ -64,9 +64,9 @@ class Stored:
         self._sizes = sizes
         self._parts = parts
         self.littered = False
-        """Whether parts may exist that the head does not name."""
+        """True if parts may exist that the head does not name."""
         self.has_parts = False
-        """Whether the last look at the record found parts."""
+        """True if the last look at the record found parts."""
 
     async def item(self) -> Item:
         """Return the head's current item, even if it has expired; `{}` if it does not exist."""

@@ -229,7 +229,7 @@ class MongoDriver:
         rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
-        """Store a body and its version if the record is what the caller expects."""
+        """Store a body and its version if the record meets the condition."""
         require_replace(body, rewrite, drop, expect, ttl, self.traits, backend=self.name)
         self._edge.require_fits("replace", "record", sum(map(len, rewrite), len(body)))
         keep = ttl is KEEP

@@ -249,7 +249,7 @@ class PostgresDriver:
         rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
-        """Store a body and its version if the record is what the caller expects."""
+        """Store a body and its version if the record meets the condition."""
         require_replace(body, rewrite, drop, expect, ttl, self.traits, backend=self.name)
         what = (*key, version, body, _seconds(ttl))
         if isinstance(expect, Expect):

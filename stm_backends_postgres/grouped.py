@@ -101,7 +101,7 @@ class Grouped:
         self._groups: set[_Group] = set()
         # The group that waits for a connection.
         self._next: _Group | None = None
-        # Whether the next iteration of the loop handles the waiting appends, with those added in this one.
+        # True if the next iteration of the loop handles the waiting appends, with those added in this one.
         self._is_due = False
 
     async def append(self, one: Append) -> Row:

@@ -201,12 +201,12 @@ class PostgresSettings(Settings):
 
     @property
     def trusts_system(self) -> bool:
-        """Whether the URL names the system's trusted authorities, as is possible since libpq 16."""
+        """True if the URL names the system's trusted authorities, as is possible since libpq 16."""
         return _libpq(self.dsn.partition("?")[2]).get("sslrootcert") == SYSTEM
 
     @property
     def is_open_to_others(self) -> bool:
-        """Whether a server on another host may be used without TLS, or without a check of its certificate.
+        """True if a server on another host may be used without TLS, or without a check of its certificate.
 
         That is possible with `sslmode=prefer`, the default of PostgreSQL's clients, and with `allow`. Other
         modes were chosen deliberately, and a service file may choose one.

@@ -164,7 +164,7 @@ class RedisDriver:
         rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
-        """Store a body and its version if the record is what the caller expects."""
+        """Store a body and its version if the record meets the condition."""
         require_replace(body, rewrite, drop, expect, ttl, self.traits, backend=self.name)
         condition, expected = ("is", expect) if isinstance(expect, str) else (expect.value, "")
         if rewrite:

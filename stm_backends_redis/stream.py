@@ -238,7 +238,7 @@ class Line(asyncio.Protocol):
 
     @property
     def is_stale(self) -> bool:
-        """Whether the connection was idle for longer than the client's interval between health checks."""
+        """True if the connection was idle for longer than the client's interval between health checks."""
         return not self.sent and self._loop.time() - self._answered_at > self._rest_s
 
     def write(self, requests: Sequence[_Request]) -> None:

@@ -118,7 +118,7 @@ class StmSessionStore(SessionStore):
         # The batch that failed last: its content and its id.
         self._unsettled: Bounded[tuple[MemoryKey, str], tuple[str, str]] = Bounded(REMEMBERED)
 
-    # What the SDK calls
+    # Called by the SDK
 
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
         """Add entries at the end, then store the summary that includes them. An empty list is a no-op.

@@ -122,7 +122,7 @@ class StmSessionService(BaseSessionService):
         self._late: dict[MemoryKey, None] = {}
         self._saving: asyncio.Task[None] | None = None
 
-    # What ADK calls
+    # Called by ADK
 
     async def create_session(
         self,

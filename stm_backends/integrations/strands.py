@@ -1,4 +1,4 @@
-"""Strands Agents: what agents store, and their sessions message by message, on any backend (extra `strands`).
+"""Strands Agents: agents' storage, and sessions message by message, on any backend (extra `strands`).
 
 Strands runs its agents on its own event loops, in threads, so both classes take `run`; `stm_backends.sync`
 has one.
@@ -46,7 +46,7 @@ _DEFAULT_AGENT: Final = "default"
 
 
 class StmStorage(Storage):
-    """Bytes under keys, as a `Storage` of Strands: for snapshots of sessions, memories and what is offloaded.
+    """Bytes under keys, as a `Storage` of Strands: for snapshots of sessions, memories and offloaded data.
 
     ```
     with stm_backends.sync.open_backend("redis://host:6379/0") as backend:

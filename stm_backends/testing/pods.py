@@ -88,7 +88,7 @@ class _Pods:
         self._users[key.tenant_id] -= 1
         await memory.close(timeout=0)
         if not self._users[key.tenant_id]:
-            # The last one removes what the check has stored; it was opened first, and has the right keys.
+            # The last one removes the check's data; it was opened first, and has the right keys.
             await backend.sessions.erase_tenant(key.tenant_id)
         await backend.close()
 
@@ -105,7 +105,7 @@ class _Pods:
         driver, where = await self._datastore.open(), memory_key(key)
         try:
             record = await driver.load(where)
-            assert record is not None, "what is to be damaged must have been stored"
+            assert record is not None, "the record to damage must exist"
             await driver.replace(where, FUTURE, version="future", expect=record.version, ttl=KEEP)
         finally:
             await driver.close()

@@ -102,7 +102,7 @@ class Stores:
 
 
 class StoreBench:
-    """The workbench of one check; leaving it removes what the check saved and closes its stores."""
+    """The workbench of one check; leaving it removes the check's states and closes its stores."""
 
     def __init__(self, stores: Stores) -> None:
         self.stores = stores

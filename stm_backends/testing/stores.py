@@ -39,7 +39,7 @@ def stores_on(datastore: Datastore) -> Stores:
         driver = await datastore.open()
         try:
             record = await driver.load(blob_key(key))
-            assert record is not None, "what is to be damaged must have been stored"
+            assert record is not None, "the record to damage must exist"
             await driver.replace(blob_key(key), FUTURE, version="v", expect=record.version, ttl=KEEP)
         finally:
             await driver.close()

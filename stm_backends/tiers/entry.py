@@ -17,7 +17,7 @@ from stm_backends.tiers import relevance
 
 
 class MemoryTier(Enum):
-    """How long a memory is kept: for a turn, for a session, or for good."""
+    """The lifetime of a memory: one turn, one session, or permanent."""
 
     FLEETING = "fleeting"
     SHORT_TERM = "short_term"

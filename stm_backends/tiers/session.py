@@ -43,7 +43,7 @@ class Held:
 
     @property
     def is_due(self) -> bool:
-        """Whether long-term memory should receive the current state of the entry."""
+        """True if long-term memory should receive the current state of the entry."""
         due = relevance.is_promoted(self.entry.importance, self.entry.access_count)
         return due and self.promoted_at != self.changed_at
 

@@ -164,7 +164,7 @@ class View:
 
     @property
     def is_frame_due(self) -> bool:
-        """Whether enough was added since the last frame."""
+        """True if enough was added since the last frame."""
         return self.size - self.start > max(FRAME_BYTES, 2 * self.start)
 
     def frame(self, versions_of: VersionsOf) -> Item | None:

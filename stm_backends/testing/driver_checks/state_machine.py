@@ -103,7 +103,7 @@ class DriverMachine(RuleBasedStateMachine):
         return self.loop.run_until_complete(work)
 
     def teardown(self) -> None:
-        """Remove what the machine stored, and close what it opened."""
+        """Remove the machine's records, and close its drivers."""
         try:
             for scope in self.scopes:
                 for name in self.run(names_in(self.drivers[0], scope)):

@@ -40,7 +40,7 @@ class Budgets(Contract):
             view = await memory.get_llm_context()
             if view:
                 text = json.dumps(view["conversation_memory"], ensure_ascii=False, sort_keys=True)
-                assert len(text) // 4 + 1 <= total, "what is shown must be within `total_max_tokens`"
+                assert len(text) // 4 + 1 <= total, "the view must be within `total_max_tokens`"
                 assert memory.estimate_tokens() <= total, "the estimate must be within `total_max_tokens`"
         await memory.flush()
 
@@ -63,7 +63,7 @@ class Budgets(Contract):
         must_be((answer[:6], answer[-4:]), ("begin ", " end"), "it is cut in the middle")
         assert "characters omitted" in answer, "the view must say that text is missing"
         text = json.dumps(view, ensure_ascii=False, sort_keys=True)
-        assert len(text) // 4 + 1 <= 100, "what is shown must be within `total_max_tokens`"
+        assert len(text) // 4 + 1 <= 100, "the view must be within `total_max_tokens`"
         assert memory.estimate_tokens() <= 100, "the estimate must be within `total_max_tokens`"
         await memory.add_turn(turn(3))
         users = [
@@ -100,7 +100,7 @@ class Budgets(Contract):
         for number in range(4):
             await memory.add_turn(turn(number, "x" * 60))
         assert len((await shown(memory))["recent"]) < 4, "four turns must not be within this budget"
-        must_be(len(await memory.turns()), 4, "the budget limits what is shown, not what is stored")
+        must_be(len(await memory.turns()), 4, "the budget limits the view, not the stored turns")
 
     @check("memory.budget")
     async def test_the_policy_error_refuses_a_turn_before_anything_is_stored(

@@ -78,7 +78,7 @@ class Run:
 
     @property
     def ok(self) -> bool:
-        """Whether at least one check passed and none failed."""
+        """True if at least one check passed and none failed."""
         return bool(self.of("passed")) and not (self.broken or self.findings or self.of("failed"))
 
     @property
@@ -89,7 +89,7 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether every check ran in full."""
+        """True if every check ran in full."""
         return not self.quick and not self.left_out
 
     @property

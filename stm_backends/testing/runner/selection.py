@@ -39,7 +39,7 @@ class Selection:
             }
 
     def keeps(self, item: pytest.Item, check: Check) -> bool:
-        """Whether the options of this plugin select a check."""
+        """Return whether the options of this plugin select a check."""
         if not self._concerns(item) or (self._clauses and check.clause.id not in self._clauses):
             return False
         if is_slow(item, check):
@@ -64,7 +64,7 @@ def profile_of(item: pytest.Item) -> str:
 
 
 def is_installed(name: str) -> bool:
-    """Whether the id of a check is one of `test_installed`."""
+    """Return whether the id of a check is one of `test_installed`."""
     return name.startswith(f"{__package__}.test_installed::")
 
 

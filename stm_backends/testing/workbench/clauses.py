@@ -100,7 +100,7 @@ _PROMISES: Final = {
     "graph.clear": "Clearing removes every vertex and every edge.",
     "graph.isolation": "No graph shows anything of another.",
     "graph.changes": (
-        "A change receives what is stored and replaces it; None removes the vertex and its edges."
+        "A change receives the stored properties and replaces them; None removes the vertex and its edges."
     ),
     "graph.races": "Of concurrent changes, updates and edges none is lost.",
     "graph.listing": "A listing has each vertex of a label exactly once.",
@@ -115,7 +115,7 @@ _PROMISES: Final = {
     ),
     "memory.waiting": "Adding never waits for a summary; a flush ends at its timeout.",
     "memory.health": "Failed summaries are retried, degrade the memory and recover; they erase nothing.",
-    "memory.budget": "What the model sees is within the budget; the budget does not change what is stored.",
+    "memory.budget": "The model's view is within the budget; the budget does not change stored turns.",
     "memory.callbacks": "Callbacks report what happened; they delay no operation and cause no failure.",
     "memory.isolation": "No conversation shows anything of another.",
     "memory.pods": "Processes that share a conversation lose nothing, duplicate nothing and agree.",
@@ -124,7 +124,7 @@ _PROMISES: Final = {
     "memory.round-trips": (
         "Adding a turn and reading take one round trip each, however long the conversation."
     ),
-    "memory.keys": "A process whose keys did not seal what is stored is refused, and changes nothing.",
+    "memory.keys": "A process whose keys did not seal the stored data is refused, and changes nothing.",
     "memory.erasure": "A turn added after an erasure can be read by every process.",
     "memory.transcript": (
         "Where a transcript is kept, every turn can be read, once and in order, after it has left the record."

@@ -120,7 +120,7 @@ class Datastore:
 
     @property
     def waits(self) -> bool:
-        """Whether the passing of time means waiting."""
+        """True if the passing of time means waiting."""
         return self.pass_time is asyncio.sleep
 
 
@@ -171,7 +171,7 @@ async def open_at(name_or_url: str, *, create: bool = False, **options: Any) -> 
 
 
 class Bench:
-    """The workbench of one check; leaving it removes what the check stored and closes its drivers.
+    """The workbench of one check; leaving it removes the check's records and closes its drivers.
 
     `tell_untidy` is called with any problem while leaving after the check has passed, and an explanation;
     without it, the check fails. A key or stored bytes in a log line or error is also such a problem.
@@ -212,7 +212,7 @@ class Bench:
 
     @property
     def is_late(self) -> bool:
-        """Whether the tick may have been too short for the operations.
+        """True if the tick may have been too short for the operations.
 
         That is so if they took half a tick longer than the time that was to pass, on a clock that nobody can
         stop. Behind a proxy, a check itself tests whether a record has expired before an operation goes on.

@@ -15,7 +15,7 @@ async def fail_over(driver: Driver, key: Key, lost: int) -> Record:
     The server that takes over has the other entries under the same version.
     """
     record = await driver.load(key)
-    assert record is not None, "what is to be lost must have been stored"
+    assert record is not None, "the record to lose entries must exist"
     await driver.delete(key)
     if record.body is not None:
         await driver.replace(key, record.body, version=record.version, expect=ABSENT, ttl=None)
