@@ -129,8 +129,8 @@ class StmHistoryProvider(HistoryProvider):
 
         Skips messages that repeat the whole history or its end, as the framework's own providers do, and two
         or more messages that repeat its beginning. So a client may send everything again, also several at
-        once. Reading as many of the newest messages as are given takes one round trip, the addition two, and
-        a first message that equals the history's two more. A cancelled call has added all messages or none.
+        once. Takes one round trip to read as many of the newest messages as are given, two for the addition,
+        and two more if the first message is that of the history. A cancelled call has added all or none.
         Raises `InvalidState` for anything that is not a message or not JSON, `TooLarge`, `LimitReached`, and
         `Unavailable` if others keep adding to the session.
         """

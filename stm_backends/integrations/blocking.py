@@ -1,4 +1,4 @@
-"""Between frameworks that block, or run their own event loops, and the loop of a backend."""
+"""Bridges frameworks that block, or run their own event loops, to the event loop of a backend."""
 
 from __future__ import annotations
 
