@@ -41,8 +41,8 @@ class StmChatStore(BaseChatStore):
 
     A key is the id of a conversation, and must be unique only within the user. Adding a message, and removing
     the last one, never conflict with other writers. Other changes are one conditional write, so they lose
-    nothing that another process adds meanwhile; `set_messages` and `delete_messages` replace all that is
-    there. A conversation expires `ttl_s` seconds after the last change; `None` means never.
+    nothing that another process adds meanwhile; `set_messages` and `delete_messages` remove all previous
+    messages. A conversation expires `ttl_s` seconds after the last change; `None` means never.
 
     The blocking methods must be called from another thread than that of the backend's event loop, as
     LlamaIndex itself calls some of them. They run on the loop that the store was created or used on, or by

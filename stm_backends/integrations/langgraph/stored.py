@@ -114,7 +114,7 @@ class Threads:
     ) -> None:
         """Store a checkpoint or writes, in two round trips unless others have added to the thread.
 
-        Raises `EditConflict` , and stores nothing, if `refused` returns true for the thread at that moment.
+        Raises `EditConflict`, and stores nothing, if `refused` returns true for the thread at that moment.
         """
         log = self._log(thread)
         lost = False
