@@ -1,4 +1,4 @@
-"""This library's graph on a driver, in the form that the graph checks need."""
+"""The library's graph on a driver, in the form that the graph checks need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This library's distributed memories on a driver, in the form that the memory checks need."""
+"""The library's distributed memories on a driver, in the form that the memory checks need."""
 
 from __future__ import annotations
 

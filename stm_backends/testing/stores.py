@@ -1,4 +1,4 @@
-"""This library's state store on a driver, in the form that the store checks need."""
+"""The library's state store on a driver, in the form that the store checks need."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class KnownEntries:
 
     @property
     def reading(self) -> Reading | None:
-        """This task's reading of all entries, if it keeps one."""
+        """The task's reading of all entries, if it keeps one."""
         readings = self._readings.get()
         return readings[-1] if readings else None
 

@@ -3,7 +3,7 @@
 A session is the result of its operations in order, so every process that applies the same operations has the
 same session. An operation is a dict with its name under `op` and an `id`. An operation that depends on data
 that its process has read refers to them by number: `content_at` is the number of the operation that set an
-entry's content, and `changed_at` that of its last change of any kind. If the entry has a newer number,
+entry's content, and `changed_at` that of its last change of any kind. If the entry has a different number,
 the operation has no effect. Numbers restart after a session has expired or was erased, so such an operation
 also names the session, under `of`.
 """

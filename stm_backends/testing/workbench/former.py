@@ -25,7 +25,7 @@ async def fail_over(driver: Driver, key: Key, lost: int) -> Record:
 
 
 class FormerServer(WrapperDriver):
-    """Shows one record as a former server had it, until this driver replaces it where `inner` has it."""
+    """Shows one record as a former server had it, until this driver replaces it in `inner`."""
 
     def __init__(self, inner: Driver, key: Key, record: Record) -> None:
         super().__init__(inner)
