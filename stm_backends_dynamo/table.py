@@ -23,7 +23,7 @@ PATIENCE_S: Final = 120.0
 """The time limit for creating a table, in seconds; DynamoDB needs about ten."""
 
 CHECK_S: Final = 2.0
-"""The time limit for checking the time to live, in seconds. Opening checks nothing else."""
+"""The time limit for checking the time to live, in seconds. Opening needs nothing else of the table."""
 
 _POLL_S: Final = 0.5
 
