@@ -67,10 +67,10 @@ _LATE: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    # The worker processes import this package too, and start faster without pytest.
+    # The worker processes import this package, too, and start faster without pytest.
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # So that a failing assertion shows its values, whether or not the plugin is loaded.
+    # Makes a failing assertion show its values, whether or not the plugin is loaded.
     importlib.import_module("pytest").register_assert_rewrite(
         "stm_backends.testing.driver_checks",
         "stm_backends.testing.graph_contract",

@@ -262,7 +262,7 @@ async def test_an_error_is_told_and_raised(backend: Backend) -> None:
         await history.aadd_messages([HumanMessage([{"type": "text", "text": object()}])])
     assert told == [raised.value]
     on_error: Any = "print"
-    with pytest.raises(ConfigurationError, match="on_error is a function"):
+    with pytest.raises(ConfigurationError, match="on_error must be a function"):
         StmChatMessageHistory(backend, KEY, on_error=on_error)
 
 

@@ -1,4 +1,4 @@
-"""What `pytest --stm-backend=NAME --pyargs stm_backends.testing` runs, without any code of the user."""
+"""The checks that `pytest --stm-backend=NAME --pyargs stm_backends.testing` runs, without user code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stm_backends.testing.driver_checks.first_look import look
 
 
 class TestDriver(DriverContract):
-    """The driver of the backend that the options name."""
+    """The driver of the backend named by the options."""
 
     profile = "driver"
 

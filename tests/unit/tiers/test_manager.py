@@ -289,7 +289,7 @@ async def test_a_provider_that_cannot_be_asked_is_refused_at_once() -> None:
 
 
 WRONG: dict[str, dict[str, Any]] = {
-    "str is no graph_backend; it lacks: add_vertex": {"graph_backend": "sqlite:///memory.db"},
+    "str is not a graph_backend; it lacks: add_vertex": {"graph_backend": "sqlite:///memory.db"},
     "backend is what": {"backend": "memory://", "owner": ("acme", "u1")},
     "short_term must be": {"short_term": MemoryKey("acme", "u1", "chat")},
     "embedder must be": {"embedder": [[1.0]]},
