@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -73,3 +75,35 @@ def test_the_pause_is_told_in_the_history_of_a_failure() -> None:
     assert "is paused after answer 1" in note
     assert "the paused write goes on" in note
     assert "exactly one can win" in str(rejected.value)
+
+
+class AsksAgain(OptimisticDriver):
+    """Is correct, and sends a read again that is not answered soon, on another connection."""
+
+    async def ask(self, operation: str, request: str, *given: object, **named: object) -> Any:
+        if request == "read":
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    return await super().ask(operation, request, *given, **named)
+        return await super().ask(operation, request, *given, **named)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (AsksAgain, "gave up, or sent its request again, after 0"),
+        (mutants.TrustsItsLock, "do not queue in the driver"),
+    ],
+)
+def test_a_driver_without_a_queue_and_one_that_does_not_wait_are_told_apart(
+    kind: type[OptimisticDriver], reason: str
+) -> None:
+    name = "test_a_write_that_queues_behind_another_judges_expiry_when_its_turn_comes"
+    with pytest.raises(NotAsked, match=reason):
+        run(name, Bench(optimistic_datastore(kind), quick=True))
+
+
+def test_a_driver_that_asks_again_passes_every_other_check_of_steps() -> None:
+    for name in STEPPING:
+        with contextlib.suppress(NotAsked):
+            run(name, Bench(optimistic_datastore(AsksAgain), quick=True))
