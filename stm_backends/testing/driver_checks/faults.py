@@ -62,7 +62,7 @@ class Faults(Contract):
 
     @check("driver.outage")
     async def test_an_error_of_the_server_is_never_an_empty_answer(self, bench: Bench) -> None:
-        """Each error of an API counts as "not found": also one that says that no leader or quorum is there."""
+        """Each error of an API counts as "not found": also one that says that no leader is elected."""
         if bench.datastore.refusal is None:
             not_asked("needs `Datastore.refusal`")
         driver, key = await bench.driver(), bench.key()
