@@ -1,6 +1,6 @@
 """Bugs of a driver on NATS JetStream, each as a change of its text, and the check that finds it.
 
-The command alone finds them, by a URL, like those of `etcd_bugs.py`. Its author put most of them into it.
+The command alone finds those of `BUGS`, by a URL. The author of the driver put most of them into it.
 """
 
 from __future__ import annotations
@@ -293,3 +293,27 @@ BUGS = (
         quick=False,
     ),
 )
+
+BUGS_OF_MEANS = (
+    Bug(
+        "each-error-is-no-record",
+        "test_an_error_of_the_server_is_never_an_empty_answer",
+        {"if code_of(answer) == NO_MESSAGE:": "if code_of(answer):"},
+    ),
+    Bug(
+        "a-closed-driver-leaves-its-subscription",
+        "test_a_closed_driver_leaves_nothing_on_a_client_passed_in",
+        {"await self._subscription.unsubscribe()": "pass"},
+    ),
+    Bug(
+        "the-marker-of-a-delete-stays",
+        "test_nothing_is_stored_of_a_record_that_was_deleted",
+        {"if sequence and message == GONE:": "if sequence and not message:"},
+    ),
+    Bug(
+        "values-have-no-checksum",
+        "test_a_record_of_which_a_part_was_removed_raises_corrupt",
+        {"if int(data[:8], 16) != zlib.crc32(data[8:]):": "if not data:"},
+    ),
+)
+"""Those that take a means that only a test class has: `refusal`, `handed_in`, `stored` and `cut`."""

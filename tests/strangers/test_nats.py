@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import uuid
-from base64 import b64decode
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from stm_backends.drivers import Driver, Key, Record
-from stm_backends.testing import Datastore, DriverContract, FakeClock, HandedIn
-from stm_backends.testing.faults import Proxy
+from stm_backends import ConfigurationError
+from stm_backends.testing import Datastore, DriverContract, FakeClock
 from tests.conformance.running import command, pytest_in
-from tests.strangers.nats_bugs import BUGS, FEW, installed
+from tests.strangers.nats_bugs import BUGS, BUGS_OF_MEANS, FEW, installed
 from tests.support import nats as server
 from tests.support.bugs import Bug
 
 pytest.importorskip("nats", reason="the dependency group `strangers` brings it")
 import nats
-from nats.aio.client import Client
 
 from tests.strangers.nats_backend.driver import open_nats
-from tests.strangers.nats_backend.layout import GONE, decode, subject_of
 from tests.strangers.nats_backend.plugin import open_driver
+from tests.strangers.nats_means import given, url_of
 
 pytestmark = pytest.mark.full
+
+CLASS = """
+import functools
+import pytest
+from stm_backends.drivers.plugins import open_driver
+from stm_backends.testing import DriverContract, open_at
+from tests.strangers.nats_means import given
+
+class TestNats(DriverContract):
+    quick = True
+
+    @pytest.fixture
+    def datastore(self):
+        opened = functools.partial(open_at, create=True)
+        with given({address!r}, {stream!r}, opened=opened, made=open_driver) as found:
+            yield found
+"""
 
 
 @pytest.fixture(scope="module")
@@ -39,94 +51,18 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url.removeprefix("nats://")
 
 
-class Beside:
-    """The server past the driver, on connections of the test."""
-
-    def __init__(self, address: str, stream: str) -> None:
-        self.url, self.stream = f"nats://{address}", stream
-
-    async def messages(self, key: Key) -> list[bytes]:
-        """Return the message of a record, or the one that a delete leaves; nothing if there is neither."""
-        async with await nats.connect(self.url) as client:
-            request = json.dumps({"last_by_subj": subject_of(self.stream, key)}).encode()
-            asked = await client.request(f"$JS.API.STREAM.MSG.GET.{self.stream}", request, timeout=5)
-        answer = json.loads(asked.data)
-        return [b64decode(answer["message"].get("data", ""))] if "message" in answer else []
-
-    async def write(self, key: Key, data: bytes) -> None:
-        async with await nats.connect(self.url) as client:
-            await client.jetstream().publish(subject_of(self.stream, key), data)
-
-    async def damage(self, key: Key) -> None:
-        (data,) = await self.messages(key)
-        await self.write(key, data[:-1] + bytes([data[-1] ^ 1]))
-
-    async def cut(self, key: Key) -> None:
-        (data,) = await self.messages(key)
-        await self.write(key, data[:-1])
-
-    async def peek(self, key: Key) -> Record | None:
-        found = [data for data in await self.messages(key) if data != GONE]
-        return decode(found[0]).record if found else None
-
-    async def handed_in(self) -> HandedIn:
-        client: Client = await nats.connect(self.url)
-        driver = open_driver(f"nats:///{self.stream}", client=client, create=True)
-        await driver.open()
-
-        async def is_open() -> bool:
-            return client.is_connected
-
-        async def kept() -> list[Any]:
-            return [*vars(client)["_subs"].values()]
-
-        return HandedIn(driver=driver, is_open=is_open, close=client.close, kept=kept)
-
-
-def url_of(address: str, stream: str, deadline_s: float = 10.0) -> str:
-    return f"nats://{address}/{stream}?deadline_s={deadline_s}"
+@pytest.fixture
+def stream() -> str:
+    return f"S{uuid.uuid4().hex}"
 
 
 class TestNatsDriver(DriverContract):
-    """What is left are means that such a datastore does not have: locks, transactions, replicas."""
+    """What it lacks are means that such a datastore does not have: locks, transactions, replicas."""
 
     @pytest.fixture
-    def datastore(self, address: str) -> Iterator[Datastore]:
-        stream = f"S{uuid.uuid4().hex}"
-        beside = Beside(address, stream)
-
-        async def through(address: str) -> Driver:
-            # A read is sent again after a third of it, which is longer than the suite pauses an operation.
-            return await open_nats(url_of(address, stream, deadline_s=3.0))
-
-        with Proxy(address) as proxy:
-
-            @contextlib.asynccontextmanager
-            async def refusal() -> AsyncGenerator[None]:
-                with server.without_a_leader() as other:
-                    try:
-                        proxy.lead_to(other)
-                        async with proxy.cut():
-                            pass
-                        yield
-                    finally:
-                        proxy.lead_to(address)
-                        async with proxy.cut():
-                            pass
-
-            yield Datastore(
-                open=functools.partial(open_nats, url_of(proxy.address, stream)),
-                address=address,
-                through=through,
-                outage=proxy.cut,
-                refusal=refusal,
-                damage=beside.damage,
-                cut=beside.cut,
-                stored=beside.messages,
-                peek=beside.peek,
-                handed_in=beside.handed_in,
-                server="nats-server",
-            )
+    def datastore(self, address: str, stream: str) -> Iterator[Datastore]:
+        with given(address, stream, opened=open_nats, made=open_driver) as found:
+            yield found
 
 
 class TestNatsDriverWithAClock(DriverContract):
@@ -135,9 +71,10 @@ class TestNatsDriverWithAClock(DriverContract):
     quick = True
 
     @pytest.fixture
-    def datastore(self, address: str) -> Datastore:
-        clock, url = FakeClock(), url_of(address, f"S{uuid.uuid4().hex}")
-        return Datastore(open=functools.partial(open_nats, url, clock=clock), pass_time=clock.pass_time)
+    def datastore(self, address: str, stream: str) -> Datastore:
+        clock = FakeClock()
+        opened = functools.partial(open_nats, url_of(address, stream), clock=clock)
+        return Datastore(open=opened, pass_time=clock.pass_time)
 
 
 @pytest.fixture
@@ -168,12 +105,20 @@ def test_the_command_finds_a_bug_of_it(bug: Bug, address: str, tmp_path: Path, i
     assert bug.check in printed
 
 
-async def test_a_stream_that_may_remove_records_is_refused(address: str) -> None:
-    stream = f"S{uuid.uuid4().hex}"
+@pytest.mark.parametrize("bug", BUGS_OF_MEANS, ids=lambda bug: bug.name)
+def test_a_test_class_finds_a_bug_of_it(bug: Bug, address: str, stream: str, tmp_path: Path) -> None:
+    tests = tmp_path / "test_mine.py"
+    tests.write_text(CLASS.format(address=address, stream=stream), "utf-8")
+    status, printed = pytest_in(tmp_path, tests, "-k", bug.check, path=installed(tmp_path, bug))
+    assert status == pytest.ExitCode.TESTS_FAILED, printed
+    assert bug.check in printed
+
+
+async def test_a_stream_that_may_remove_records_is_refused(address: str, stream: str) -> None:
     async with await nats.connect(f"nats://{address}") as client:
         limits = {"max_age": 3600 * 10**9, "max_msgs_per_subject": 1}
         wanted = json.dumps({"name": stream, "subjects": [f"{stream}.*.*"], **limits}).encode()
         made = await client.request(f"$JS.API.STREAM.CREATE.{stream}", wanted, timeout=5)
         assert "error" not in json.loads(made.data)
-    with pytest.raises(ValueError, match="max_age"):
+    with pytest.raises(ConfigurationError, match="max_age"):
         await open_nats(url_of(address, stream))
