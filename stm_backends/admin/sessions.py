@@ -27,10 +27,12 @@ from stm_backends.history.log import ItemLog
 from stm_backends.records import keys, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory, Seal
-from stm_backends.records.keys import LogKind
+from stm_backends.records.keys import LogKind, short_term_of
 from stm_backends.records.limits import UNLIMITED, Guard
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 from stm_backends.types import MemoryKey
+from stm_backends.work.notes import Note
+from stm_backends.work.queue import WorkQueue
 
 if TYPE_CHECKING:
     from stm_backends.sealing.driver import SealedDriver
@@ -49,6 +51,7 @@ class Sessions:
         erase_keys: EraseKeys | None = None,
         sealed: SealedDriver | None = None,
         observer: Observer = SILENT,
+        work: WorkQueue | None = None,
     ) -> None:
         self._driver = driver
         self._codec = codec
@@ -57,6 +60,7 @@ class Sessions:
         self._erase_keys = erase_keys or _no_keys
         self._sealed = sealed
         self._observer = observer
+        self._work = work or WorkQueue(driver, codec)
 
     def tenants(self) -> AsyncIterator[str]:
         """Yield the tenants for whom anything was stored, where the driver can find them.
@@ -305,7 +309,25 @@ class Sessions:
         if session is not None:
             keys.require_part("user_id", user)
         erasure = Erasure(self._driver, self._codec, self._directory, self._erase_keys, self._observer)
-        return await erasure.erase(tenant, user, session)
+        receipt = await erasure.erase(tenant, user, session)
+        await self._forget_work(tenant, user, session)
+        return receipt
+
+    async def _forget_work(self, tenant: str, user: str | None, session: str | None) -> None:
+        """Erase the notes for a worker that name what was erased."""
+        names = (tenant, user, session)
+
+        def owned(note: Note) -> bool:
+            key = note.key
+            dialogue = key.session_id
+            if session is not None and key == short_term_of(MemoryKey(tenant, user or "", session)):
+                dialogue = session
+            found = (key.tenant_id, key.user_id, dialogue)
+            return all(wanted in (None, name) for wanted, name in zip(names, found, strict=True))
+
+        # A role that may use one tenant only does not read the queue of all, nor has it written there.
+        with suppress(Denied):
+            await self._work.forget(owned)
 
     async def reseal(self, tenant: str, user: str | None = None) -> ResealReport:
         """Seal everything of a tenant, or of one of its users, with the primary key.
