@@ -62,6 +62,7 @@ from stm_backends.cli.searching import search
 from stm_backends.cli.showing import show
 from stm_backends.cli.stats import stats
 from stm_backends.cli.usage import usage
+from stm_backends.cli.working import work
 from stm_backends.drivers import plugins
 from stm_backends.errors import ConfigurationError
 from stm_backends.records.keys import memory_key
@@ -593,12 +594,15 @@ app.command()(expire)
 
 app.command()(compact)
 
+app.command()(work)
+
 app.command()(conformance)
 
 _PANELS: Final = {
     "Look at what is stored": ("ls", "show", "history", "search", "usage", "stats"),
     "Move it": ("export", "import", "copy"),
     "Remove it": ("erase", "purge", "expire"),
+    "Summarize it": ("work",),
     "Datastores and keys": ("ping", "drivers", "schema", "compact", "reseal"),
     "Try and verify": ("replay", "conformance"),
 }
