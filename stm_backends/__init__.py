@@ -57,10 +57,12 @@ from stm_backends.types import (
     OverflowPolicy,
     ShortTermMemoryConfig,
     Strategy,
+    Summaries,
     TokenEstimator,
     TrajectoryDigest,
     default_token_estimator,
 )
+from stm_backends.work.worker import Worker
 
 __all__ = [
     "AmbiguousBackend",
@@ -112,6 +114,7 @@ __all__ = [
     "StmError",
     "StorageError",
     "Strategy",
+    "Summaries",
     "Summarizer",
     "SupportsMemoryState",
     "TenantStates",
@@ -124,6 +127,7 @@ __all__ = [
     "Unavailable",
     "UnknownBackend",
     "Usage",
+    "Worker",
     "__version__",
     "default_token_estimator",
     "open_backend",
