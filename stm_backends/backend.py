@@ -120,7 +120,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
     backend closes its driver.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- one for each setting
         self,
         driver: Driver,
         *,

@@ -44,7 +44,7 @@ class Backgrounds:
     it, and `work` the queue of those that leave summaries to workers.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- a backend passes them all; a driver and a codec suffice
         self,
         driver: Driver,
         codec: Codec,
