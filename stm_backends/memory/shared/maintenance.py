@@ -211,6 +211,9 @@ class Maintenance(Writes):
                         case None:
                             return None
                         case Wait(seconds):
+                            if not self.memories:
+                                # The note of the retry brings it back.
+                                self.cancel_plan()
                             return seconds
                         case Held(seconds):
                             # Notes that the lease is overdue, and looks again by itself.
