@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
@@ -235,8 +235,11 @@ class Stats:
             on_found(found)
         return totals
 
-    async def work(self) -> WorkStats | None:
-        """Return what waits in the queue of work; `None` if nothing was ever left to a worker."""
+    async def work(self, tenants: Collection[str] = ()) -> WorkStats | None:
+        """Return what waits in the queue of work; `None` if nothing was ever left to a worker.
+
+        With `tenants`, only what waits of these.
+        """
         queue, now = WorkQueue(self._driver, self._codec), self._clock()
         looks = [look for shard in await queue.shards() if (look := await queue.look(shard)) is not None]
         if not looks:
@@ -245,6 +248,7 @@ class Stats:
             job
             for shard, _, state, notes in looks
             for job in jobs_of(shard, state, notes, worker="", mine=(), ended=lambda worker, held: False)
+            if not tenants or job.tenant in tenants
         ]
         return WorkStats(len(jobs), lag_of(jobs, now=now))
 

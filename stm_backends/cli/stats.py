@@ -19,7 +19,7 @@ from stm_backends.cli.options import BackendName, SealingName, Url
 from stm_backends.cli.outcome import FAILED, Named, counted, interruptible, reported, run, say_nothing_stored
 from stm_backends.cli.owners import Owner, damaged_as, tenants_of, users_of
 from stm_backends.cli.progress import Progress
-from stm_backends.errors import ConfigurationError, Denied
+from stm_backends.errors import ConfigurationError, Corrupt, Denied
 from stm_backends.types import MemoryHealth
 
 
@@ -59,7 +59,7 @@ def stats(
     Every record is read once, in pages. Bytes are those of the stored values, without what the datastore
     adds. Tokens are the memory's estimate. The time to live of a record cannot be read, so none is shown.
 
-    Without tenants and users, the last line says how many conversations wait for `work`, where any ever did.
+    The last line says how many conversations of the tenants wait for `work`, where any ever did.
 
     An unreadable record is reported and counted, and the exit status is 1. It is also 1 if nothing is stored
     for one of the tenants and users.
@@ -73,7 +73,7 @@ def stats(
     one = len(owners) == 1 and owners[0].tenant is not None
     counting = _Counting(degraded=degraded, quick=quick)
     rows, missing = 0, list[Owner]()
-    work: WorkStats | None = None
+    queue = list[WorkStats]()
 
     def row(owner: Owner, totals: Totals) -> None:
         nonlocal rows
@@ -87,7 +87,6 @@ def stats(
             progress.echo(line(totals, str(owner)))
 
     async def count() -> None:
-        nonlocal work
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
             for owner in given:
                 if owner.tenant is not None and not await opened.sessions.has(owner.tenant, owner.user):
@@ -98,10 +97,11 @@ def stats(
                 async for tenant in tenants_of(opened, owner):
                     each = Owner(tenant, owner.user)
                     row(each, await counting.of(opened, each))
-            if not (whose or quick or degraded):
-                # A role for some tenants may not read the queue of all.
-                with contextlib.suppress(Denied):
-                    work = await opened.stats.work()
+            if not (quick or degraded):
+                # A role for one tenant may not read the queue, nor a command without keys a sealed one.
+                with contextlib.suppress(Denied, Corrupt):
+                    found = await opened.stats.work({one.tenant for one in given if one.tenant is not None})
+                    queue += [found] if found is not None else []
 
     def so_far() -> str:
         return f"{counted(counting.read, 'record')} had been read."
@@ -113,14 +113,15 @@ def stats(
         pass  # the errors say it all
     elif as_json:
         total = {"owner": None, **figures.as_json(counting.total, quick=quick)}
-        typer.echo(json.dumps({**total, **({"work": dataclasses.asdict(work)} if work else {})}))
+        waiting = {"work": dataclasses.asdict(queue[0])} if queue else {}
+        typer.echo(json.dumps({**total, **waiting}))
     else:
         title = str(owners[0]) if one else "Total"
         title = f"{title}, degraded only" if degraded else title
         render.console.print(render.stats(counting.total, title, quick=quick))
-        if work is not None:
-            waiting = counted(work.waiting, "conversation")
-            typer.echo(f"Queue of work: {waiting}, the oldest due for {work.lag:,.0f} s")
+        for waits in queue:
+            many = counted(waits.waiting, "conversation")
+            typer.echo(f"Queue of work: {many}, the oldest due for {waits.lag:,.0f} s")
     if not (counting.read or counting.total.users or whose):
         typer.echo("Nothing is stored.", err=True)
     for owner in missing:

@@ -130,7 +130,9 @@ class WorkQueue:
         return self._codec.seal("work", dump_state(State())) if record.body is None else record.body
 
     def _open(self, shard: str, record: Record, last: Look | None = None) -> Look:
-        known = {} if last is None else dict(zip(last.record.tail, last.notes, strict=True))
+        known: dict[bytes, Noted] = {}
+        if last is not None:
+            known = dict(zip(last.record.tail, last.notes, strict=True))
         with located(self._driver.name, "work"):
             # A record that was created by an append has no body, and one that confirms entries an empty one.
             state = load_state(self._codec.open("work", record.body)) if record.body else State()

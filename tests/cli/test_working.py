@@ -111,7 +111,8 @@ def test_stats_end_with_what_waits_for_a_worker(url: str) -> None:
     assert last["work"]["waiting"] == 2
     assert last["work"]["lag"] >= 0
     assert "Queue of work: 2 conversations, the oldest due for" in cli("stats", "--url", url).stdout
-    assert "Queue of work" not in cli("stats", "acme", "--url", url).stdout
+    assert "Queue of work: 1 conversation, " in cli("stats", "acme", "--url", url).stdout
+    assert "Queue of work" not in cli("stats", "--quick", "--url", url).stdout
 
 
 def test_stats_say_nothing_of_a_queue_that_never_was(tmp_path: Path) -> None:
