@@ -101,7 +101,8 @@ def stats(
                 # A role for one tenant may not read the queue, nor a command without keys a sealed one.
                 with contextlib.suppress(Denied, Corrupt):
                     found = await opened.stats.work({one.tenant for one in given if one.tenant is not None})
-                    queue += [found] if found is not None else []
+                    if found is not None:
+                        queue.append(found)
 
     def so_far() -> str:
         return f"{counted(counting.read, 'record')} had been read."
