@@ -169,7 +169,6 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             self._directory,
             guard=guard,
             erase_keys=None if sealing is None else partial(_erase_keys, sealing),
-            work=self._work,
             sealed=sealed,
             observer=observer,
         )

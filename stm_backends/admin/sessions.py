@@ -6,7 +6,6 @@ turns, are preserved.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -28,17 +27,13 @@ from stm_backends.history.log import ItemLog
 from stm_backends.records import keys, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory, Seal
-from stm_backends.records.keys import LogKind, short_term_of
+from stm_backends.records.keys import LogKind
 from stm_backends.records.limits import UNLIMITED, Guard
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 from stm_backends.types import MemoryKey
-from stm_backends.work.notes import Note
-from stm_backends.work.queue import WorkQueue
 
 if TYPE_CHECKING:
     from stm_backends.sealing.driver import SealedDriver
-
-logger = logging.getLogger("stm_backends")
 
 
 class Sessions:
@@ -54,7 +49,6 @@ class Sessions:
         erase_keys: EraseKeys | None = None,
         sealed: SealedDriver | None = None,
         observer: Observer = SILENT,
-        work: WorkQueue | None = None,
     ) -> None:
         self._driver = driver
         self._codec = codec
@@ -63,7 +57,6 @@ class Sessions:
         self._erase_keys = erase_keys or _no_keys
         self._sealed = sealed
         self._observer = observer
-        self._work = work or WorkQueue(driver, codec)
 
     def tenants(self) -> AsyncIterator[str]:
         """Yield the tenants for whom anything was stored, where the driver can find them.
@@ -312,30 +305,7 @@ class Sessions:
         if session is not None:
             keys.require_part("user_id", user)
         erasure = Erasure(self._driver, self._codec, self._directory, self._erase_keys, self._observer)
-        receipt = await erasure.erase(tenant, user, session)
-        await self._forget_work(tenant, user, session)
-        return receipt
-
-    async def _forget_work(self, tenant: str, user: str | None, session: str | None) -> None:
-        """Erase the notes for a worker that name what was erased."""
-        names = (tenant, user, session)
-
-        def owned(note: Note) -> bool:
-            key = note.key
-            dialogue = key.session_id
-            if session is not None and key == short_term_of(MemoryKey(tenant, user or "", session)):
-                dialogue = session
-            found = (key.tenant_id, key.user_id, dialogue)
-            return all(wanted in (None, name) for wanted, name in zip(names, found, strict=True))
-
-        try:
-            await self._work.forget(owned)
-        except Denied:
-            # A role that may use one tenant only neither reads the queue of all nor has notes there.
-            pass
-        except Corrupt as error:
-            # Sealed with other keys than those of this backend, or damaged. A worker that reads it drops them.
-            logger.warning("the queue of work may still name what was erased: %s", error)
+        return await erasure.erase(tenant, user, session)
 
     async def reseal(self, tenant: str, user: str | None = None) -> ResealReport:
         """Seal everything of a tenant, or of one of its users, with the primary key.
