@@ -13,11 +13,12 @@ import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from stm_backends import logs
 from stm_backends.drivers.tasks import all_of
-from stm_backends.errors import Corrupt, StmError, StorageError
+from stm_backends.errors import Corrupt, StmError, StorageError, TooLarge
 from stm_backends.races import pause
 from stm_backends.records import keys
 from stm_backends.work import notes, policy
@@ -205,7 +206,8 @@ class Worker:
         mine, done = self._mine(shard), frozenset(self._done[shard])
         taken = {one for job in jobs for one in job.ids}
         now = self._clock()
-        waiting = policy.in_the_way(look.state, look.notes, now=now, busy=mine | taken)
+        known = replace(look.state, done=look.state.done | done)
+        waiting = policy.in_the_way(known, look.notes, now=now, busy=mine | taken)
         for note in waiting:
             await self._queue.add(note.later(note.due, tries=note.tries))
         done |= {note.id for note in waiting}
@@ -221,18 +223,27 @@ class Worker:
             done=done,
             max_drop=self._queue.max_drop,
         )
-        stored = await self._queue.say(look, state, drop=drop)
+        try:
+            # Its version is another now, so the next look reads it again.
+            stored = await self._queue.say(look, state, drop=drop)
+        except TooLarge:
+            # A full shard may have no room for what is said. Its oldest jobs make room, and are done without
+            # a lease, perhaps by another worker, too. What is done is said once enough notes go with it.
+            self._start_all(jobs)
+            return bool(jobs)
         if not stored:
             return False
-        # Its version is another now, so the next look reads it again.
         self._done[shard] -= done
         self._written[shard] = moment
-        if not self._stopped.is_set():
-            for job in jobs:
-                self._start(job)
+        self._start_all(jobs)
         return bool(jobs)
 
     # One job
+
+    def _start_all(self, jobs: list[Job]) -> None:
+        if not self._stopped.is_set():
+            for job in jobs:
+                self._start(job)
 
     def _start(self, job: Job) -> None:
         task = asyncio.get_running_loop().create_task(self._do(job), name="stm-work")
