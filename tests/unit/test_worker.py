@@ -317,8 +317,8 @@ async def test_two_workers_share_the_work_and_fold_each_conversation_once() -> N
 
 @clock.virtually
 async def test_a_full_shard_is_worked_off_without_room_for_a_lease() -> None:
-    world = World(max_record_bytes=3_000)
-    sessions = [key_of("acme", f"s{number}") for number in range(150)]
+    world = World(max_record_bytes=6_000)
+    sessions = [key_of("acme", f"s{number}") for number in range(300)]
     for key in sessions:
         await world.add(key, range(5))
     assert len(await world.looks()) > 8
