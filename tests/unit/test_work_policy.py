@@ -55,7 +55,6 @@ def jobs(
     mine: Collection[str] = (),
     alive: Collection[str] = ("other",),
 ) -> list[Job]:
-
     def ended(worker: str, held: Held) -> bool:
         del held
         return worker not in alive
