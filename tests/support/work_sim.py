@@ -14,13 +14,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from stm_backends import ConversationTurn, MemoryKey, StorageError
+from stm_backends import ConversationTurn, MemoryKey, StorageError, Worker
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import OutcomeUnknown, Unavailable
 from stm_backends.memory.shared.maintenance import NOTED_AGAIN_S
 from stm_backends.records import keys
 from stm_backends.records.codec import Codec
+from stm_backends.telemetry.observer import SILENT
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from tests.support.workers import CONFIG, World
 
@@ -73,11 +74,21 @@ class Sim:
     """One run. `problems` says what is wrong after it."""
 
     def __init__(
-        self, seed: int, *, conversations: int = 9, turns: int = 14, odds: Odds | None = None
+        self,
+        seed: int,
+        *,
+        conversations: int = 9,
+        turns: int = 14,
+        odds: Odds = Odds(),  # noqa: B008 -- it is immutable
+        heals: bool = True,
+        kind: type[Worker] = Worker,
     ) -> None:
         self.chance = random.Random(seed)
         self.world = World()
-        self.odds = odds or Odds()
+        self.odds = odds
+        # Without reads, and without faults in the processes that add turns, notes alone bring the summaries.
+        self.heals = heals
+        self.kind = kind
         self.counts: Counter[str] = Counter()
         self.keys = [MemoryKey(f"t{number % 3}", "u", f"s{number}") for number in range(conversations)]
         self.turns = turns
@@ -103,9 +114,10 @@ class Sim:
             while not added:
                 await asyncio.sleep(self.chance.uniform(0.0, 2.0))
                 with contextlib.suppress(StorageError):
-                    async with self.world.opened(self.driver(), summaries="worker") as backend:
+                    driver = self.driver(faulty=self.heals)
+                    async with self.world.opened(driver, summaries="worker") as backend:
                         memory = backend.memory(key, SIM)
-                        if self.chance.random() < 0.5:
+                        if self.heals and self.chance.random() < 0.5:
                             await memory.get_llm_context()
                         await memory.add_turn(ConversationTurn(f"u{number}", "fine"), turn_id=f"t{number}")
                         added = True
@@ -119,8 +131,15 @@ class Sim:
 
     async def _work_once(self) -> None:
         async with self.world.opened(self.driver(), close_timeout_s=0) as backend:
-            worker: Any = backend.worker(summarizer=self.summarize, drain_s=self.chance.uniform(0.0, 3.0))
-            worker._clock = self._clock(self.chance.uniform(-3.0, 3.0))  # noqa: SLF001 -- no setting
+            made = backend.worker(summarizer=self.summarize)
+            internals: Any = made
+            worker: Any = self.kind(
+                internals._queue,  # noqa: SLF001 -- another kind of the same worker
+                internals._work,  # noqa: SLF001
+                observer=SILENT,
+                drain_s=self.chance.uniform(0.0, 3.0),
+                clock=self._clock(self.chance.uniform(-3.0, 3.0)),
+            )
             running = asyncio.create_task(worker.run())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.ended.wait(), self.chance.uniform(1.0, 20.0))
@@ -144,7 +163,7 @@ class Sim:
         await asyncio.gather(*workers)
         # What has left no note, a later read finds.
         await asyncio.sleep(NOTED_AGAIN_S + 5)
-        for key in self.keys:
+        for key in self.keys if self.heals else ():
             async with self.world.opened(summaries="worker") as backend:
                 await backend.memory(key, SIM).get_llm_context()
         self.world.summarize = self.ledger

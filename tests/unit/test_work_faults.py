@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import random
+from typing import Any
 
 import pytest
 
+from stm_backends import Worker
+from tests.mutants.work import WORKERS
 from tests.support import clock
 from tests.support.work_sim import Odds, Sim
 
@@ -25,7 +28,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("stm_backends"), "disabled", True)
 
 
-def simulated(seed: int, odds: Odds, **more: int) -> Sim:
+def simulated(seed: int, odds: Odds, **more: Any) -> Sim:
     made: list[Sim] = []
 
     async def run() -> None:
@@ -51,3 +54,15 @@ def test_every_conversation_is_summarized_and_no_turn_is_lost(name: str) -> None
 @pytest.mark.parametrize("name", ODDS)
 def test_so_it_is_after_many_more_faults(name: str, seed: int) -> None:
     assert simulated(seed, ODDS[name], turns=60).problems == []
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 12))])
+def test_notes_alone_bring_all_summaries_wherever_workers_are_killed(seed: int) -> None:
+    sim = simulated(seed, ODDS["kills"], heals=False)
+    assert sim.problems == []
+    assert sim.counts["killed"] > 5
+
+
+@pytest.mark.parametrize("kind", WORKERS, ids=lambda kind: kind.__name__)
+def test_the_simulation_notices_a_mistake(kind: type[Worker]) -> None:
+    assert any(simulated(seed, ODDS["kills"], heals=False, kind=kind).problems for seed in range(10))
