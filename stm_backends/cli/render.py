@@ -16,8 +16,9 @@ from stm_backends.admin.stats import Totals
 from stm_backends.cli import figures
 from stm_backends.cli.conversation import Conversation
 from stm_backends.cli.replay.report import Report
-from stm_backends.cli.saying import facts_of, lines_of
+from stm_backends.cli.saying import facts_of
 from stm_backends.drivers.plugins import Diagnosis
+from stm_backends.inspect.lines import lines_of
 from stm_backends.memory.shared.reading import Numbered
 from stm_backends.types import MemoryHealth, StoredTurn
 
