@@ -38,6 +38,7 @@ from stm_backends.errors import (
 from stm_backends.extras import missing_extra
 from stm_backends.inspect import days, happened, listing, reading
 from stm_backends.inspect.page import page, served_policy
+from stm_backends.memory.defaults import remembering
 from stm_backends.types import MemoryBudget, MemoryKey, ShortTermMemoryConfig, as_config
 
 try:
@@ -303,10 +304,10 @@ def _settings(request: Request, given: ShortTermMemoryConfig | None) -> ShortTer
     strategy, policy = _text(request, "strategy"), _text(request, "overflow_policy")
     if not (asked or strategy or policy):
         return given
-    base = given or as_config(None)
+    base = given or as_config(remembering(None, None)[0])
     known = {name: getattr(base.budget, name) for name in _COUNTS}
     budget = MemoryBudget(
         **(known | asked), overflow_policy=cast("Any", policy or base.budget.overflow_policy)
     )
-    usual = "rolling_summary" if given is None else given.strategy
-    return replace(base, strategy=cast("Any", strategy or usual), budget=budget)
+
+    return replace(base, strategy=cast("Any", strategy or base.strategy), budget=budget)

@@ -41,6 +41,7 @@ async def serve(
             listener.bind((ADDRESS, port))
         except OSError as error:
             raise ConfigurationError(f"port {port} cannot be used: {error.strerror}") from None
+        listener.listen()
         port = listener.getsockname()[1]
         token = secrets.token_urlsafe(32)
         async with backend:
