@@ -27,6 +27,7 @@ from stm_backends.cli.conformance import conformance
 from stm_backends.cli.copying import copy
 from stm_backends.cli.exports import MIB, ExportFile, FileLimits, export_file
 from stm_backends.cli.files import NotWritten, creating, is_standard, writing
+from stm_backends.cli.inspecting import inspect
 from stm_backends.cli.listing import list_
 from stm_backends.cli.observing import begin, observer, require_complete
 from stm_backends.cli.options import (
@@ -305,6 +306,7 @@ def ping(
 
 app.command()(show)
 app.command()(history)
+app.command()(inspect)
 app.command("ls")(list_)
 app.command()(search)
 app.command()(usage)
@@ -596,7 +598,7 @@ app.command()(compact)
 app.command()(conformance)
 
 _PANELS: Final = {
-    "Look at what is stored": ("ls", "show", "history", "search", "usage", "stats"),
+    "Look at what is stored": ("ls", "show", "history", "inspect", "search", "usage", "stats"),
     "Move it": ("export", "import", "copy"),
     "Remove it": ("erase", "purge", "expire"),
     "Datastores and keys": ("ping", "drivers", "schema", "compact", "reseal"),

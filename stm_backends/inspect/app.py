@@ -309,5 +309,4 @@ def _settings(request: Request, given: ShortTermMemoryConfig | None) -> ShortTer
     budget = MemoryBudget(
         **(known | asked), overflow_policy=cast("Any", policy or base.budget.overflow_policy)
     )
-
     return replace(base, strategy=cast("Any", strategy or base.strategy), budget=budget)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
@@ -54,7 +55,7 @@ def as_json(one: Numbered, stored: StoredTurn) -> dict[str, Any]:
     """Return a turn or a message for the page; `stored` is what it shows of it."""
     return {
         "number": one.number,
-        "at": stored.turn.ts,
+        "at": _time(stored.turn.ts),
         "summarized": one.summarized,
         "retained": one.retained,
         "removed": stored.removed,
@@ -68,13 +69,18 @@ def item_as_json(one: LogItem) -> dict[str, Any]:
     text = text_of(one.item) or json.dumps(one.item, indent=2, ensure_ascii=False)
     return {
         "number": one.number,
-        "at": one.at,
+        "at": _time(one.at),
         "summarized": False,
         "retained": one.retained,
         "removed": False,
         "cut": False,
         "lines": [Line(_speaker(one), text)],
     }
+
+
+def _time(at: float) -> float:
+    """Return a time that JSON has; 0 for an unknown one."""
+    return at if math.isfinite(at) else 0.0
 
 
 def _speaker(one: LogItem) -> str:

@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from functools import cache
@@ -109,8 +110,8 @@ async def record(
                 if one.number == newest:
                     return
 
-    said = {"key": [*key_parts(key)], "named": named, "notes": notes, **state, **covers.as_json()}
-    async for part in _parts(said, units()):
+    said = {"key": [*key_parts(key)], "named": named, "notes": notes, "now": time.time()}
+    async for part in _parts(said | state | covers.as_json(), units()):
         yield part
 
 
