@@ -17,7 +17,6 @@ from stm_backends.records.codec import load_body
 from stm_backends.types import MemoryBudget, MemoryKey, ShortTermMemoryConfig, StoredTurn
 
 
-
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """A conversation and its figures. `guessed` means that `full_zone_turns` is the default."""
