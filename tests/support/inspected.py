@@ -10,6 +10,7 @@ from stm_backends.drivers.contract import KEEP, Driver, new_version
 from stm_backends.inspect.app import inspector
 from stm_backends.inspect.read_only import ReadOnlyDriver
 from stm_backends.records.keys import memory_key
+from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import ShortTermMemoryConfig
 from tests.support import asgi
 from tests.support.asgi import Answer
@@ -38,11 +39,21 @@ class Asked:
         return answer.json()
 
 
-async def say(backend: Backend, key: MemoryKey, count: int, config: object | None = None) -> None:
+async def say(
+    backend: Backend,
+    key: MemoryKey,
+    count: int,
+    config: ShortTermMemoryConfig | None = None,
+    *,
+    at: float = 1.7e9,
+    summarizer: Any = None,
+) -> None:
     """Add turns with the numbers from 0 on, and wait until they are summarized."""
-    memory = backend.memory(key, config)
+    if summarizer is None and config is not None and config.strategy == "rolling_summary":
+        summarizer = LedgerSummarizer()
+    memory = backend.memory(key, config, summarizer=summarizer)
     for number in range(count):
-        await memory.add_turn(ConversationTurn(f"Wish {number}", "Noted.", ts=1.7e9 + number))
+        await memory.add_turn(ConversationTurn(f"Wish {number}", "Noted.", ts=at + number))
     await memory.flush()
 
 

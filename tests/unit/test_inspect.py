@@ -30,6 +30,7 @@ from stm_backends.memory.view import render
 from stm_backends.records import keys
 from stm_backends.records.body import Lease
 from stm_backends.testing.memory_contract import config
+from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from tests.support.catalogue import touched
 from tests.support.inspected import Asked, alter, say
 
@@ -67,11 +68,10 @@ def numbers(state: dict[str, Any]) -> list[int]:
 async def test_tenants_users_and_conversations_are_listed_by_last_activity(
     backend: Backend, asked: Asked
 ) -> None:
-    for session in ("one", "two"):
+    for session, at in (("one", 1.7e9), ("two", 1.8e9)):
         key = MemoryKey("acme", "u1", session)
-        await say(backend, key, 1, NEWEST)
+        await say(backend, key, 1, NEWEST, at=at)
         await touched(backend, key)
-        await asyncio.sleep(0.002)  # the cards have times of a real clock
     assert await asked("tenants") == {"tenants": ["acme"], "more": False}
     assert (await asked("tenants", like="x"))["tenants"] == []
     assert (await asked("users", of=["acme"]))["users"] == ["u1"]
@@ -200,7 +200,7 @@ async def test_a_search_goes_on_where_it_has_stopped(
 
 async def test_the_page_shows_what_the_model_is_shown(backend: Backend, driver: Driver) -> None:
     asked = Asked(driver, ALL)
-    memory = backend.memory(KEY, ALL)
+    memory = backend.memory(KEY, ALL, summarizer=LedgerSummarizer())
     await say(backend, KEY, 7, ALL)
     context = (await memory.get_llm_context())["conversation_memory"]
     state = await asked("conversation", of=OF)
@@ -235,7 +235,10 @@ async def test_what_the_budget_cuts_is_named(backend: Backend, asked: Asked) -> 
 async def test_a_degraded_memory_says_what_it_hides_and_what_was_dropped(
     backend: Backend, asked: Asked
 ) -> None:
-    await say(backend, KEY, 12, NEWEST)
+    # A memory that has not begun to summarize, so that nothing else changes the record.
+    memory = backend.memory(KEY, config(zone=2, fold_batch_turns=100), summarizer=LedgerSummarizer())
+    for number in range(12):
+        await memory.add_turn(ConversationTurn(f"Wish {number}", "Noted.", ts=1.7e9 + number))
     await alter(
         backend,
         KEY,
@@ -247,9 +250,8 @@ async def test_a_degraded_memory_says_what_it_hides_and_what_was_dropped(
         next_attempt_at=time.time() + 30,
     )
     state = await asked("conversation", of=OF)
-    base = state["happened"]["base"]
-    assert reasons(state)["degraded"] == (base, state["recent_from"] - 1)
-    assert reasons(state)["gone"] == (0, base - 1)
+    assert (state["happened"]["base"], state["recent_from"]) == (5, 12)
+    assert reasons(state) == {"gone": (0, 4), "degraded": (5, 11)}
     gone = next(one["why"] for one in state["shown"]["left_out"] if one["reason"] == "gone")
     assert "3 were dropped without a summary" in gone
     assert (state["shown"]["summary"]["shown"], state["happened"]["dropped"]) == ("none", 3)
@@ -367,6 +369,7 @@ async def test_a_mark_that_was_seen_saves_the_rest_until_something_changes(
     backend: Backend, asked: Asked, calls: list[str]
 ) -> None:
     await say(backend, KEY, 2, NEWEST)
+    await touched(backend, KEY)
     mark = (await asked("conversation", of=OF))["mark"]
     calls.clear()
     assert (await asked("conversation", of=OF, seen=mark))["same"]
@@ -376,12 +379,12 @@ async def test_a_mark_that_was_seen_saves_the_rest_until_something_changes(
 
 
 async def test_nothing_is_written_by_any_request(
-    backend: Backend, asked: Asked, calls: list[str]
+    driver: Driver, backend: Backend, asked: Asked, calls: list[str]
 ) -> None:
     await say(backend, KEY, 150)
     await touched(backend, KEY)
     await backend.close()
-    await backend.open()
+    await driver.open()
     calls.clear()
     for name, query in (
         ("where", {}),
@@ -417,8 +420,7 @@ async def test_sealed_data_is_shown_with_its_keys_alone() -> None:
     sealing = Sealing(StaticKeys({"k1": b"1" * 32}, primary="k1"))
     async with Backend(MemoryDriver(store), sealing=sealing, close_timeout_s=0.2) as backend:
         await say(backend, KEY, 1, NEWEST)
-    driver = MemoryDriver(store)
-    with_keys, without = Asked(driver, sealing=sealing), Asked(driver)
+    with_keys, without = Asked(MemoryDriver(store), sealing=sealing), Asked(MemoryDriver(store))
     async with with_keys.backend:
         assert len((await with_keys("history", of=OF))["units"]) == 1
         assert (await with_keys("users", of=["acme"]))["seal"] is None
