@@ -93,7 +93,8 @@ def inspector(
     api = _Api(backend, datastore, start, config)
     routes = [Route("/", _page, methods=["GET"])]
     routes += [
-        Route(f"/api/{name}", _json(answer), methods=["GET"], name=name) for name, answer in api.each().items()
+        Route(f"/api/{name}", _json(answer), methods=["GET"], name=name)
+        for name, answer in api.each().items()
     ]
     return Guarded(Starlette(routes=routes, exception_handlers={StmError: _failed}), token, hosts)
 
@@ -299,7 +300,7 @@ def _key(request: Request) -> MemoryKey:
 
 
 def _settings(request: Request, given: ShortTermMemoryConfig | None) -> ShortTermMemoryConfig | None:
-    """Return the configuration with the settings of a request; raises `ConfigurationError` for a wrong one."""
+    """Return the configuration with the settings of a request. Raises `ConfigurationError`."""
     asked = {name: number for name in _COUNTS if (number := _number(request, name)) is not None}
     strategy, policy = _text(request, "strategy"), _text(request, "overflow_policy")
     if not (asked or strategy or policy):

@@ -141,7 +141,8 @@ def notes_on(oldest: int, start: int, what: str, again: str) -> list[str]:
         notes.append(f"The {what} before number {oldest} are no longer stored.")
     if start > oldest:
         notes.append(
-            f"This page shows the newest {MOST:,} {what}. Numbers {oldest} to {start - 1}: {again} --before {start}"
+            f"This page shows the newest {MOST:,} {what}. "
+            f"Numbers {oldest} to {start - 1}: {again} --before {start}"
         )
     return notes
 

@@ -197,7 +197,7 @@ def _of_messages(snapshot: Snapshot, config: ShortTermMemoryConfig) -> Shown:
 
 
 def _pieces(message: Message, shape: Shape) -> list[bytes]:
-    """Return what a message is recognized by: its blocks, where a provider wants some joined, or all of it."""
+    """Return the blocks of a message, where a provider wants messages joined, or all of it as one."""
     content: Any = message.get(shape.joins) if shape.joins else None
     blocks = [shape.block(content)] if isinstance(content, str) else list_in(content)
     return [encode_json(block) for block in blocks] or [encode_json(message)]

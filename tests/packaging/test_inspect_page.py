@@ -1,4 +1,4 @@
-"""The page of `inspect` in a real browser: narrow and wide, light and dark, by keys alone, and hostile text."""
+"""The page of `inspect` in a real browser: narrow and wide, light and dark, by keys, hostile text."""
 
 from __future__ import annotations
 

@@ -224,8 +224,9 @@ async def use(backend):
         return {"type": "http.request", "body": b"", "more_body": False}
 
     page = inspector(backend, token="secret", hosts=frozenset({"127.0.0.1:1"}))
-    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http",
-             "path": "/secret/api/tenants", "query_string": b"", "headers": [(b"host", b"127.0.0.1:1")]}
+    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET",
+             "scheme": "http", "path": "/secret/api/tenants", "query_string": b"",
+             "headers": [(b"host", b"127.0.0.1:1")]}
     await page(scope, receive, send)
     assert sent[0]["status"] == 200, sent
     assert json.loads(sent[1]["body"])["tenants"] == []

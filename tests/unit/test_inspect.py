@@ -34,8 +34,6 @@ from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from tests.support.catalogue import touched
 from tests.support.inspected import Asked, alter, say
 
-pytest.importorskip("starlette", reason="the extra `inspect` brings it")
-
 KEY = MemoryKey("acme", "u1", "trip")
 OF = ["acme", "u1", "trip"]
 ALL = config(zone=2, transcript=True, total_max_tokens=0)
@@ -206,7 +204,8 @@ async def test_the_page_shows_what_the_model_is_shown(backend: Backend, driver: 
     state = await asked("conversation", of=OF)
     assert state["config"]["given"]
     assert numbers(state) == [5, 6]
-    assert [part["lines"][0][1] for part in state["shown"]["parts"]] == [context["summary"], "Wish 5", "Wish 6"]
+    said = [part["lines"][0][1] for part in state["shown"]["parts"]]
+    assert said == [context["summary"], "Wish 5", "Wish 6"]
     assert reasons(state) == {"summarized": (0, 4)}
     assert state["shown"]["summary"]["shown"] == "whole"
     assert state["recent_from"] == 5
@@ -258,7 +257,7 @@ async def test_a_degraded_memory_says_what_it_hides_and_what_was_dropped(
     assert "failed 4 times" in state["shown"]["summary"]["why"]
 
 
-async def test_a_summary_that_lost_something_is_beside_what_it_covers(
+async def test_a_summary_that_lost_something_is_shown_with_its_cover(
     backend: Backend, asked: Asked
 ) -> None:
     async def bad(request: Any) -> dict[str, str]:

@@ -15,8 +15,6 @@ from tests.support.asgi import Answer
 from tests.support.inspected import HOST, TOKEN, Asked
 from tests.support.recorded import recorded
 
-pytest.importorskip("starlette", reason="the extra `inspect` brings it")
-
 CANARY = "</script><!--<script>alert(1)</script><img src=x onerror=alert(2)>\u2028"
 KEY = MemoryKey("acme", CANARY, CANARY)
 OPEN = f"/{TOKEN}/api/tenants"
