@@ -3,7 +3,6 @@
 A public name is imported from its module when it is first used, so that `import stm_backends` takes no time.
 """
 
-import importlib
 import typing
 
 if typing.TYPE_CHECKING:
@@ -214,7 +213,9 @@ if not typing.TYPE_CHECKING:  # so that checkers report a name that does not exi
             return version("stm-backends")
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        from importlib import import_module  # noqa: PLC0415 -- checkers would call it unused at the top
+
+        found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = found
         return found
 
