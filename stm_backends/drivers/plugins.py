@@ -107,9 +107,10 @@ _OLDER: Final = (
 class Diagnosis:
     """The state of one installed backend. `reason` says what is wrong and what would help.
 
-    Of a driver that is ready and of an earlier contract, it says what is done without. `install` is the
-    command that installs what is missing; `reason` ends with it. `contract` is the version of the driver
-    contract that the driver was written for, 0 if it is not known.
+    Of a driver that is ready, it says what is done without if the driver is of an earlier contract, and which
+    of its URL schemes open a shipped backend. `install` is the command that installs what is missing;
+    `reason` ends with it. `contract` is the version of the driver contract that the driver was written for,
+    0 if it is not known.
     """
 
     name: str
