@@ -42,10 +42,12 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Pyright, strict, on the packages that are shipped."""
+    """Pyright, strict, on the packages that are shipped; and mypy, strict, on programs of users."""
     install_group(session, "types", "test", "telemetry", "agents")
     session.install("-e", ".[all]")
     session.run("pyright", *session.posargs)
+    # As in a program of a user: what the library itself has in it is for pyright alone.
+    session.run("mypy", "--strict", "--follow-imports=silent", "tests/typed")
 
 
 @nox.session

@@ -34,7 +34,9 @@ from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.reading import TranscriptPage, TranscriptTurn
 from stm_backends.memory.shared.router import MemoryRouter
 from stm_backends.memory.summarizers import ExtractiveSummarizer
+from stm_backends.opening import BackendOptions, open_memory, open_sqlite
 from stm_backends.protocols import (
+    ConfigLike,
     ShortTermMemory,
     ShortTermMemoryArtifacts,
     ShortTermMemoryPersistence,
@@ -65,7 +67,9 @@ from stm_backends.types import (
 __all__ = [
     "AmbiguousBackend",
     "Backend",
+    "BackendOptions",
     "Branch",
+    "ConfigLike",
     "ConfigurationError",
     "Conversation",
     "ConversationTurn",
@@ -127,6 +131,8 @@ __all__ = [
     "__version__",
     "default_token_estimator",
     "open_backend",
+    "open_memory",
+    "open_sqlite",
 ]
 
 __version__: str
