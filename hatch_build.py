@@ -53,7 +53,7 @@ def read_settings(root: Path) -> dict[str, str]:
 
 
 def urls(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the links that the package index shows beside the readme."""
+    """Return the links that the package index shows next to the readme."""
     repository = settings["repository"]
     return {
         "Documentation": settings["documentation"],

@@ -79,7 +79,8 @@ def release(session: nox.Session) -> None:
         python = str(Path(folder, "Scripts" if os.name == "nt" else "bin", "python"))
         session.run("python", "-m", "uv", "pip", "install", "--quiet", "--python", python, str(wheel))
         written = ("--output-format", "JSON", "--output-file", "build/sbom.cdx.json")
-        session.run("cyclonedx-py", "environment", *written, "--pyproject", "pyproject.toml", python)
+        options = ("--output-reproducible", "--pyproject", "pyproject.toml")
+        session.run("cyclonedx-py", "environment", *options, *written, python)
 
 
 @nox.session(default=False)

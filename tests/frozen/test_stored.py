@@ -25,7 +25,7 @@ def answers(release: Path) -> dict[str, object]:
 
 @pytest.fixture
 def drivers(release: Path, tmp_path: Path) -> dict[str, Callable[[], Driver]]:
-    """How a driver is made on a store of its own, by the name of its datastore."""
+    """How a driver is made on a separate store, by the name of its datastore."""
     store, file = MemoryStore(), tmp_path / "as_it_was.db"
     shutil.copy(release / "stored" / stored.FILE, file)
     return {
@@ -48,7 +48,7 @@ async def test_what_was_stored_is_read_as_it_was(
     assert {**await stored.read(make()), **await stored.read_sealed(make())} == expected
 
 
-async def test_the_files_have_each_kind_of_record(release: Path) -> None:
+def test_the_files_have_each_kind_of_record(release: Path) -> None:
     text = (release / "stored" / stored.RECORDS).read_text("utf-8")
     records = [json.loads(line) for line in text.splitlines()]
     scopes = {record["scope"].rpartition(":")[2] for record in records}
