@@ -399,7 +399,7 @@ async def test_a_copy_never_takes_the_place_of_a_conversation(backend: Backend) 
 
 async def test_a_copy_of_what_is_edited_meanwhile_is_right_or_refused() -> None:
     outcomes = Counter[str]()
-    for when in range(1, 60):
+    for when in range(1, 90):
         driver = await opened(MemoryDriver(store := MemoryStore()))
         chat = chat_of(Backend(driver))
         said = await talked(chat, range(9))
@@ -587,7 +587,7 @@ class _Killed(_At):
 @pytest.mark.parametrize("to", few(2, [22, 3, 42, -1]))
 async def test_a_process_that_dies_has_edited_all_or_nothing(to: int, done: bool) -> None:
     outcomes = set[bool]()
-    for when in range(1, 60):
+    for when in range(1, 90):
         driver = await opened()
         chat = chat_of(Backend(driver))
         said = await talked(chat, range(9))
@@ -1035,7 +1035,7 @@ async def test_of_two_who_edit_one_message_at_once_one_is_told(backend: Backend,
 @pytest.mark.parametrize("kind", ["replace", "remove"])
 async def test_a_process_that_dies_has_edited_a_message_or_not(number: int, done: bool, kind: str) -> None:
     outcomes = set[bool]()
-    for when in range(1, 60):
+    for when in range(1, 90):
         driver = await opened()
         said = await talked(chat_of(Backend(driver)), range(6))
         expected = instead(said, number) if kind == "replace" else without(said, number, number + 1)
@@ -1074,7 +1074,7 @@ async def test_a_process_that_dies_has_edited_a_message_or_not(number: int, done
 @pytest.mark.parametrize("number", few(1, [5, 25]))
 async def test_a_copy_of_what_a_process_has_half_removed_has_nothing_of_it(number: int) -> None:
     outcomes = set[bool]()
-    for when in range(1, 60):
+    for when in range(1, 90):
         driver = await opened()
         said = await talked(chat_of(Backend(driver)), range(6))
         dying = _Killed(driver, when, done=True)
