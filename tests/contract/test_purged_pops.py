@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from stm_backends.drivers.contract import ANY, Driver, Key, Record, Traits
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.sqlite.driver import SqliteDriver
 from stm_backends.drivers.sqlite.settings import SqliteSettings
-from stm_backends.drivers.wrapper import Operation, WrapperDriver
+from stm_backends.drivers.wrapper import WrapperDriver
 from stm_backends.history import items
 from stm_backends.history import log as item_log
 from stm_backends.history.log import REMEMBERED_FOR, ItemLog
@@ -26,6 +26,7 @@ from stm_backends.records.directory import Directory
 from stm_backends.records.pages import Pages
 from stm_backends.testing import FakeClock
 from stm_backends.types import MemoryKey
+from tests.support.at_nth import AtNth
 
 KEY = MemoryKey("acme", "u", "s")
 WHERE = keys.log_key(KEY, "openai-agents")
@@ -168,24 +169,6 @@ async def test_an_erasure_leaves_nothing_of_what_was_popped(driver: Driver, cloc
 
 
 # While others pop and add
-
-
-class AtNth(WrapperDriver):
-    """Lets something happen before its n-th operation; `reached` says whether that came."""
-
-    def __init__(self, inner: Driver, number: int, then: Callable[[], Awaitable[None]]) -> None:
-        super().__init__(inner)
-        self._left, self._then = number, then
-
-    @property
-    def reached(self) -> bool:
-        return self._left <= 0
-
-    async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[Any]]) -> Any:
-        self._left -= 1
-        if self._left == 0:
-            await self._then()
-        return await send()
 
 
 async def used(log: ItemLog) -> None:

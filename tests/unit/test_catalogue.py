@@ -49,6 +49,7 @@ from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.types import StoredTurn
 from tests.mutants.catalogue import CATALOGUES, LosesTheLastTouch
 from tests.support import clock as virtual
+from tests.support.at_nth import AtNth
 from tests.support.catalogue import touched
 
 HOUR = float(SLOT_S)
@@ -1033,24 +1034,6 @@ async def test_a_touch_that_comes_after_an_erasure_writes_nothing(backend: Backe
     await late.touch(A, Activity({"memory": 2}, 0.0, "secret"), at=2e9, ttl=None)
     assert await left(backend.driver) == 0
     assert [user async for user in backend.sessions.users("a:b")] == []
-
-
-class AtNth(WrapperDriver):
-    """Lets something happen before its n-th operation; `reached` says whether that came."""
-
-    def __init__(self, inner: Driver, number: int, then: Callable[[], Awaitable[None]]) -> None:
-        super().__init__(inner)
-        self._left, self._then = number, then
-
-    @property
-    def reached(self) -> bool:
-        return self._left <= 0
-
-    async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[Any]]) -> Any:
-        self._left -= 1
-        if self._left == 0:
-            await self._then()
-        return await send()
 
 
 @pytest.mark.parametrize("there_before", [True, pytest.param(False, marks=pytest.mark.full)])

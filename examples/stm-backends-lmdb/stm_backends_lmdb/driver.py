@@ -55,10 +55,11 @@ class Environment:
         self.swept = cursor.key()  # empty past the last record, so the next sweep starts over
 
 
-# A fork waits for both locks. In the child, nobody would release them, nor end a transaction that is under
-# way, and an environment with a transaction cannot be closed.
-for held in (Environment.turn, Environment.lock):
-    os.register_at_fork(before=held.acquire, after_in_parent=held.release, after_in_child=held.release)
+# A fork waits for both locks. A child that is forked during a transaction can neither end it nor close the
+# environment, and a lock that another thread holds is never released there.
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    for held in (Environment.turn, Environment.lock):
+        os.register_at_fork(before=held.acquire, after_in_parent=held.release, after_in_child=held.release)
 
 END = struct.Struct(">d")  # seconds since 1970; infinity if the record never expires
 
