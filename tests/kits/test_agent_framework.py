@@ -7,15 +7,14 @@ be reached, `STM_TEST_AGENT_FRAMEWORK` names a folder with them.
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import subprocess
-import sys
 import urllib.request
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+from tests.kits.running import passed
 
 THEIRS = "tests/workflow/test_checkpoint.py"
 
@@ -53,20 +52,6 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.full
 @pytest.mark.parametrize("url", ["memory://", "sqlite:///kit.db"])
 def test_what_the_framework_asks_of_its_own_storages_ours_does(theirs: Path, url: str) -> None:
-    ran = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "our_agent_framework", "-p", "no:cacheprovider"),
-            *("-ra", "-o", "asyncio_mode=auto", "--import-mode=prepend", "--rootdir", str(theirs)),
-            *(*(f"--deselect={THEIRS}::{test}" for test in LEFT_OUT), THEIRS),
-        ],
-        cwd=theirs,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "STM_TEST_KIT_URL": url},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    passed = re.search(r"(\d+) passed", ran.stdout)
-    assert ran.returncode == 0, ran.stdout[-20_000:]
-    assert passed is not None
-    assert int(passed[1]) >= 40
+    options = ("-o", "asyncio_mode=auto", "--import-mode=prepend", "--rootdir", str(theirs))
+    left_out = [f"--deselect={THEIRS}::{test}" for test in LEFT_OUT]
+    assert passed("our_agent_framework", *options, *left_out, THEIRS, folder=theirs, url=url) >= 40

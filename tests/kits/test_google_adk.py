@@ -7,10 +7,7 @@ be reached, `STM_TEST_GOOGLE_ADK` names a folder with them.
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable
 from importlib.metadata import version
@@ -18,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kits.running import passed
 from tests.support.places import EACH, Place
 
 THEIRS = "tests/unittests/sessions/test_session_service.py"
@@ -52,19 +50,5 @@ def test_what_adk_asks_of_its_own_services_ours_does(
     datastore: str, theirs: Path, place_on: Callable[[str], Place]
 ) -> None:
     url = "memory://" if datastore == "memory" else place_on(datastore).url
-    ran = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "our_google_adk", "-p", "no:cacheprovider", "-ra"),
-            *("-o", "asyncio_mode=auto", "--import-mode=prepend", "--rootdir", str(theirs), THEIRS),
-        ],
-        cwd=theirs,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "STM_TEST_KIT_URL": url},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    passed = re.search(r"(\d+) passed", ran.stdout)
-    assert ran.returncode == 0, ran.stdout[-20_000:]
-    assert passed is not None
-    assert int(passed[1]) >= 16
+    options = ("-o", "asyncio_mode=auto", "--import-mode=prepend", "--rootdir", str(theirs))
+    assert passed("our_google_adk", *options, THEIRS, folder=theirs, url=url) >= 16

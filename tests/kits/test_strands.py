@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+from tests.kits.running import passed
 
 THEIRS = "tests/strands"
 
@@ -53,19 +54,5 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("url", ["memory://", "sqlite:///kit.db"])
 def test_what_strands_asks_of_its_own_storages_ours_does(theirs: Path, url: str) -> None:
     left_out = [f"--deselect={THEIRS}/{place}::{test}" for place, tests in LEFT_OUT.items() for test in tests]
-    ran = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "our_strands", "-p", "no:cacheprovider", "-ra"),
-            *(*left_out, *(f"{THEIRS}/{file}" for file in FILES)),
-        ],
-        cwd=theirs,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "STM_TEST_KIT_URL": url},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    passed = re.search(r"(\d+) passed", ran.stdout)
-    assert ran.returncode == 0, ran.stdout[-20_000:]
-    assert passed is not None
-    assert int(passed[1]) >= 190
+    files = [f"{THEIRS}/{file}" for file in FILES]
+    assert passed("our_strands", *left_out, *files, folder=theirs, url=url) >= 190
