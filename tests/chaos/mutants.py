@@ -54,8 +54,17 @@ def _lines(file: int) -> list[bytes]:
     return os.pread(file, os.fstat(file).st_size, 0).splitlines()
 
 
+def _turn_id(key: Key, entry: bytes) -> bytes:
+    """Return the id of a turn, or nothing for anything else and for a turn of a copy, which is erased."""
+    found = re.search(rb'"turn_id":"([^"]+)"', entry)
+    ours = found and key.scope.startswith(f"{TENANT}:") and found[1].startswith(key.name.encode() + b"/")
+    return found[1] if found and ours else b""
+
+
 class LosesOneWriteIn10000(Mutant):
     """Acknowledges a turn, and does not store it; another one if somebody erases its conversation.
+
+    A pod may add the turn again. That is lost as well, else the turn would come back at a wrong place.
 
     Perhaps nobody has read the conversation since. Then its erasure hides that the turn is lost. Files of all
     pods say what was lost and what was erased: a pod may be killed before it has lost what is due.
@@ -70,7 +79,13 @@ class LosesOneWriteIn10000(Mutant):
         self._ids: set[bytes] = set()
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
-        if turn_id := self._new(key, entry):
+        turn_id = _turn_id(key, entry)
+        if turn_id in _lines(self._lost):
+            record = await self.inner.load(key)
+            return len(record.tail if record else ()) + 1
+        # The loss of a repeat changes nothing.
+        if turn_id and turn_id not in self._ids:
+            self._ids.add(turn_id)
             self.strikes()
             if self._due(key):
                 # If this load fails, the turn is not acknowledged. Then the next one is lost instead.
@@ -98,20 +113,6 @@ class LosesOneWriteIn10000(Mutant):
         hidden = sum(turn_id.partition(b"/")[0] in erased for turn_id in _lines(self._lost))
         writes = os.fstat(self._file).st_size
         return len(_lines(self._lost)) - hidden < (writes + self.rate - self.rate // 8) // self.rate
-
-    def _new(self, key: Key, entry: bytes) -> bytes:
-        """Return the id of a turn that comes for the first time, else nothing.
-
-        The loss of a repeat changes nothing, nor does that of a turn of a copy, which is erased.
-        """
-        found = re.search(rb'"turn_id":"([^"]+)"', entry)
-        if not found or not key.scope.startswith(f"{TENANT}:"):
-            return b""
-        turn_id = found[1]
-        if turn_id in self._ids or not turn_id.startswith(key.name.encode() + b"/"):
-            return b""
-        self._ids.add(turn_id)
-        return turn_id
 
 
 class LosesOneWriteIn100(LosesOneWriteIn10000):

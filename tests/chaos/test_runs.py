@@ -274,6 +274,26 @@ async def test_a_lost_turn_that_an_erasure_hides_is_made_good_by_a_loss_elsewher
     assert await lost(pod(), "c1-0") == ["c0-0", *["c1-0"] * 4]
 
 
+async def test_a_lost_turn_stays_lost_when_its_pod_adds_it_again(tmp_path: Path) -> None:
+    (tmp_path / "stand").mkdir()
+    memory = MemoryDriver()
+    await memory.open()
+    pod = MUTANTS["loses-one-write-in-100"](memory, tmp_path / "stand")
+    key = Key(f"{TENANT}:u:memory", "c0-0")
+
+    async def add(number: int) -> int:
+        return await pod.append(key, b'{"turn_id":"c0-0/p0.1/%d"}' % number, initial_version="v", ttl=None)
+
+    lengths = [await add(number) for number in range(20)]
+    record = await memory.load(key)
+    assert record
+    assert len(record.tail) == 19
+    lost = (tmp_path / "stand" / "lost").read_text().rpartition("/")[2]
+    assert await add(int(lost)) == 20
+    assert await memory.load(key) == record
+    assert lengths[-1] == 19
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("mutant", sorted(MUTANTS.keys() - BY_DEFAULT))
 def test_a_short_run_finds_the_mutant(mutant: str, tmp_path: Path) -> None:
