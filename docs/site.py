@@ -24,7 +24,7 @@ from typer.cli import get_docs_for_click
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from stm_backends.cli.app import app
+from stm_backends.cli.app import Later, app
 
 ROOT: Final = Path(__file__).parents[1]
 STAGED: Final = ROOT / "build" / "docs"
@@ -148,6 +148,9 @@ def _listing(folder: Path) -> str:
 def _command_line() -> str:
     command = get_command(app)
     assert isinstance(command, TyperGroup), "an application with several commands"
+    # Until they are loaded, the commands are known by their first sentences alone.
+    listed = [each for each in command.commands.values() if isinstance(each, Later)]
+    command.commands = {each.name or "": each.loaded for each in listed}
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="stm-backends")
     # Typer abbreviates the sentences in its list and links nothing.
     for name, each in command.commands.items():

@@ -8,14 +8,12 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.admin.searching import Searching
-from stm_backends.admin.sessions import Sessions
-from stm_backends.admin.stats import Stats
 from stm_backends.catalogue.conversations import Conversations
 from stm_backends.drivers import plugins
 from stm_backends.drivers.checks import require_count, require_event_loop, require_seconds
@@ -51,8 +49,6 @@ from stm_backends.records.limited import LimitedDriver
 from stm_backends.records.limits import Guard, Limits, Whose
 from stm_backends.records.seals import Clear
 from stm_backends.records.state_store import StateStore, TenantStates
-from stm_backends.sealing.data_keys import EnvelopeKeys
-from stm_backends.sealing.guarded import guarded_source
 from stm_backends.sealing.keys import Owner, Sealing, StaticKeys
 from stm_backends.telemetry.denials import ReportingSeals, reporting_denials
 from stm_backends.telemetry.guarded import guarded
@@ -60,6 +56,8 @@ from stm_backends.telemetry.observer import SILENT, Observer, Subject
 from stm_backends.types import MemoryIsolation, MemoryKey, as_config
 
 if TYPE_CHECKING:
+    from stm_backends.admin.sessions import Sessions
+    from stm_backends.admin.stats import Stats
     from stm_backends.sealing.driver import SealedDriver
 
 logger = logging.getLogger("stm_backends")
@@ -132,6 +130,8 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         observed = observer.driver(driver)
         sealing = _checked(sealing)
         sealed = _sealed(observed, sealing, observer)
+        self._sealing = sealing
+        self._sealed = sealed
         self._large = inner = LargeEntries(reporting_denials(sealed or observed, observer))
         guard = Guard(limits, backend=driver.name, reached=partial(_limit_reached, observer))
         self.driver = driver = inner if limits is None else LimitedDriver(inner, guard)
@@ -151,16 +151,6 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         self._searching = Searching(driver, self._codec, self._directory, self._catalogue)
         self.conversations = Conversations(driver, self._catalogue, reads=self._searching)
         self.state_store = StateStore(driver, self._codec, self._directory, guard, isolation=isolation)
-        self.sessions = Sessions(
-            driver,
-            self._codec,
-            self._directory,
-            guard=guard,
-            erase_keys=None if sealing is None else partial(_erase_keys, sealing),
-            sealed=sealed,
-            observer=observer,
-        )
-        self.stats = Stats(driver, self._codec)
         self._backgrounds = Backgrounds(
             driver,
             self._codec,
@@ -174,6 +164,28 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         self._close_timeout_s = close_timeout_s
         self._home = Home(self._start_over)
         self._start_over()
+
+    @cached_property
+    def sessions(self) -> Sessions:
+        """The conversations of every tenant and user: listing, exporting, importing, copying, erasing."""
+        from stm_backends.admin.sessions import Sessions  # noqa: PLC0415 -- slow, and few processes need it
+
+        return Sessions(
+            self.driver,
+            self._codec,
+            self._directory,
+            guard=self._guard,
+            erase_keys=None if self._sealing is None else partial(_erase_keys, self._sealing),
+            sealed=self._sealed,
+            observer=self._observer,
+        )
+
+    @cached_property
+    def stats(self) -> Stats:
+        """Statistics of stored conversations."""
+        from stm_backends.admin.stats import Stats  # noqa: PLC0415 -- as above
+
+        return Stats(self.driver, self._codec)
 
     @property
     def name(self) -> str:
@@ -424,6 +436,9 @@ def _checked(sealing: Sealing | None) -> Sealing | None:
         return None
     if not isinstance(sealing, Sealing):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
         raise ConfigurationError(f"sealing is a Sealing, not {type(sealing).__name__}")
+    from stm_backends.sealing.data_keys import EnvelopeKeys  # noqa: PLC0415 -- only sealing needs it
+    from stm_backends.sealing.guarded import guarded_source  # noqa: PLC0415 -- as above
+
     ours = type(sealing.keys) in (StaticKeys, EnvelopeKeys)  # not what a user derives from them
     return sealing if ours else replace(sealing, keys=guarded_source(sealing.keys))
 

@@ -1,17 +1,33 @@
-"""What `erase` prints and writes: the receipt of an erasure."""
+"""The command `erase`: what it prints and writes is the receipt of an erasure."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final, TextIO
+from pathlib import Path
+from typing import Annotated, Final, TextIO
 
 import typer
 
 from stm_backends.admin.receipt import RECORDS, Counted, Receipt
-from stm_backends.cli.outcome import counted, say_nothing_stored, say_wrong
+from stm_backends.cli import datastores, transfer
+from stm_backends.cli.files import NotWritten, creating
+from stm_backends.cli.options import BackendName, SealingName, Url
+from stm_backends.cli.outcome import (
+    FAILED,
+    counted,
+    fail,
+    interruptible,
+    reported,
+    run,
+    say_nothing_stored,
+    say_wrong,
+)
 from stm_backends.cli.render import plain
+from stm_backends.cli.seals import require_keys
+from stm_backends.errors import ConfigurationError
 
 _NAMES: Final[Mapping[Counted, str]] = {
     "conversations": "conversation",
@@ -36,6 +52,82 @@ _PLURALS: Final = {
 _KEYS_LEFT: Final = (
     "The records were sealed, and this command had no keys: data keys in a store of their own were not erased"
 )
+
+
+def erase(
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="A conversation (tenant:user:session), a user (tenant:user) or a tenant.",
+            metavar="KEY|TENANT:USER|TENANT",
+        ),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    receipt_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--receipt",
+            help="Also write a receipt to this new file as JSON; it names the ids.",
+            metavar="FILE",
+        ),
+    ] = None,
+    keep_keys: Annotated[
+        bool,
+        typer.Option(
+            "--keep-keys",
+            help="Erase sealed records without --sealing. Data keys in a store of their own stay.",
+        ),
+    ] = False,
+    backend: BackendName = None,
+    url: Url = None,
+    sealing: SealingName = None,
+) -> None:
+    """Erase a conversation, a user or a tenant, permanently.
+
+    Logs of agent frameworks are erased as well. Afterwards everything is read again. The exit status is 1 if
+    nothing was stored there, if another process has written in the meantime, or if the datastore could not
+    remove all that it can, such as SQLite's log.
+    """
+    kinds = {0: "everything of the tenant", 1: "everything of the user"}
+    with reported():
+        transfer.check(what)
+        if keep_keys and sealing:
+            raise ConfigurationError("give --sealing or --keep-keys, not both: with --sealing, data keys go")
+    if not yes:
+        typer.confirm(
+            f"Erase {kinds.get(what.count(':'), 'the conversation')} {plain(what)} permanently?",
+            abort=True,
+        )
+
+    async def work() -> Receipt:
+        async with datastores.chosen(backend, url, sealing=sealing) as opened:
+            # A conversation has no keys of its own.
+            if not keep_keys and what.count(":") < 2:
+                await require_keys(opened, *transfer.owner(what))
+            return await transfer.erase(opened, what)
+
+    so_far = "Some records may be erased; run the command again to erase the rest."
+    receipt, written = None, True
+    with reported(), interruptible(lambda: so_far):
+        try:
+            # Opened first, so that an unwritable path is reported before anything is erased.
+            with creating(receipt_file) if receipt_file else contextlib.nullcontext() as out:
+                try:
+                    receipt = run(work())
+                except typer.Exit as end:
+                    if end.exit_code == FAILED:  # an outage
+                        typer.echo(so_far, err=True)
+                    raise
+                if out is not None:
+                    datastore = datastores.shown(backend or datastores.given(url), url)
+                    write(receipt, out, datastore=datastore)
+        except NotWritten as error:
+            # The records are erased all the same.
+            fail(error)
+            written = False
+    # Last: the file stays if standard output is closed.
+    if not (receipt and show(receipt, what, keep_keys=keep_keys) and written):
+        raise typer.Exit(FAILED)
 
 
 def write(receipt: Receipt, out: TextIO, *, datastore: str) -> None:

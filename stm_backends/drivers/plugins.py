@@ -1,17 +1,19 @@
-"""Finds backends by their entry points, and explains why one cannot be used.
+"""Finds backends by their names and URLs, and explains why one cannot be used.
 
-A package that provides a backend names a module in the entry-point group `stm_backends`, under the
-backend's name. That module implements one hook:
+The backends of this library are listed in `shipped`. Any other package that provides a backend names a module
+in the entry-point group `stm_backends`, under the backend's name. That module implements one hook:
 
 ```python
 @hookimpl
 def stm_backend() -> BackendPlugin:
-    return BackendPlugin(name="redis", url_schemes=("redis", "rediss"), requires=("redis",), open=open_driver)
+    return BackendPlugin(name="acme", url_schemes=("acme", "acmes"), requires=("acme",), open=open_driver)
 ```
 
 The module is imported when its backend is opened, or when all backends are listed. It imports no client
 library at its top, so that a missing one is found by `requires`, and the error gives the command that
-installs it. Messages show a URL's scheme and never the rest of it.
+installs it. The names and URL schemes of the shipped backends cannot be taken by another package: entry
+points are not read for them, and `diagnose` names the packages that claim one. Messages show a URL's scheme
+and never the rest of it.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from urllib.parse import quote
 import pluggy
 
 from stm_backends.drivers.contract import CONTRACT, Driver
+from stm_backends.drivers.shipped import BY_SCHEME, SHIPPED, Shipped
 from stm_backends.errors import AmbiguousBackend, ConfigurationError, MissingExtra, UnknownBackend
 from stm_backends.extras import install_command, normalized
 
@@ -104,9 +107,10 @@ _OLDER: Final = (
 class Diagnosis:
     """The state of one installed backend. `reason` says what is wrong and what would help.
 
-    Of a driver that is ready and of an earlier contract, it says what is done without. `install` is the
-    command that installs what is missing; `reason` ends with it. `contract` is the version of the driver
-    contract that the driver was written for, 0 if it is not known.
+    Of a driver that is ready, it says what is done without if the driver is of an earlier contract, and which
+    of its URL schemes open a shipped backend. `install` is the command that installs what is missing;
+    `reason` ends with it. `contract` is the version of the driver contract that the driver was written for,
+    0 if it is not known.
     """
 
     name: str
@@ -155,11 +159,13 @@ def schema(name_or_url: str, *, url: str | None = None, **options: Any) -> str |
 def diagnose() -> list[Diagnosis]:
     """Return the state of every installed backend: ready, or why not and what would help."""
     claims = _claims()
-    return [
-        _diagnose(entry_point, claims[name])
-        for name in sorted(claims)
-        for entry_point in sorted(claims[name], key=_origin)
-    ]
+    found: list[Diagnosis] = []
+    for name in sorted({*SHIPPED, *claims}):
+        others = sorted(claims.get(name, ()), key=_origin)
+        if name in SHIPPED:
+            found.append(_diagnose(SHIPPED[name], others=()))
+        found += [_diagnose(one, others=others) for one in others]
+    return found
 
 
 def scheme_of(url: str) -> str:
@@ -196,8 +202,10 @@ def _at(path: str) -> str:
     return repr(f"sqlite:///{quote(path)}")
 
 
+_Provider: TypeAlias = "EntryPoint | Shipped"
+
 _Claims: TypeAlias = "dict[str, list[EntryPoint]]"
-"""Who provides a backend of each name. It is shared by all that ask: read it, and change nothing."""
+"""The entry points of other packages by backend name. Shared by all callers: read it, and change nothing."""
 
 _NAME = re.compile(r"[A-Za-z0-9_+.\-]{1,60}")
 
@@ -207,19 +215,18 @@ DATABASE_FILE = re.compile(r"([A-Za-z]:)?[\w./\\+ -]{1,200}\.(db3?|sqlite3?)", r
 _HOST_AND_PORT = re.compile(r"[\w.\-]+:\d{2,5}(/\w*)?|\[[\da-fA-F:]+\]:\d{2,5}(/\w*)?")
 
 
-def _resolve(name_or_url: str, url: str | None) -> tuple[EntryPoint, BackendPlugin, str | None]:
+def _resolve(name_or_url: str, url: str | None) -> tuple[_Provider, BackendPlugin, str | None]:
     """Return the plugin of a backend, given its name or its URL, and the URL if there is one."""
     _require_text(name_or_url, url)
-    claims = _claims()
     if ":" in name_or_url and not _is_windows_path(name_or_url):
         if url is not None:
             raise ConfigurationError(
                 "the URL is given twice: give a backend's name and url=..., or a URL alone"
             )
-        entry_point, plugin = _by_scheme(claims, name_or_url)
+        entry_point, plugin = _by_scheme(name_or_url)
         _require_contract(entry_point, plugin)
         return entry_point, plugin, name_or_url
-    entry_point, plugin = _by_name(claims, name_or_url)
+    entry_point, plugin = _by_name(name_or_url)
     _require_contract(entry_point, plugin)
     if url is not None and "://" in url and scheme_of(url) not in plugin.url_schemes:
         known = ", ".join(f"{scheme}://" for scheme in plugin.url_schemes) or "no scheme"
@@ -227,7 +234,7 @@ def _resolve(name_or_url: str, url: str | None) -> tuple[EntryPoint, BackendPlug
     return entry_point, plugin, url
 
 
-def _require_contract(entry_point: EntryPoint, plugin: BackendPlugin) -> None:
+def _require_contract(entry_point: _Provider, plugin: BackendPlugin) -> None:
     if plugin.contract > CONTRACT:
         raise ConfigurationError(
             f"the backend {plugin.name!r} of {_whose(entry_point)} needs version {plugin.contract} of the "
@@ -242,7 +249,7 @@ def _without(plugin: BackendPlugin) -> tuple[object, ...]:
 
 
 def _call(
-    entry_point: EntryPoint,
+    entry_point: _Provider,
     plugin: BackendPlugin,
     function: Callable[..., _T],
     url: str | None,
@@ -284,34 +291,43 @@ def _claims_in(path: tuple[tuple[object, ...], ...]) -> _Claims:
 
     claims: _Claims = {}
     for entry_point in entry_points(group=GROUP):
+        if entry_point.name in SHIPPED and entry_point.value == SHIPPED[entry_point.name].value:
+            continue
         same = claims.setdefault(entry_point.name, [])
         if all(_origin(other) != _origin(entry_point) for other in same):
             same.append(entry_point)
     return claims
 
 
-def _by_name(claims: _Claims, name: str) -> tuple[EntryPoint, BackendPlugin]:
+def _by_name(name: str) -> tuple[_Provider, BackendPlugin]:
+    if name in SHIPPED:
+        return SHIPPED[name], _load(SHIPPED[name])
+    claims = _claims()
     if name not in claims:
-        raise _unknown("backend", name, shown=bool(_NAME.fullmatch(name)), names=claims, known=claims)
+        known = {*SHIPPED, *claims}
+        raise _unknown("backend", name, shown=bool(_NAME.fullmatch(name)), names=known, known=known)
     return _only(claims, name)
 
 
-def _only(claims: _Claims, name: str) -> tuple[EntryPoint, BackendPlugin]:
+def _only(claims: _Claims, name: str) -> tuple[_Provider, BackendPlugin]:
     if len(claims[name]) > 1:
         raise AmbiguousBackend(_ambiguity(name, claims[name]))
     (entry_point,) = claims[name]
     return entry_point, _load(entry_point)
 
 
-def _by_scheme(claims: _Claims, url: str) -> tuple[EntryPoint, BackendPlugin]:
+def _by_scheme(url: str) -> tuple[_Provider, BackendPlugin]:
     scheme = scheme_of(url)
+    if scheme in BY_SCHEME:
+        return BY_SCHEME[scheme], _load(BY_SCHEME[scheme])
+    claims = _claims()
     # The backend with the name of the scheme comes first; the others are imported only if it does not match.
     if scheme in claims:
         entry_point, plugin = _only(claims, scheme)
         if scheme in plugin.url_schemes:
             return entry_point, plugin
-    found: list[tuple[EntryPoint, BackendPlugin]] = []
-    schemes: set[str] = set()
+    found: list[tuple[_Provider, BackendPlugin]] = []
+    schemes: set[str] = {*BY_SCHEME}
     broken: list[str] = []
     for entry_point in (one for name in claims for one in claims[name]):
         try:
@@ -326,7 +342,7 @@ def _by_scheme(claims: _Claims, url: str) -> tuple[EntryPoint, BackendPlugin]:
         # Without "//" the word before a colon may be a user's name.
         shown = bool(scheme) and ("://" in url or "@" not in url)
         asked = url if _HOST_AND_PORT.fullmatch(url) else scheme or url
-        error = _unknown("URL scheme", asked, shown=shown, names=claims, known=schemes)
+        error = _unknown("URL scheme", asked, shown=shown, names={*SHIPPED, *claims}, known=schemes)
         if broken:
             error.add_note(f"Could not be asked: {', '.join(broken)}; `stm-backends drivers` says why.")
         raise error
@@ -335,7 +351,7 @@ def _by_scheme(claims: _Claims, url: str) -> tuple[EntryPoint, BackendPlugin]:
     return found[0]
 
 
-def _load(entry_point: EntryPoint) -> BackendPlugin:
+def _load(entry_point: _Provider) -> BackendPlugin:
     """Import a backend's module and call its hook; any failure is a `ConfigurationError`."""
     # Each plugin has its own manager, so that a failing plugin does not affect the others.
     manager = pluggy.PluginManager(GROUP)
@@ -356,7 +372,7 @@ def _load(entry_point: EntryPoint) -> BackendPlugin:
     return plugin
 
 
-def _require_client(entry_point: EntryPoint, plugin: BackendPlugin) -> None:
+def _require_client(entry_point: _Provider, plugin: BackendPlugin) -> None:
     for module in plugin.requires:
         try:
             missing = importlib.util.find_spec(module) is None
@@ -367,14 +383,15 @@ def _require_client(entry_point: EntryPoint, plugin: BackendPlugin) -> None:
             raise _missing(entry_point, plugin, module)
 
 
-def _import_failure(entry_point: EntryPoint, plugin: BackendPlugin, error: ImportError) -> ConfigurationError:
+def _import_failure(entry_point: _Provider, plugin: BackendPlugin, error: ImportError) -> ConfigurationError:
     module = error.name or ""
     if isinstance(error, ModuleNotFoundError) and module.partition(".")[0] in plugin.requires:
         return _missing(entry_point, plugin, module)
     return ConfigurationError(_broken(entry_point, f"{type(error).__name__}: {error}"))
 
 
-def _diagnose(entry_point: EntryPoint, claims: Sequence[EntryPoint]) -> Diagnosis:
+def _diagnose(entry_point: _Provider, *, others: Sequence[_Provider]) -> Diagnosis:
+    """Return the state of a backend. `others` are the packages that claim its name, itself included."""
     schemes: tuple[str, ...] = ()
     state: State = "ready"
     reason = ""
@@ -384,13 +401,16 @@ def _diagnose(entry_point: EntryPoint, claims: Sequence[EntryPoint]) -> Diagnosi
         schemes, contract = plugin.url_schemes, plugin.contract
         _require_contract(entry_point, plugin)
         reason = _OLDER % _without(plugin) if contract < CONTRACT else ""
+        reason = "; ".join(filter(None, (reason, _taken_schemes(entry_point, plugin))))
         _require_client(entry_point, plugin)
     except MissingExtra as error:
         state, reason = "missing extra", str(error)
     except ConfigurationError as error:
         state, reason = "newer contract" if contract > CONTRACT else "broken", str(error)
-    if len(claims) > 1:
-        state, reason = "ambiguous", _ambiguity(entry_point.name, claims)
+    if others and entry_point.name in SHIPPED:
+        state, reason = "ambiguous", _taken_name(entry_point)
+    elif len(others) > 1:
+        state, reason = "ambiguous", _ambiguity(entry_point.name, others)
     distribution, version, _ = _origin(entry_point)
     return Diagnosis(
         name=entry_point.name,
@@ -406,7 +426,7 @@ def _diagnose(entry_point: EntryPoint, claims: Sequence[EntryPoint]) -> Diagnosi
 # Messages
 
 
-def _origin(entry_point: EntryPoint) -> tuple[str, str, str]:
+def _origin(entry_point: _Provider) -> tuple[str, str, str]:
     """Return the distribution, its version and the module of an entry point."""
     distribution = entry_point.dist
     if distribution is None:
@@ -439,7 +459,7 @@ def _unknown(
     return UnknownBackend(f"{problem} Installed: {', '.join(sorted(names)) or 'none'}")
 
 
-def _ambiguity(claimed: str, claims: Sequence[EntryPoint]) -> str:
+def _ambiguity(claimed: str, claims: Sequence[_Provider]) -> str:
     origins = " and ".join(
         f"{distribution} {version} ({module})".replace("  ", " ")
         for distribution, version, module in sorted(_origin(entry_point) for entry_point in claims)
@@ -447,17 +467,36 @@ def _ambiguity(claimed: str, claims: Sequence[EntryPoint]) -> str:
     return f"the backend {claimed!r} is claimed by {origins}; uninstall one of them"
 
 
-def _broken(entry_point: EntryPoint, reason: str) -> str:
+def _taken_name(entry_point: _Provider) -> str:
+    """Return why a package cannot provide a backend under the name of a shipped one."""
+    return (
+        f"the name {entry_point.name!r} opens the backend of stm-backends, and not that of "
+        f"{_whose(entry_point)} ({entry_point.value}), which needs another name"
+    )
+
+
+def _taken_schemes(entry_point: _Provider, plugin: BackendPlugin) -> str:
+    """Return which schemes of another package's backend open a shipped one; `""` if none does."""
+    if isinstance(entry_point, Shipped):
+        return ""
+    taken = {scheme: BY_SCHEME[scheme].name for scheme in plugin.url_schemes if scheme in BY_SCHEME}
+    if not taken:
+        return ""
+    told = ", ".join(f"{scheme}:// opens the backend {name!r}" for scheme, name in taken.items())
+    return f"{told} of stm-backends; open {plugin.name!r} by its name"
+
+
+def _broken(entry_point: _Provider, reason: str) -> str:
     module = _origin(entry_point)[2]
     return f"the backend {entry_point.name!r} of {_whose(entry_point)} is broken ({module}): {reason}"
 
 
-def _whose(entry_point: EntryPoint) -> str:
+def _whose(entry_point: _Provider) -> str:
     distribution, version, _ = _origin(entry_point)
     return f"{distribution} {version}".rstrip()
 
 
-def _missing(entry_point: EntryPoint, plugin: BackendPlugin, module: str) -> MissingExtra:
+def _missing(entry_point: _Provider, plugin: BackendPlugin, module: str) -> MissingExtra:
     distribution = _origin(entry_point)[0]
     if _provides(entry_point, extra=plugin.name):
         whose = f" of the extra {distribution}[{plugin.name}]"
@@ -472,7 +511,7 @@ def _missing(entry_point: EntryPoint, plugin: BackendPlugin, module: str) -> Mis
     return error
 
 
-def _provides(entry_point: EntryPoint, *, extra: str) -> bool:
+def _provides(entry_point: _Provider, *, extra: str) -> bool:
     """Return whether the distribution of an entry point declares an extra; names are compared as by pip."""
     if entry_point.dist is None:
         return False

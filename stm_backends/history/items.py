@@ -35,7 +35,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from statistics import median_low
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from stm_backends.drivers.contract import Record, first_of
@@ -316,7 +315,8 @@ class Log:
             first = self.held[start].place if len(self.items) >= count else after
             if first < MARGIN:
                 return None
-            usual = median_low(entry.at for entry in self.entries[:MARGIN])
+            times = sorted(entry.at for entry in self.entries[:MARGIN])
+            usual = times[(len(times) - 1) // 2]  # the lower median
             for position, entry in enumerate(self.entries[first:], self._start + first):
                 tip = None if isinstance(entry, Pop) else entry.after
                 is_named = isinstance(entry, Add) and entry.named

@@ -18,7 +18,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
-from fractions import Fraction
 from typing import Any, Final, TypeAlias, cast
 
 DAYS: Final = 62
@@ -129,7 +128,13 @@ def _numbers_in(usage: Mapping[str, Any], path: str = "") -> Iterator[tuple[str,
         if isinstance(value, Mapping):
             yield from _numbers_in(cast("Mapping[str, Any]", value), f"{name}.")
         elif isinstance(value, (int, float)) and 0 <= value <= LARGEST:
-            yield name, value * _PARTS if isinstance(value, int) else round(Fraction(repr(value)) * _PARTS)
+            yield name, value * _PARTS if isinstance(value, int) else _parts_in(value)
+
+
+def _parts_in(value: float) -> int:
+    from fractions import Fraction  # noqa: PLC0415 -- slow, and rarely needed
+
+    return round(Fraction(repr(value)) * _PARTS)
 
 
 def _shown(row: Mapping[str, int]) -> dict[str, float]:

@@ -7,8 +7,9 @@ import os
 import threading
 from collections.abc import Coroutine, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from stm_backends import backend as asynchronous
@@ -23,12 +24,14 @@ from stm_backends.sealing.keys import Sealing
 from stm_backends.sync.conversation import Conversation
 from stm_backends.sync.conversations import Conversations
 from stm_backends.sync.memory import Memory
-from stm_backends.sync.sessions import Sessions
 from stm_backends.sync.state_store import StateStore, TenantStates
 from stm_backends.sync.summarizers import PlainSummarizer, in_threads
 from stm_backends.sync.thread import LoopThread, require_coroutine
 from stm_backends.telemetry.observer import SILENT, Observer
 from stm_backends.types import MemoryIsolation, MemoryKey, as_config
+
+if TYPE_CHECKING:
+    from stm_backends.sync.sessions import Sessions
 
 T = TypeVar("T")
 
@@ -86,7 +89,13 @@ class Backend(AbstractContextManager["Backend"]):
         self._given_up: WeakSet[threading.Thread] = WeakSet()
         self.state_store = StateStore(backend.state_store, self.run)
         self.conversations = Conversations(backend.conversations, self.run)
-        self.sessions = Sessions(backend.sessions, self.run)
+
+    @cached_property
+    def sessions(self) -> Sessions:
+        """The listings of the conversations of every tenant and user."""
+        from stm_backends.sync.sessions import Sessions  # noqa: PLC0415 -- slow, and few processes need it
+
+        return Sessions(self._backend.sessions, self.run)
 
     @property
     def asynchronous(self) -> asynchronous.Backend:

@@ -8,10 +8,13 @@ class TestMine(DriverContract):
 ```
 
 Subclass `StoreContract`, `GraphContract`, `MemoryContract` and `PodsContract` likewise, with the fixtures
-`stores`, `graphs` and `memories`. `quick = True` on a class, or `--stm-quick` for all, selects the quick
-form. If the datastore needs tables, `open_at(url, create=True)` creates them. An installed backend needs no
-class: `pytest --stm-backend=NAME --stm-url=URL --pyargs stm_backends.testing`, or `stm-backends conformance
-NAME --url URL`. Needs the extra `conformance`.
+`stores`, `graphs` and `memories`. `quick = True` on a class selects the quick form. If the datastore needs
+tables, `open_at(url, create=True)` creates them.
+
+This package is also a pytest plugin, which `-p stm_backends.testing` turns on. It adds the options, such as
+`--stm-quick` for the quick form of all classes, and the report per clause. With it, an installed backend needs
+no class: `pytest -p stm_backends.testing --stm-backend=NAME --stm-url=URL --pyargs stm_backends.testing`, or
+`stm-backends conformance NAME --url URL`. Needs the extra `conformance`.
 """
 
 from __future__ import annotations
@@ -51,6 +54,9 @@ __all__ = [
     "stores_on",
 ]
 
+pytest_plugins: Final = ("stm_backends.testing.runner.plugin",)
+"""What pytest loads with `-p stm_backends.testing`; the worker processes, which run without it, do not."""
+
 _LATE: Final = {
     "DriverContract": "driver_contract",
     "GraphContract": "graph_contract",
@@ -70,7 +76,7 @@ def __getattr__(name: str) -> Any:
     # The worker processes import this package too, and start faster without pytest.
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # So that a failing assertion shows its values, whether or not the plugin is loaded.
+    # So that a failing assertion shows its values, also without the plugin.
     importlib.import_module("pytest").register_assert_rewrite(
         "stm_backends.testing.driver_checks",
         "stm_backends.testing.graph_contract",

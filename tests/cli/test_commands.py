@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,9 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import typer.main
+import typer.testing
+from typer.core import TyperGroup
 from typer.testing import CliRunner, Result
 
 import stm_backends
@@ -26,7 +30,7 @@ from stm_backends import (
     ShortTermMemoryConfig,
 )
 from stm_backends.cli import datastores, main
-from stm_backends.cli.app import app
+from stm_backends.cli.app import Later, app
 from stm_backends.cli.files import writing
 from stm_backends.drivers.contract import Key, Record
 from stm_backends.drivers.sqlite.driver import SqliteDriver
@@ -414,6 +418,47 @@ def test_every_command_explains_itself():
         assert shown.stdout.count("Usage") == 1
         assert "<bool>" not in shown.stdout
     assert "<bool>" not in cli("--help").stdout
+
+
+def test_the_help_lists_the_first_sentences_of_each_command():
+    program = typer.main.get_command(app)
+    assert isinstance(program, TyperGroup)
+    for name, listed in program.commands.items():
+        assert isinstance(listed, Later)
+        assert listed.loaded.name == name
+        assert listed.help == " ".join(listed.loaded.help.partition("\n\n")[0].split())
+
+
+def test_the_help_imports_no_command():
+    program = """
+import contextlib, io, json, sys
+from stm_backends.cli import main
+sys.argv = ["stm-backends", "--help"]
+with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
+    main()
+assert "conformance" in shown.getvalue()
+print(json.dumps([name for name in sys.modules if name.startswith("stm_backends")]))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert set(json.loads(ran.stdout)) == {
+        *("stm_backends", "stm_backends.errors", "stm_backends.extras", "stm_backends.sealing"),
+        *("stm_backends.sealing.keys", "stm_backends.sealing.naming"),
+        *("stm_backends.cli", "stm_backends.cli.app", "stm_backends.cli.options"),
+    }
+
+
+def test_ctrl_c_while_a_command_is_imported_shows_no_traceback(monkeypatch: pytest.MonkeyPatch):
+    def interrupted(name: str) -> object:
+        raise KeyboardInterrupt
+
+    program = typer.main.get_command(app)
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    with monkeypatch.context() as made:
+        made.setattr(typer.testing, "_get_command", lambda _: program)
+        shown = CliRunner().invoke(app, ["ls", "acme"])
+    assert (shown.exit_code, shown.stderr) == (130, "Interrupted.\n")
 
 
 # Moving

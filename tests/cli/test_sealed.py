@@ -153,7 +153,7 @@ def test_sealed_users_behind_one_in_clear_are_reported_with_exit_status_1(
     """The refusal looks at one user of a tenant, so the others are counted during the erasure."""
     (tmp_path / "chat.jsonl").write_text(LINES)
     at = ("--url", f"sqlite:///{tmp_path}/mixed.db", "--tenant", "acme")
-    monkeypatch.setattr("stm_backends.cli.app.require_same_seal", allowing)
+    monkeypatch.setattr("stm_backends.cli.replaying.require_same_seal", allowing)
     monkeypatch.delenv(KEYS_VARIABLE)
     for user in ("ada", "bob"):
         assert cli("replay", str(tmp_path / "chat.jsonl"), *at, "--user", user).exit_code == 0

@@ -96,6 +96,9 @@ class Made(SqliteDriver):
 """A backend that loads in two reads, which only a lock of its own process keeps together."""
 
 
+SUITE = ("-p", "stm_backends.testing")
+"""The arguments of pytest that turn the plugin of the suite on."""
+
 TEMPORARY = "PYTEST_DEBUG_TEMPROOT"
 """Where pytest makes its temporary directories.
 
@@ -154,15 +157,19 @@ def stranger(folder: Path, *options: object) -> list[str]:
     return ["-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", *map(str, (folder, *options))]
 
 
-def pytest_in(folder: Path, *options: object, path: Path | None = None) -> tuple[int, str]:
+def pytest_in(
+    folder: Path, *options: object, path: Path | None = None, suite: bool = True
+) -> tuple[int, str]:
     """Run pytest in a folder, within this process, because a new one takes seconds to start.
 
-    `path` is a directory to import from.
+    `path` is a directory to import from. `suite` says whether the plugin of the suite is turned on.
     """
     with _within(folder, path, *(one for one in options if isinstance(one, Path))) as printed:
         ours = ["-p", "no:langsmith_plugin", "-p", "no:faulthandler", "-p", "no:xdist"]
         if "no:asyncio" not in options:
             ours += ["-o", "asyncio_default_fixture_loop_scope=function"]
+        if suite:
+            ours += SUITE
         status = int(pytest.main([*ours, *stranger(folder, *options)]))
     return status, printed.getvalue()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.running import MINE, install, run, stranger
+from tests.conformance.running import MINE, SUITE, install, run, stranger
 
 CHECK = "test_a_record_that_is_not_there_is_none"
 
@@ -58,7 +58,7 @@ def blocked(folder: Path, *options: str, when: str = "call") -> tuple[int, str]:
     """Run one check of the driver that blocks in this phase of it."""
     (folder / "conftest.py").write_text(BLOCKING.format(when=when), "utf-8")
     (folder / "test_mine.py").write_text(MINE.format(extra="", other=False), "utf-8")
-    return run("-m", "pytest", *stranger(folder, "-k", CHECK, *options), cwd=folder, timeout=60)
+    return run("-m", "pytest", *SUITE, *stranger(folder, "-k", CHECK, *options), cwd=folder, timeout=60)
 
 
 def test_a_check_that_blocks_the_event_loop_ends_the_run_and_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from stm_backends.cli import conformance
 from stm_backends.testing.driver_checks import first_look
-from tests.conformance.running import command, install, pytest_in, run, stranger
+from tests.conformance.running import SUITE, command, install, pytest_in, run, stranger
 
 NAMED = ("--pyargs", "stm_backends.testing")
 
@@ -74,7 +74,8 @@ def littering(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, 
     folder = tmp_path_factory.mktemp("littering")
     found, page = folder / "report.json", folder / "report.html"
     _, printed = run(
-        *("-m", "pytest", *stranger(folder, "-W", "ignore::pytest.PytestUnraisableExceptionWarning")),
+        *("-m", "pytest", *SUITE),
+        *stranger(folder, "-W", "ignore::pytest.PytestUnraisableExceptionWarning"),
         *("--stm-backend=littering", f"--stm-url=littering:///{folder}/x.db", "--stm-quick"),
         *(f"--stm-clause=driver.{word}" for word in ("fold", "keys", "processes", "model")),
         *(f"--stm-json={found}", f"--stm-html={page}", *NAMED),

@@ -8,26 +8,60 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.conformance.running import TORN, install, mine, pytest_in, run, stranger
+from tests.conformance.running import SUITE, TORN, install, mine, pytest_in, run, stranger
 from tests.support.selection import few
 
 NAMED = ("--pyargs", "stm_backends.testing")
 
 
-def test_a_run_of_other_tests_sees_nothing_of_the_plugin(tmp_path: Path) -> None:
+@pytest.mark.parametrize("plugin", [(), SUITE], ids=["off", "on"])
+def test_a_run_of_other_tests_sees_nothing_of_the_plugin(tmp_path: Path, plugin: tuple[str, ...]) -> None:
     (tmp_path / "test_other.py").write_text(
         "import sys\n"
         "def test_other():\n"
         "    loaded = {name for name in sys.modules if name.startswith('stm_backends.')}\n"
         "    suite = 'stm_backends.testing'\n"
         "    assert not loaded & {f'{suite}.runner.results', f'{suite}.workbench.check'}\n"
+        f"    assert (f'{{suite}}.runner.plugin' in loaded) is {bool(plugin)}\n"
+        f"    assert ('stm_backends' in sys.modules) is {bool(plugin)}\n"
         "async def helper(): pass\n"
     )
     # In a process that has loaded nothing yet.
-    alone = stranger(tmp_path, "-q", "-p", "no:asyncio", "-W", "error")
+    alone = stranger(tmp_path, *plugin, "-q", "-p", "no:asyncio", "-W", "error")
     status, printed = run("-m", "pytest", *alone, cwd=tmp_path)
     assert status == 0, printed
     assert "conformance" not in printed
+
+
+@pytest.mark.parametrize("plugin", [(), SUITE], ids=["off", "on"])
+def test_the_help_of_pytest_has_the_options_once_the_plugin_is_on(
+    tmp_path: Path, plugin: tuple[str, ...]
+) -> None:
+    status, printed = pytest_in(tmp_path, *plugin, "--help", suite=False)
+    assert status == 0
+    assert ("--stm-" in printed) == bool(plugin)
+
+
+def test_a_subclass_runs_without_the_plugin_and_without_its_report(tmp_path: Path) -> None:
+    status, printed = pytest_in(tmp_path, "-q", "-k", "a_fold_removes_exactly", mine(tmp_path), suite=False)
+    assert status == 0, printed
+    assert "passed" in printed
+    assert "conformance" not in printed
+
+
+def test_without_the_plugin_the_installed_suite_says_how_to_turn_it_on(tmp_path: Path) -> None:
+    status, printed = pytest_in(tmp_path, *NAMED, suite=False)
+    assert status != 0
+    assert "add `-p stm_backends.testing`" in printed
+    assert "fixture 'stm_" not in printed
+
+
+def test_the_plugin_may_be_turned_on_by_a_configuration(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p stm_backends.testing --stm-quick\n", "utf-8")
+    selected = ("-q", "-p", "no:cacheprovider", "-k", "a_fold_removes_exactly", mine(tmp_path))
+    status, printed = run("-m", "pytest", *selected, cwd=tmp_path)
+    assert status == 0, printed
+    assert "TestMine passes a selection of" in printed
 
 
 @pytest.mark.parametrize(

@@ -290,7 +290,8 @@ async def test_the_suite_passes_at_the_lowest_versions(
         pass
     suite = tmp_path / "test_suite.py"
     suite.write_text(SUITE.format(opens=opens))
-    run(environment(extra, "conformance"), "-m", "pytest", "-q", suite, PLACE=url)
+    plugin = ("-p", "stm_backends.testing")
+    run(environment(extra, "conformance"), "-m", "pytest", "-q", *plugin, suite, PLACE=url)
 
 
 @pytest.mark.full

@@ -155,13 +155,12 @@ def test_versions_with_known_vulnerabilities_are_not_accepted(
         assert not [*each.specifier.filter(vulnerable)]
 
 
-def test_the_entry_points_name_the_backends_the_command_and_the_plugin(contents: dict[str, bytes]) -> None:
+def test_the_entry_points_name_the_backends_and_the_command(contents: dict[str, bytes]) -> None:
     (name,) = (name for name in contents if name.endswith(".dist-info/entry_points.txt"))
     parsed = ConfigParser(delimiters="=")
     parsed.read_string(contents[name].decode())
     assert {section: dict(parsed[section]) for section in parsed.sections()} == {
         "console_scripts": {"stm-backends": "stm_backends.cli:main"},
-        "pytest11": {"stm_backends": "stm_backends.testing.runner.plugin"},
         "stm_backends": {
             "memory": "stm_backends.drivers.in_memory",
             "sqlite": "stm_backends.drivers.sqlite.plugin",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import importlib
 import json
 import subprocess
 import sys
@@ -409,7 +410,7 @@ def test_a_driver_imports_the_waist_and_nothing_above_it() -> None:
         )
 
 
-def test_a_driver_of_the_core_is_reached_by_its_entry_point_alone() -> None:
+def test_a_driver_of_the_core_is_reached_by_its_plugin_alone() -> None:
     names = set(outside("stm_backends.testing")) - set(DRIVER_MODULES)
     assert not breaches(sorted(names), lambda one: one in DRIVER_MODULES)
 
@@ -421,10 +422,10 @@ def test_no_two_modules_import_each_other() -> None:
                 assert name not in reach(one), f"{name} and {one} import each other"
 
 
-def test_importing_the_library_brings_no_driver_no_client_and_no_command_line() -> None:
-    program = "import json, sys, stm_backends; print(json.dumps(sorted(sys.modules)))"
+def loaded_by(program: str) -> set[str]:
+    """Return the modules that a new interpreter has loaded once it has run a program."""
     ran = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", f"import json, sys\n{program}\nprint(json.dumps(sorted(sys.modules)))"],
         # Measuring coverage would bring modules of its own.
         env=without_coverage(),
         capture_output=True,
@@ -432,14 +433,77 @@ def test_importing_the_library_brings_no_driver_no_client_and_no_command_line() 
         check=True,
         timeout=60,
     )
-    loaded = set(json.loads(ran.stdout))
+    return set(json.loads(ran.stdout))
+
+
+def test_importing_the_library_brings_itself_alone() -> None:
+    loaded = loaded_by("import stm_backends")
+    assert "asyncio" not in loaded
+    more = loaded - loaded_by("import asyncio, importlib, typing")
+    assert more == {"stm_backends"}
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("MemoryKey", "types"), ("StmError", "errors"), ("Summarizer", "protocols")],
+)
+def test_a_name_brings_its_module_and_what_that_rests_on(name: str, module: str) -> None:
+    loaded = loaded_by(f"from stm_backends import {name}")
+    assert f"stm_backends.{module}" in loaded
+    assert {one for one in loaded if is_within(one, "stm_backends")} <= {
+        *("stm_backends", "stm_backends.errors", "stm_backends.protocols", "stm_backends.tokens"),
+        "stm_backends.types",
+    }
+    assert "asyncio" not in loaded
+
+
+NEVER_OPENED = {
+    *("typer", "rich", "pytest", "hypothesis", "opentelemetry", "cryptography"),
+    *("openai", "agents", "langchain_core", "google"),
+    "stm_backends.telemetry.opentelemetry",
+    *("stm_backends.sync", "stm_backends.cli", "stm_backends.testing", "stm_backends.agents"),
+    *("stm_backends.integrations", "stm_backends.tiers"),
+    # What administers is imported when it is first used.
+    *(f"stm_backends.admin.{part}" for part in ("sessions", "stats", "importing", "copying", "erasing")),
+    "stm_backends.sealing.data_keys",
+    # These take longer to import than most of this library.
+    *("importlib.metadata", "statistics", "fractions", "decimal"),
+    *CLIENTS,
+}
+"""What is not loaded by a program that uses a backend for conversations."""
+
+CONVERSE = """
+import asyncio, stm_backends
+async def converse():
+    async with stm_backends.open_backend({url!r}) as backend:
+        memory = backend.memory(stm_backends.MemoryKey("acme", "u1", "s1"))
+        await memory.add_turn(stm_backends.ConversationTurn("Hello", "Hi"))
+        await memory.get_llm_context()
+asyncio.run(converse())
+"""
+
+
+@pytest.mark.parametrize("scheme", ["memory", "sqlite"])
+def test_a_conversation_brings_its_driver_and_nothing_that_administers(scheme: str, tmp_path: Path) -> None:
+    url = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/x.db"}[scheme]
+    loaded = loaded_by(CONVERSE.format(url=url))
     assert "stm_backends.backend" in loaded
-    unwanted = {*DRIVER_MODULES, "sqlite3", "typer", "rich", "pytest", "hypothesis", "importlib.metadata"}
-    unwanted |= {"opentelemetry", "stm_backends.telemetry.opentelemetry", "stm_backends.sync"}
-    unwanted |= {"stm_backends.cli", "stm_backends.testing", "stm_backends.agents"}
-    unwanted |= (
-        {"stm_backends.integrations", "openai", "agents", "langchain_core", "google"}
-        | DRIVER_PACKAGES
-        | CLIENTS
-    )
-    assert not loaded & unwanted
+    assert not loaded & (NEVER_OPENED | DRIVER_PACKAGES)
+    own = "stm_backends.drivers.in_memory" if scheme == "memory" else "stm_backends.drivers.sqlite"
+    assert {one for one in loaded if one in DRIVER_MODULES and not is_within(one, own)} == set()
+    assert ("sqlite3" in loaded) == (scheme == "sqlite")
+
+
+def test_what_checkers_see_is_what_is_imported() -> None:
+    tree = ast.parse(MODULES["stm_backends"].read_text("utf-8"))
+    (for_types,) = (node for node in tree.body if is_for_types_only(node))
+    assert isinstance(for_types, ast.If)
+    seen = {
+        alias.name: node.module or ""
+        for node in for_types.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen.keys() == set(stm_backends.__all__) - {"__version__"}
+    for name, module in seen.items():
+        assert getattr(stm_backends, name) is getattr(importlib.import_module(module), name)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 import itertools
 import os
+import subprocess
 import sys
 import textwrap
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +20,7 @@ from stm_backends.drivers import plugins
 from stm_backends.drivers.contract import CONTRACT
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.drivers.plugins import diagnose, open_driver, schema
+from stm_backends.drivers.shipped import BY_SCHEME, SHIPPED, Shipped
 from stm_backends.errors import AmbiguousBackend, ConfigurationError, MissingExtra, UnknownBackend
 
 HIDDEN = "hunter2"
@@ -119,10 +122,67 @@ def test_a_package_that_is_installed_after_an_opening_is_found(install: Install,
     assert isinstance(open_driver("acme"), MemoryDriver)
 
 
-def test_what_is_installed_is_read_again_only_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    open_driver("memory")
+def test_what_is_installed_is_read_again_only_when_it_changes(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("acme", schemes=("acme",))
+    open_driver("acme")
     monkeypatch.delattr(importlib.metadata, "entry_points")
-    assert isinstance(open_driver("memory://"), MemoryDriver)
+    assert isinstance(open_driver("acme://host"), MemoryDriver)
+
+
+@pytest.fixture
+def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading what is installed raises."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("what is installed was read")
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", refuse)
+    monkeypatch.setattr(plugins, "_claims", refuse)
+
+
+@pytest.mark.usefixtures("nothing_is_read")
+def test_a_shipped_backend_is_found_without_reading_what_is_installed() -> None:
+    for asked in ("memory", "memory://", "sqlite:///x.db"):
+        open_driver(asked)
+    open_driver("sqlite", url="sqlite:///x.db")
+    for name in ("sqlite", "postgres"):
+        assert schema(name)
+    with pytest.raises(AssertionError, match="what is installed was read"):
+        open_driver("acme://host")
+
+
+@pytest.mark.parametrize("scheme", [scheme for scheme in BY_SCHEME if scheme not in ("memory", "sqlite")])
+def test_a_url_imports_the_plugin_of_its_scheme_alone(scheme: str) -> None:
+    program = f"""
+import importlib.metadata, sys
+def refuse(*_, **__):
+    raise AssertionError("what is installed was read")
+importlib.metadata.entry_points = refuse
+from stm_backends.drivers.plugins import schema
+try:
+    schema("{scheme}://127.0.0.1/stm")
+except ValueError:
+    pass  # of the settings, which is soon enough
+ours = [name for name in sys.modules if name.startswith("stm_backends")]
+print(*(name for name in ours if name.endswith((".plugin", ".in_memory"))))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ran.stdout.split() == [BY_SCHEME[scheme].value]
+
+
+@pytest.mark.parametrize("one", SHIPPED.values(), ids=SHIPPED)
+def test_the_table_of_shipped_backends_says_what_their_plugins_say(one: Shipped) -> None:
+    plugin = one.load().stm_backend()
+    assert (plugin.name, plugin.url_schemes) == (one.name, one.schemes)
+
+
+def test_the_table_of_shipped_backends_is_that_of_the_entry_points() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["entry-points"]["stm_backends"] == {one.name: one.value for one in SHIPPED.values()}
 
 
 def test_an_unknown_name_is_answered_with_the_names_there_are_and_a_near_miss() -> None:
@@ -230,16 +290,33 @@ def test_two_packages_with_one_name_or_scheme_are_both_named(
 
 
 def test_a_package_that_claims_a_built_in_name_does_not_replace_it(install: Install) -> None:
-    install("memory", distribution="umbrella-stm", schemes=("memory",))
+    module = install("memory", distribution="umbrella-stm", schemes=("memory", "umbrella"))
     for asked in ("memory", "memory://"):
-        message = refused(AmbiguousBackend, asked)
-        assert "stm-backends" in message
-        assert "umbrella-stm" in message
+        assert isinstance(open_driver(asked), MemoryDriver)
+    assert module not in sys.modules
+    shipped, claiming = (one for one in diagnose() if one.name == "memory")
+    assert (shipped.distribution, shipped.state, shipped.reason) == ("stm-backends", "ready", "")
+    assert (claiming.distribution, claiming.state) == ("umbrella-stm", "ambiguous")
+    assert "the name 'memory' opens the backend of stm-backends, and not that of umbrella-stm 1.5" in (
+        claiming.reason
+    )
+    # A scheme that is the package's alone opens its backend.
+    open_driver("umbrella://host")
+    assert sys.modules[module].OPENED == [("umbrella://host", False, 1)]
 
 
-def test_a_scheme_named_like_a_backend_belongs_to_that_backend(install: Install) -> None:
-    install("pirate", schemes=("memory",))
+def test_a_package_that_claims_a_built_in_scheme_does_not_take_it(install: Install) -> None:
+    module = install("pirate", schemes=("memory", "postgresql", "pirate"))
     assert isinstance(open_driver("memory://"), MemoryDriver)
+    assert module not in sys.modules
+    open_driver("pirate", url="memory://hold")
+    assert sys.modules[module].OPENED == [("memory://hold", False, 1)]
+    (pirate,) = (one for one in diagnose() if one.name == "pirate")
+    assert pirate.state == "ready"
+    assert pirate.reason == (
+        "memory:// opens the backend 'memory', postgresql:// opens the backend 'postgres' of stm-backends; "
+        "open 'pirate' by its name"
+    )
 
 
 def test_the_same_distribution_twice_on_the_path_is_one(

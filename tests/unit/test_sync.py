@@ -144,7 +144,10 @@ INNER = {
         (
             sync.Backend,
             asynchronous.Backend,
-            {"router", "item_log", "short_term_conversation", "codec", "directory", "guard", "observer"},
+            {
+                *("router", "item_log", "short_term_conversation", "codec", "directory", "guard", "observer"),
+                *("sessions", "stats"),  # attributes: the facade lists, and commands count
+            },
         ),
         (tiers.MemoryManager, asynchronous_tiers.MemoryManager, set[str]()),
         (tiers.FleetingMemory, asynchronous_tiers.FleetingMemory, set[str]()),

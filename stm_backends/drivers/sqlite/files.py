@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import stat
-import tempfile
 from pathlib import Path
 
 logger = logging.getLogger("stm_backends")
@@ -22,6 +21,8 @@ def create_private(path: Path) -> None:
         where = path.resolve()  # a symbolic link may lead to where no file is yet
         if where.exists():
             return
+        import tempfile  # noqa: PLC0415 -- slow, and most files are there already
+
         # Closing a file removes the locks that this process has on it through other connections. So the file
         # is closed before it gets its name.
         created, beside = tempfile.mkstemp(prefix=".stm-", suffix=".tmp", dir=where.parent)

@@ -1,6 +1,7 @@
 """The pytest plugin: options for a backend that is installed, and a report per clause.
 
-It does nothing in runs without checks of a contract and without its options.
+`-p stm_backends.testing` turns it on; the command `conformance` does so by itself. Other tests of a run are
+not changed.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ def lines(run: Run) -> Iterator[Line]:
     for text in dict.fromkeys(run.broken):
         yield f"could not be run: {text}", "red"
     if run.of("failed"):
-        again = f"--stm-backend={run.backend} --stm-url=URL --pyargs " if run.backend else ""
+        named = f"-p stm_backends.testing --stm-backend={run.backend} --stm-url=URL --pyargs "
+        again = named if run.backend else ""
         yield f"to run one check again: pytest {again}ID, with the id printed below its name", ""
     if run.traits:
         yield "traits: " + ", ".join(f"{name}={value}" for name, value in run.traits.items()), ""

@@ -1,6 +1,11 @@
-"""What `pytest --stm-backend=NAME --pyargs stm_backends.testing` runs, without any code of the user."""
+"""What `pytest --stm-backend=NAME --pyargs stm_backends.testing` runs, without any code of the user.
+
+It needs the plugin: `-p stm_backends.testing`.
+"""
 
 from __future__ import annotations
+
+from typing import Final
 
 import pytest
 
@@ -18,6 +23,16 @@ from stm_backends.testing import (
     stores_on,
 )
 from stm_backends.testing.driver_checks.first_look import look
+
+PLUGIN: Final = "stm_backends.testing.runner.plugin"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Refuse a run without the plugin, which has the options that name a backend."""
+    if not metafunc.config.pluginmanager.hasplugin(PLUGIN):
+        raise pytest.Collector.CollectError(
+            "the options of the suite are not there: add `-p stm_backends.testing`"
+        )
 
 
 class TestDriver(DriverContract):
