@@ -42,17 +42,45 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Pyright, strict, on the packages that are shipped."""
+    """Pyright, strict, on the packages that are shipped; and mypy, strict, on programs of users."""
     install_group(session, "types", "test", "telemetry", "agents")
     session.install("-e", ".[all]")
     session.run("pyright", *session.posargs)
+    # As in a program of a user: what the library itself has in it is for pyright alone.
+    session.run("mypy", "--strict", "--follow-imports=silent", "tests/typed")
 
 
 @nox.session
 def packaging(session: nox.Session) -> None:
-    """The sdist and the wheel built from it: exactly what belongs in them, and installable alone."""
+    """The sdist and the wheel built from it: exactly what belongs in them, and installable alone.
+
+    With the variable `RELEASE_TAG`, what is not ready for that release fails; with `DIST`, the files in that
+    folder are judged.
+    """
     install_group(session, "packaging")
-    session.run("pytest", "tests/packaging/test_wheel.py", "-p", "no:cacheprovider", *session.posargs)
+    files = ("tests/packaging/test_wheel.py", "tests/packaging/test_release.py")
+    session.run("pytest", *files, "-p", "no:cacheprovider", *session.posargs)
+
+
+@nox.session(default=False)
+def release(session: nox.Session) -> None:
+    """Build what a tag publishes: the sdist and the wheel in `dist`, and the SBOM `build/sbom.cdx.json`.
+
+    With the variable `RELEASE_TAG`, what is not ready for that release fails.
+    """
+    install_group(session, "release")
+    shutil.rmtree("dist", ignore_errors=True)
+    session.run("python", "-m", "build", "--installer", "uv")
+    (wheel,) = Path("dist").glob("*.whl")
+    Path("build").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="stm-backends-") as folder:
+        # The wheel and all that it brings along, in an environment that has nothing else.
+        session.run("python", "-m", "uv", "venv", "--quiet", folder)
+        python = str(Path(folder, "Scripts" if os.name == "nt" else "bin", "python"))
+        session.run("python", "-m", "uv", "pip", "install", "--quiet", "--python", python, str(wheel))
+        written = ("--output-format", "JSON", "--output-file", "build/sbom.cdx.json")
+        options = ("--output-reproducible", "--pyproject", "pyproject.toml")
+        session.run("cyclonedx-py", "environment", *options, *written, python)
 
 
 @nox.session(default=False)

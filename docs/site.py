@@ -42,7 +42,7 @@ PAGES: Final = {
     **{f"stm_backends_{name}/README.md": f"reference/{name}.md" for name in ("redis", "postgres")},
     **{f"stm_backends_{name}/README.md": f"reference/{name}.md" for name in ("mongo", "dynamo")},
     **{f"{name}.md": f"project/{name.lower()}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")},
-    **{f"{name}.md": f"project/{name.lower()}.md" for name in ("SECURITY", "CODE_OF_CONDUCT")},
+    **{f"{name}.md": f"project/{name.lower()}.md" for name in ("SECURITY", "CODE_OF_CONDUCT", "RELEASING")},
 }
 """Where pages from outside `docs/` appear on the site."""
 

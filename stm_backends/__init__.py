@@ -40,7 +40,9 @@ if typing.TYPE_CHECKING:
     from stm_backends.memory.shared.reading import TranscriptPage, TranscriptTurn
     from stm_backends.memory.shared.router import MemoryRouter
     from stm_backends.memory.summarizers import ExtractiveSummarizer
+    from stm_backends.opening import BackendOptions, open_memory, open_sqlite
     from stm_backends.protocols import (
+        ConfigLike,
         ShortTermMemory,
         ShortTermMemoryArtifacts,
         ShortTermMemoryPersistence,
@@ -71,7 +73,9 @@ if typing.TYPE_CHECKING:
 __all__ = [
     "AmbiguousBackend",
     "Backend",
+    "BackendOptions",
     "Branch",
+    "ConfigLike",
     "ConfigurationError",
     "Conversation",
     "ConversationTurn",
@@ -133,6 +137,8 @@ __all__ = [
     "__version__",
     "default_token_estimator",
     "open_backend",
+    "open_memory",
+    "open_sqlite",
 ]
 
 __version__: str
@@ -140,7 +146,9 @@ __version__: str
 _HOMES = {
     "AmbiguousBackend": "errors",
     "Backend": "backend",
+    "BackendOptions": "opening",
     "Branch": "memory.shared.conversation",
+    "ConfigLike": "protocols",
     "ConfigurationError": "errors",
     "Conversation": "memory.shared.conversation",
     "ConversationTurn": "types",
@@ -201,6 +209,8 @@ _HOMES = {
     "Usage": "records.usage",
     "default_token_estimator": "types",
     "open_backend": "backend",
+    "open_memory": "opening",
+    "open_sqlite": "opening",
 }
 """The module of each public name."""
 

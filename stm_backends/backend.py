@@ -31,7 +31,7 @@ from stm_backends.memory.shared.router import MemoryRouter
 from stm_backends.memory.tasks import LAST_S
 from stm_backends.memory.touches import Touches
 from stm_backends.messages import Shape
-from stm_backends.protocols import Summarizer
+from stm_backends.protocols import ConfigLike, Summarizer
 from stm_backends.records.codec import Codec, Transform
 from stm_backends.records.directory import Directory
 from stm_backends.records.keys import (
@@ -223,7 +223,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         return self._large.inner.traits
 
     def memory(
-        self, key: MemoryKey, config: object | None = None, *, summarizer: Summarizer | None = None
+        self, key: MemoryKey, config: ConfigLike | None = None, *, summarizer: Summarizer | None = None
     ) -> DistributedShortTermMemory:
         """Return the memory of one conversation, shared with every process that uses the same key.
 
@@ -238,7 +238,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         return self._conversation(key, config, summarizer)
 
     def short_term_conversation(
-        self, key: MemoryKey, config: object | None = None, *, summarizer: Summarizer | None = None
+        self, key: MemoryKey, config: ConfigLike | None = None, *, summarizer: Summarizer | None = None
     ) -> DistributedShortTermMemory:
         """Return the conversation with the shared short-term memory of a session, for `tiers`.
 
@@ -252,7 +252,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         tenant: str,
         user: str,
         id: str,  # noqa: A002 -- what it is called
-        config: object | None = None,
+        config: ConfigLike | None = None,
         *,
         summarizer: Summarizer | None = None,
         shape: Shape | str | None = None,
@@ -283,7 +283,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         )
 
     def _conversation(
-        self, key: MemoryKey, config: object | None, summarizer: Summarizer | None
+        self, key: MemoryKey, config: ConfigLike | None, summarizer: Summarizer | None
     ) -> DistributedShortTermMemory:
         return DistributedShortTermMemory(self.driver, key, config, summarizer=summarizer, **self._shared())
 
@@ -299,7 +299,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
 
     def router(
         self,
-        config: object | None = None,
+        config: ConfigLike | None = None,
         *,
         summarizer: Summarizer | None = None,
         adopt_from: object | None = None,

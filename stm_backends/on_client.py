@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from stm_backends.drivers.contract import Driver
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
-from stm_backends.protocols import Summarizer
+from stm_backends.protocols import ConfigLike, Summarizer
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.records.keys import require_dialogue
@@ -30,7 +30,7 @@ class ShortTermMemoryOnClient(DistributedShortTermMemory):
     def __init__(
         self,
         client: Any,
-        config: object | None = None,
+        config: ConfigLike | None = None,
         *,
         key: MemoryKey,
         summarizer: Summarizer | None = None,

@@ -1,6 +1,6 @@
-"""The interfaces of memories, of the stores that save them, and of summarizers.
+"""The interfaces of memories, of their configurations, of the stores that save them, and of summarizers.
 
-All are structural: any object with these methods satisfies them.
+All are structural: any object with these members satisfies them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,23 @@ from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from stm_backends.types import ConversationTurn, MemoryHealth
+
+
+class ConfigLike(Protocol):
+    """Any object with the fields of a `ShortTermMemoryConfig`, such as the configuration of PenguiFlow.
+
+    These two are required. Other fields that are missing have their defaults. A mapping is no configuration.
+    """
+
+    @property
+    def strategy(self) -> str:
+        """`"truncation"`, `"rolling_summary"` or `"none"`."""
+        ...
+
+    @property
+    def budget(self) -> object:
+        """An object with the fields of a `MemoryBudget`."""
+        ...
 
 
 class Summarizer(Protocol):
@@ -21,7 +38,8 @@ class Summarizer(Protocol):
     is a failed attempt and changes nothing.
     """
 
-    def __call__(self, request: Mapping[str, Any], /) -> Awaitable[Mapping[str, Any]]: ...
+    # A `dict`, so that a function whose parameter is a `dict` or a `Mapping` is a summarizer.
+    def __call__(self, request: dict[str, Any], /) -> Awaitable[Mapping[str, Any]]: ...
 
 
 @runtime_checkable

@@ -11,17 +11,28 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from stm_backends_mongo.driver import MongoDriver
     from stm_backends_mongo.memory import MongoShortTermMemory, MongoStateStore
+    from stm_backends_mongo.opening import MongoOptions, open_mongo
     from stm_backends_mongo.plugin import open_driver
     from stm_backends_mongo.settings import MongoSettings
 
-__all__ = ["MongoDriver", "MongoSettings", "MongoShortTermMemory", "MongoStateStore", "open_driver"]
+__all__ = [
+    "MongoDriver",
+    "MongoOptions",
+    "MongoSettings",
+    "MongoShortTermMemory",
+    "MongoStateStore",
+    "open_driver",
+    "open_mongo",
+]
 
 _HOMES: Final = {
     "MongoDriver": "driver",
+    "MongoOptions": "opening",
     "MongoSettings": "settings",
     "MongoShortTermMemory": "memory",
     "MongoStateStore": "memory",
     "open_driver": "plugin",
+    "open_mongo": "opening",
 }
 
 

@@ -11,23 +11,28 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from stm_backends_postgres.driver import PostgresDriver
     from stm_backends_postgres.memory import PostgresShortTermMemory, PostgresStateStore
+    from stm_backends_postgres.opening import PostgresOptions, open_postgres
     from stm_backends_postgres.plugin import open_driver
     from stm_backends_postgres.settings import PostgresSettings
 
 __all__ = [
     "PostgresDriver",
+    "PostgresOptions",
     "PostgresSettings",
     "PostgresShortTermMemory",
     "PostgresStateStore",
     "open_driver",
+    "open_postgres",
 ]
 
 _HOMES: Final = {
     "PostgresDriver": "driver",
+    "PostgresOptions": "opening",
     "PostgresSettings": "settings",
     "PostgresShortTermMemory": "memory",
     "PostgresStateStore": "memory",
     "open_driver": "plugin",
+    "open_postgres": "opening",
 }
 
 

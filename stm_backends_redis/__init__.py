@@ -11,17 +11,28 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from stm_backends_redis.driver import RedisDriver
     from stm_backends_redis.memory import RedisShortTermMemory, RedisStateStore
+    from stm_backends_redis.opening import RedisOptions, open_redis
     from stm_backends_redis.plugin import open_driver
     from stm_backends_redis.settings import RedisSettings
 
-__all__ = ["RedisDriver", "RedisSettings", "RedisShortTermMemory", "RedisStateStore", "open_driver"]
+__all__ = [
+    "RedisDriver",
+    "RedisOptions",
+    "RedisSettings",
+    "RedisShortTermMemory",
+    "RedisStateStore",
+    "open_driver",
+    "open_redis",
+]
 
 _HOMES: Final = {
     "RedisDriver": "driver",
+    "RedisOptions": "opening",
     "RedisSettings": "settings",
     "RedisShortTermMemory": "memory",
     "RedisStateStore": "memory",
     "open_driver": "plugin",
+    "open_redis": "opening",
 }
 
 

@@ -12,7 +12,7 @@ from stm_backends.agents.turns import ToolStep, build_turn
 from stm_backends.backend import Backend
 from stm_backends.drivers.checks import require_backend
 from stm_backends.errors import ConfigurationError
-from stm_backends.protocols import Summarizer
+from stm_backends.protocols import ConfigLike, Summarizer
 from stm_backends.records.keys import require_key
 from stm_backends.types import MemoryKey, StoredTurn, as_turn, as_turn_id
 
@@ -77,7 +77,7 @@ class Exchange:
 async def conversation(
     backend: Backend,
     key: MemoryKey | None,
-    config: object,
+    config: ConfigLike | None,
     *,
     summarizer: Summarizer | None = None,
     tiers: MemoryManager | None = None,

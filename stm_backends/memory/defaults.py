@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final, cast
 
 from stm_backends.memory.summarizers import ExtractiveSummarizer
-from stm_backends.protocols import Summarizer
+from stm_backends.protocols import ConfigLike, Summarizer
 from stm_backends.types import MemoryBudget, ShortTermMemoryConfig
 
 SUMMARY_TOKENS: Final = 750
@@ -23,7 +23,9 @@ _TOKENS_OF_TURN: Final = 320
 """With turns of fewer tokens, their number is what bounds a record; an agent's have more."""
 
 
-def remembering(config: object | None, summarizer: Summarizer | None) -> tuple[object, Summarizer | None]:
+def remembering(
+    config: ConfigLike | None, summarizer: Summarizer | None
+) -> tuple[ConfigLike, Summarizer | None]:
     """Return a configuration and a summarizer as they were given or, without a configuration, the default.
 
     That is a rolling summary, by the given summarizer or the built-in one, with the transcript kept.
@@ -40,8 +42,8 @@ def remembering(config: object | None, summarizer: Summarizer | None) -> tuple[o
 
 
 def speaking(
-    config: object | None, summarizer: Summarizer | None, max_tokens: int = CONVERSATION_TOKENS
-) -> tuple[object, Summarizer | None]:
+    config: ConfigLike | None, summarizer: Summarizer | None, max_tokens: int = CONVERSATION_TOKENS
+) -> tuple[ConfigLike, Summarizer | None]:
     """Return the same for a conversation of messages, of which more stay in full."""
     if config is not None:
         return config, summarizer

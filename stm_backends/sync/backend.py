@@ -17,7 +17,7 @@ from stm_backends.drivers.checks import not_open
 from stm_backends.drivers.contract import Traits
 from stm_backends.memory import policy
 from stm_backends.messages import Shape
-from stm_backends.protocols import Summarizer
+from stm_backends.protocols import ConfigLike, Summarizer
 from stm_backends.records.codec import Transform
 from stm_backends.records.limits import Limits
 from stm_backends.sealing.keys import Sealing
@@ -120,7 +120,7 @@ class Backend(AbstractContextManager["Backend"]):
     def memory(
         self,
         key: MemoryKey,
-        config: object | None = None,
+        config: ConfigLike | None = None,
         *,
         summarizer: Summarizer | PlainSummarizer | None = None,
     ) -> Memory:
@@ -142,7 +142,7 @@ class Backend(AbstractContextManager["Backend"]):
         tenant: str,
         user: str,
         id: str,  # noqa: A002 -- what it is called
-        config: object | None = None,
+        config: ConfigLike | None = None,
         *,
         summarizer: Summarizer | PlainSummarizer | None = None,
         shape: Shape | str | None = None,
@@ -163,7 +163,7 @@ class Backend(AbstractContextManager["Backend"]):
         return self.run(make())
 
     def _in_threads(
-        self, config: object | None, summarizer: Summarizer | PlainSummarizer | None
+        self, config: ConfigLike | None, summarizer: Summarizer | PlainSummarizer | None
     ) -> Summarizer | None:
         # Checked before it is wrapped: every wrapper is callable.
         checked = policy.summarizer_for(as_config(config), summarizer)

@@ -20,7 +20,7 @@ GIVEN_UP_AT_MOST: Final = 32
 class PlainSummarizer(Protocol):
     """A `Summarizer` as a plain function: it takes the same request and returns the same answer."""
 
-    def __call__(self, request: Mapping[str, Any], /) -> Mapping[str, Any]: ...
+    def __call__(self, request: dict[str, Any], /) -> Mapping[str, Any]: ...
 
 
 def in_threads(summarizer: Callable[..., object], given_up: WeakSet[threading.Thread]) -> Summarizer:

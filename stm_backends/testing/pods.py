@@ -56,13 +56,13 @@ class _Pods:
     def __init__(self, datastore: Datastore) -> None:
         self._datastore = datastore
         self._open: dict[int, tuple[Backend, _Mortal, MemoryKey]] = {}
-        self._given: dict[int, tuple[object, Any]] = {}
+        self._given: dict[int, tuple[Any, Any]] = {}
         self._users: Counter[str] = Counter()
         self._former: dict[Key, Record] = {}
         self.round_trips = 0
 
     async def open(
-        self, key: MemoryKey, config: object, summarizer: Any, *, sealing: Sealing | None = None
+        self, key: MemoryKey, config: Any, summarizer: Any, *, sealing: Sealing | None = None
     ) -> Any:
         where, inner = memory_key(key), await self._datastore.open()
         if where in self._former:

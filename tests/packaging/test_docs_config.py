@@ -37,12 +37,6 @@ def test_the_first_page_leads_to_every_explanation() -> None:
     assert pages <= set(re.findall(r"\(explanation/([\w-]+\.md)\)", text))
 
 
-def test_the_metadata_names_no_page_that_is_not_public() -> None:
-    # The readme says that it is not on the package index yet; once it is, its page may be named.
-    unpublished = "not on the package index yet" in (ROOT / "README.md").read_text("utf-8")
-    assert not (unpublished and "urls" in PYPROJECT["project"])
-
-
 def test_every_page_is_in_the_navigation_exactly_once() -> None:
     pytest.importorskip("typer", reason="the site documents the command line")
     site = importlib.import_module("docs.site")
@@ -77,6 +71,30 @@ def test_the_workflow_tests_every_python_that_is_said_to_be_supported() -> None:
     named = {each.rpartition(" ")[2] for each in PYPROJECT["project"]["classifiers"] if ":: 3." in each}
     (matrix,) = re.findall(r"python: \[(.*)\]", (WORKFLOWS / "tests.yml").read_text("utf-8"))
     assert named <= set(re.findall(r'"([\d.]+)"', matrix))
+
+
+def test_the_workflows_use_actions_as_of_a_commit() -> None:
+    used = [
+        line.partition("uses:")[2].strip()
+        for path in WORKFLOWS.glob("*.yml")
+        for line in path.read_text("utf-8").splitlines()
+        if "uses:" in line and "uses: ./" not in line
+    ]
+    # The version in the comment is for readers, and for the program that raises it.
+    assert [each for each in used if not re.fullmatch(r"[\w/.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", each)] == []
+    versions: dict[str, set[str]] = {}
+    for each in used:
+        versions.setdefault(each.partition("@")[0], set()).add(each)
+    assert [action for action, found in versions.items() if len(found) > 1] == []
+
+
+def test_only_the_jobs_that_publish_have_rights_beyond_reading() -> None:
+    for path in WORKFLOWS.glob("*.yml"):
+        text = path.read_text("utf-8")
+        assert re.search(r"^permissions:\n  contents: read$", text, re.MULTILINE), path.name
+        if path.name not in ("release.yml", "names.yml"):
+            assert ": write" not in text, path.name
+        assert "secrets." not in text, path.name
 
 
 def test_the_workflows_run_nox_sessions_that_exist() -> None:

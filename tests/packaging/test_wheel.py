@@ -1,6 +1,7 @@
 """What is shipped: exactly what belongs in it, and usable with nothing else installed.
 
 Run by `nox -s packaging`, which brings `build`; the wheel is built from the sdist, as an installer would.
+With the variable `DIST`, as before a release, the files of that folder are judged, and nothing is built.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pytest
 from packaging.metadata import Metadata
 
 pytest.importorskip("build", reason="`nox -s packaging` brings what these tests build with")
+hatch_build = pytest.importorskip("hatch_build", reason="`nox -s packaging` brings hatchling")
 
 ROOT = Path(__file__).parents[2]
 DRIVERS = ("redis", "dynamo", "mongo", "postgres")
@@ -54,6 +56,8 @@ def run(*command: str | Path, cwd: Path, check: bool = True) -> subprocess.Compl
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if built := os.environ.get("DIST"):
+        return ROOT / built
     folder = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--installer", "uv", "--outdir", folder, ROOT, cwd=folder)
     return folder
@@ -102,6 +106,8 @@ def test_the_wheel_holds_the_packages_as_they_stand_in_the_tree(contents: dict[s
     }
     assert {name.split("/")[0] for name in shipped} == PACKAGES
     assert shipped == in_the_tree
+    # So the tests of this tree are tests of the wheel.
+    assert [name for name in shipped if contents[name] != (ROOT / name).read_bytes()] == []
 
 
 def test_every_package_is_marked_as_typed(contents: dict[str, bytes]) -> None:
@@ -124,9 +130,17 @@ def test_the_metadata_carries_the_licence_and_the_readme(
     assert metadata.name == "stm-backends"
     assert metadata.license_expression == "Apache-2.0"
     assert metadata.description_content_type == "text/markdown"
-    assert metadata.description == (ROOT / "README.md").read_text("utf-8")
+    settings, readme = hatch_build.read_settings(ROOT), (ROOT / "README.md").read_text("utf-8")
+    shown = hatch_build.absolute(readme, settings["repository"], f"v{metadata.version}")
+    assert metadata.description == shown
     (licence,) = (name for name in contents if name.endswith(".dist-info/licenses/LICENSE"))
     assert contents[licence] == (ROOT / "LICENSE").read_bytes()
+
+
+def test_the_metadata_has_the_links_and_the_authors_that_are_set_in_one_place(metadata: Metadata) -> None:
+    settings = hatch_build.read_settings(ROOT)
+    assert metadata.project_urls == hatch_build.urls(settings)
+    assert metadata.author_email == f"{settings['authors']} <{hatch_build.address(ROOT)}>"
 
 
 def test_pluggy_is_the_only_requirement_without_an_extra(metadata: Metadata) -> None:

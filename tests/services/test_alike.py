@@ -7,15 +7,17 @@ import importlib
 import inspect
 from pathlib import Path
 from types import ModuleType
+from typing import get_type_hints
 
 import pytest
 
+from stm_backends import BackendOptions
 from stm_backends.drivers.contract import DEFAULT_DEADLINE_S
 from stm_backends.drivers.plugins import open_driver
 from tests.support.places import EACH
 
 NAMES = {"redis": "Redis", "postgres": "Postgres", "mongo": "Mongo", "dynamo": "Dynamo"}
-FILES = ("plugin", "settings", "statements", "driver", "errors", "memory")
+FILES = ("plugin", "settings", "statements", "driver", "errors", "memory", "opening")
 TESTS = ("conformance", "errors", "settings", "statements", "faults", "access")
 """The tests of each driver beside those of this folder, by the same names; some have more."""
 
@@ -40,8 +42,9 @@ def test_each_has_the_same_files_and_public_names(datastore: str) -> None:
     assert {f"{file}.py" for file in FILES} | {"README.md", "py.typed"} <= {
         file.name for file in folder.iterdir()
     }
-    kinds = ("Driver", "Settings", "ShortTermMemory", "StateStore")
-    assert set(brought.__all__) == {*(f"{name}{kind}" for kind in kinds), "open_driver"}
+    kinds = ("Driver", "Options", "Settings", "ShortTermMemory", "StateStore")
+    functions = {"open_driver", f"open_{datastore}"}
+    assert set(brought.__all__) == {*(f"{name}{kind}" for kind in kinds), *functions}
     for public in brought.__all__:
         assert getattr(brought, public).__module__.startswith(brought.__name__)
 
@@ -76,3 +79,19 @@ def test_the_traits_say_what_the_settings_do(datastore: str) -> None:
     assert (driver.traits.deadline, driver.traits.max_entry) == (1.25, 1000)
     assert driver.traits.durability[0].islower()
     assert not driver.traits.durability.endswith(".")
+
+
+def test_the_typed_options_are_the_settings(datastore: str) -> None:
+    options = get_type_hints(getattr(package(datastore), f"{NAMES[datastore]}Options"))
+    kinds = get_type_hints(settings_of(datastore))
+    apart = {*get_type_hints(BackendOptions), "client", "clock"}
+    names = {field.name for field in dataclasses.fields(settings_of(datastore))}
+    if datastore == "mongo":
+        settings = importlib.import_module("stm_backends_mongo.settings")
+        theirs = {*settings.CLIENT_OPTIONS, "username", "password"}
+        assert theirs <= options.keys()
+        # The URL is an argument, and the options of PyMongo are given by their names.
+        apart, names = apart | theirs, names - {"url", "client_options"}
+    assert {name: kind for name, kind in options.items() if name not in apart} == {
+        name: kinds[name] for name in names
+    }

@@ -11,7 +11,8 @@ PUBLIC = {
     name: names.split()
     for name, names in {
         "stm_backends": """
-        AmbiguousBackend Backend Branch ConfigurationError Conversation ConversationTurn Corrupt
+        AmbiguousBackend Backend BackendOptions Branch ConfigLike ConfigurationError Conversation
+        ConversationTurn Corrupt
         DefaultShortTermMemory Denied History HistoryMessage
         DistributedShortTermMemory EditConflict EnvelopeKeys ExtractiveSummarizer
         InvalidKey InvalidState ItemLog
@@ -24,7 +25,7 @@ PUBLIC = {
         StateStore StaticKeys StmError StorageError Strategy Summarizer SupportsMemoryState TenantStates
         TokenEstimator TooLarge
         TrajectoryDigest TranscriptPage TranscriptTurn Transform Unavailable UnknownBackend Usage __version__
-        default_token_estimator open_backend
+        default_token_estimator open_backend open_memory open_sqlite
     """,
         "stm_backends.drivers": """
         ABSENT ANY AbsentType AnyType BackendPlugin Driver Erasing KEEP KeepType Key Page Purges Record

@@ -34,7 +34,7 @@ from stm_backends.memory.policy import Fold, Recover, Step, Trim, Wait
 from stm_backends.memory.schedule import TICK_S, Plan, PlannedWork, Schedule, now
 from stm_backends.memory.tasks import Background, LoopLock
 from stm_backends.memory.view import artifact_in
-from stm_backends.protocols import Summarizer
+from stm_backends.protocols import ConfigLike, Summarizer
 from stm_backends.races import Lost, contend
 from stm_backends.records.body import Body
 from stm_backends.records.steps import run_in_slices
@@ -128,7 +128,7 @@ class DefaultShortTermMemory:
     def __init__(
         self,
         *,
-        config: object,
+        config: ConfigLike | None,
         summarizer: Summarizer | None = None,
         time_source: Callable[[], float] | None = None,
         observer: Observer = SILENT,

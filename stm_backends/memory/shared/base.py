@@ -25,7 +25,7 @@ from stm_backends.memory.shared.folds import GIVEN, WRITER, Stats, attempt_of
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.units import Entry
-from stm_backends.protocols import Summarizer
+from stm_backends.protocols import ConfigLike, Summarizer
 from stm_backends.races import Lost, contend
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
@@ -61,7 +61,7 @@ class SharedBase:
         self,
         driver: Driver,
         key: MemoryKey,
-        config: object | None = None,
+        config: ConfigLike | None = None,
         *,
         summarizer: Summarizer | None = None,
         codec: Codec | None = None,

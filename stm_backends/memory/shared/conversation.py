@@ -19,7 +19,7 @@ from stm_backends.memory.speech import said_by, waits_for_answer
 from stm_backends.memory.units import messages_of, removed, replaced, seal_messages, usage_of
 from stm_backends.messages import SHAPES, Message, Shape, as_shape, begins_turn, checked, shape_of, window
 from stm_backends.plain_json import decode_json, encode_json
-from stm_backends.protocols import Summarizer
+from stm_backends.protocols import ConfigLike, Summarizer
 from stm_backends.records.body import Transcript, digest
 from stm_backends.records.keys import require_dialogue
 from stm_backends.records.limits import characters_in
@@ -100,7 +100,7 @@ class Conversation(SharedBase):
         self,
         driver: Driver,
         key: MemoryKey,
-        config: object | None = None,
+        config: ConfigLike | None = None,
         *,
         summarizer: Summarizer | None = None,
         shape: Shape | str | None = None,

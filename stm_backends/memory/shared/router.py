@@ -35,6 +35,7 @@ from stm_backends.errors import InvalidKey
 from stm_backends.memory.estimating import checked_config
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.reading import TranscriptPage, TranscriptTurn
+from stm_backends.protocols import ConfigLike
 from stm_backends.records import keys
 from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey, as_composite
 
@@ -93,7 +94,7 @@ class MemoryRouter:
     def __init__(
         self,
         make_memory: Callable[[MemoryKey], DistributedShortTermMemory],
-        config: object | None = None,
+        config: ConfigLike | None = None,
         *,
         keep: int = KEPT_MEMORIES,
         adopt: Callable[[MemoryKey], Awaitable[bool]] | None = None,

@@ -83,7 +83,7 @@ class Memories:
       left the record, as a process with this revision of it does.
     """
 
-    open: Callable[[MemoryKey, object, Any], Awaitable[Any]]
+    open: Callable[[MemoryKey, Any, Any], Awaitable[Any]]
     close: Callable[[Any], Awaitable[None]] = _nothing
     without: tuple[str, ...] = ()
     again: Callable[[Any], Any] | None = None
