@@ -155,13 +155,14 @@ def coverage(session: nox.Session) -> None:
 
 FEW_AT_A_TIME = (
     *("chaos/test_runs.py", "chaos/test_soak.py"),
-    *("services/test_long_dialogues.py", "strangers/test_objects.py", "strangers/test_etcd.py"),
+    *("services/test_long_dialogues.py", "strangers/test_objects.py"),
+    *("strangers/test_etcd.py", "strangers/test_nats.py"),
 )
 """What `full` runs after the other tests: pods and faults, dialogues of 39 MB that take minutes, and suites
 that keep a processor busy.
 
-The suite on an object store takes a quarter of an hour at full length, and the one on etcd minutes, which is
-left to the session `strangers`: they are here in their quick form.
+The suite on an object store takes a quarter of an hour at full length, and those on etcd and NATS minutes,
+which is left to the session `strangers`: they are here in their quick form.
 """
 
 OF_OTHER_SESSIONS = ("packaging/test_lowest.py", "packaging/test_wheel.py")

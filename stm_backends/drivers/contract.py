@@ -191,7 +191,11 @@ class Driver(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close what this driver made itself; a client that was handed in stays open. Twice is harmless."""
+        """Close what this driver made itself; a client that was handed in stays open. Twice is harmless.
+
+        Calls that are running end within one deadline: each is done, or raises an error that is true. None
+        goes on after `close` has returned.
+        """
         ...
 
     async def load(self, key: Key, *, last: int | None = None) -> Record | None:

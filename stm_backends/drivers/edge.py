@@ -297,6 +297,8 @@ class Edge:
 
     def _meaning_of(self, error: BaseException, work: Callable[..., object]) -> Meaning | None:
         """Return what an error means; `None` for a bug of the driver."""
+        if isinstance(error, StmError):
+            return None  # such as a `ConfigurationError`, which is a `ValueError` for a table, too
         known = self._meaning(error) if isinstance(error, Exception) else None
         if known is not None or not _is_of_the_client(error, work):
             return known

@@ -140,6 +140,25 @@ def test_the_verdict_says_how_much_was_asked_and_the_line_before_it_what_would_a
         assert [colour for _, colour in lines(run)][-1] == ("yellow" if grade == 1 else "green")
 
 
+def test_the_second_grade_names_the_means_that_a_test_class_does_not_give() -> None:
+    hold, lag, kept = "needs `Datastore.hold`", "needs `Datastore.lag`", "needs `HandedIn.kept`"
+    grade = "grade 2 of 3 (without "
+    complete = "complete where the datastore has none of these)"
+    assert f"{grade}`hold`, `lag`: {complete}" in of_reasons(lag, hold, lag).verdict()
+    assert f"{grade}`kept`: {complete}" in of_reasons(kept).verdict()
+    assert f"{grade}full records)" in of_reasons(would_write(10**9)).verdict()
+    assert f"{grade}`hold`, full records: {complete}" in of_reasons(would_write(10**9), hold).verdict()
+    installed = "stm_backends.testing.runner.test_installed::TestDriver"
+    run = Run(
+        backend="x",
+        results=[
+            result("passed", id=f"{installed}::test_a"),
+            result("not asked", id=f"{installed}::test_b", reason=hold),
+        ],
+    )
+    assert f"{grade}the means of a test class)" in run.verdict()
+
+
 def test_a_run_in_which_nothing_could_be_asked_proves_nothing() -> None:
     run = Run(backend="x", results=[result("not asked", reason="needs a fault switch")])
     assert not run.ok

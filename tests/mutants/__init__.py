@@ -53,6 +53,7 @@ from tests.mutants.faults import (
     ClosesTheCallersClient,
     DamageIsNoData,
     ErrorNamesTheConversation,
+    ErrorsAreNoRecord,
     FoldsDamageAway,
     MarksAsDeleted,
     OutageIsEmpty,
@@ -61,6 +62,7 @@ from tests.mutants.faults import (
     SavesBesideDamage,
     SkipsWhatIsMissing,
     StaysBroken,
+    StaysOnTheCallersClient,
     WritesBehind,
     WritesOverDamage,
 )
@@ -161,8 +163,11 @@ from tests.mutants.messages import (
 )
 from tests.mutants.network import (
     ClosesNothing,
+    ClosesTheConnectionsOfOthers,
     CountsTimeAfterItsQueue,
+    ForgetsWhatRuns,
     KeepsDeadConnections,
+    LateCommitsAreUndone,
     LateIsUndone,
     LeaksAFailedOpening,
     LeaksConnections,
@@ -259,6 +264,7 @@ from tests.mutants.replaces import (
     RefusalSetsATimeToLive,
     ReplaceAppliesItsTokenTwice,
     ReplaceForgetsItsToken,
+    ReplaceIgnoresTtlNone,
 )
 from tests.mutants.rewrites import (
     RewriteAppendsTheRest,
@@ -301,6 +307,7 @@ from tests.mutants.stepping import (
     ComparesTheNumberOfEntries,
     CountsTheWritesOfAKey,
     CountsTheWritesOfALife,
+    TakesTheTimeBeforeItReads,
     TakesTheTimeBeforeItsTurn,
     TrustsItsLock,
 )
@@ -407,6 +414,7 @@ DRIVERS: Final[dict[type[MemoryDriver], Caught]] = {
     LooksAtTheNumberLast: Caught("test_a_load_of_a_negative_number_of_entries_is_refused"),
     CounterVersions: Caught("test_a_new_record_is_not_mistaken_for_the_expired_one"),
     KeepIsForEver: Caught("test_keep_leaves_the_time_to_live_unchanged"),
+    ReplaceIgnoresTtlNone: Caught("test_a_replace_without_a_time_to_live_makes_the_record_permanent"),
     RefusalRenewsTheTtl: Caught("test_a_refused_write_does_not_change_the_time_to_live"),
     DatesEveryEnd: Caught("test_a_time_to_live_beyond_every_calendar_is_accepted"),
     ExpiredIsVisible: Caught("test_an_expired_record_is_absent_in_load"),
@@ -441,9 +449,11 @@ DRIVERS: Final[dict[type[MemoryDriver], Caught]] = {
     OutageIsEmpty: Caught("test_during_an_outage_every_operation_raises_a_typed_error_in_time"),
     ErrorNamesTheConversation: Caught("test_during_an_outage_every_operation_raises_a_typed_error_in_time"),
     StaysBroken: Caught("test_after_an_outage_the_same_driver_works_and_nothing_is_lost"),
+    ErrorsAreNoRecord: Caught("test_an_error_of_the_server_is_never_an_empty_answer"),
     DamageIsNoData: Caught("test_a_damaged_record_raises_corrupt_and_reading_it_changes_nothing"),
     ClearsDamageAway: Caught("test_a_damaged_record_raises_corrupt_and_reading_it_changes_nothing"),
     ClosesTheCallersClient: Caught("test_a_client_passed_in_stays_open"),
+    StaysOnTheCallersClient: Caught("test_a_closed_driver_leaves_nothing_on_a_client_passed_in"),
     ReadsBeforeItWrites: Caught("test_one_operation_is_one_round_trip"),
     WritesBehind: Caught("test_acknowledged_writes_are_in_the_datastore_not_in_the_driver"),
     WritesOverDamage: Caught("test_no_write_makes_a_damaged_record_look_healthy"),
@@ -519,7 +529,10 @@ NETWORKED: Final[dict[type[NetworkedDriver], Caught]] = {
     RetriesDeletes: Caught("test_a_delete_that_loses_its_answer_tells_the_truth"),
     LateIsUndone: Caught("test_what_was_refused_in_an_outage_does_not_appear_later", {"fault": "stalled"}),
     QueuesWhatFailed: Caught("test_what_was_refused_in_an_outage_does_not_appear_later", {"fault": "cut"}),
+    LateCommitsAreUndone: Caught("test_an_append_whose_answer_comes_too_late_is_never_called_undone"),
     NoDeadline: Caught("test_every_operation_ends_in_time_while_the_network_is_silent", {"fault": "stalled"}),
+    ClosesTheConnectionsOfOthers: Caught("test_cancelling_a_call_leaves_the_others_their_connection"),
+    ForgetsWhatRuns: Caught("test_no_operation_goes_on_once_its_driver_is_closed"),
     CountsTimeAfterItsQueue: Caught("test_writers_of_one_record_end_in_time_however_many_wait"),
     LeaksAFailedOpening: Caught("test_an_opening_that_meets_a_stall_leaves_nothing_behind"),
     KeepsDeadConnections: Caught("test_connections_that_died_unnoticed_are_replaced"),
@@ -541,6 +554,9 @@ OPTIMISTIC: Final[dict[type[OptimisticDriver], Caught]] = {
     TrustsItsLock: Caught("test_an_append_while_another_write_is_paused_is_not_lost"),
     CountsTheWritesOfAKey: Caught("test_a_paused_write_does_not_bring_back_a_record_that_was_deleted"),
     CountsTheWritesOfALife: Caught("test_a_paused_write_does_not_bring_back_a_record_that_has_expired"),
+    TakesTheTimeBeforeItReads: Caught(
+        "test_a_write_whose_read_is_answered_late_judges_expiry_after_the_answer"
+    ),
     TakesTheTimeBeforeItsTurn: Caught(
         "test_a_write_that_queues_behind_another_judges_expiry_when_its_turn_comes"
     ),

@@ -172,3 +172,24 @@ class ReadsFromAReplica(FaultyDriver):
             return await super().load(key)
         finally:
             self.store.scopes = primary
+
+
+class ErrorsAreNoRecord(FaultyDriver):
+    """Takes each error that the store answers with for its word that the record does not exist."""
+
+    async def load(self, key: Key) -> Record | None:
+        try:
+            return await super().load(key)
+        except Unavailable:
+            if self.store.refuses:
+                return None
+            raise
+
+
+class StaysOnTheCallersClient(FaultyDriver):
+    """Leaves what it has registered with its client when it is closed."""
+
+    async def close(self) -> None:
+        users = {*self.store.users}
+        await super().close()
+        self.store.users |= users

@@ -179,3 +179,36 @@ class LeaksAFailedOpening(GreetsTheServer):
     def forget(self, connection: Connection) -> None:
         os.dup(connection.writer.get_extra_info("socket").fileno())
         self.drop(connection)
+
+
+class LateCommitsAreUndone(LateIsUndone):
+    """Looks at the record first, and takes an append that was not answered in time for one not done."""
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        await self.load(key)
+        return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
+
+
+class ClosesTheConnectionsOfOthers(NetworkedDriver):
+    """Closes its connections when a call is cancelled, also those on which other calls wait."""
+
+    def start_over(self) -> None:
+        super().start_over()
+        self.opened: list[Connection] = []
+
+    async def _connected(self) -> Connection:
+        connection = await super()._connected()
+        self.opened.append(connection)
+        return connection
+
+    def drop(self, connection: Connection) -> None:
+        while self.opened:
+            super().drop(self.opened.pop())
+        super().drop(connection)
+
+
+class ForgetsWhatRuns(NetworkedDriver):
+    """Does not wait for the calls that run when it is closed, and does not end them."""
+
+    async def finished(self) -> None:
+        pass

@@ -260,3 +260,10 @@ class ConflictIsALostRace(Replacing):
         if isinstance(call.expect, str) and found and await self.load(call.key) != found:
             return False
         return await self.proper(call)
+
+
+class ReplaceIgnoresTtlNone(Replacing):
+    """Sets an end where there is a time to live, and keeps the earlier one where there is none."""
+
+    async def change(self, call: Replace, found: _Found) -> bool:
+        return await self.proper(call._replace(ttl=KEEP) if call.ttl is None else call)

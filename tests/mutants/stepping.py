@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 from stm_backends.drivers.contract import Key
+from stm_backends.errors import StorageError
 from tests.support.optimistic import OptimisticDriver
 
 LOCKED_S = 0.05
@@ -43,7 +44,8 @@ class TrustsItsLock(OptimisticDriver):
         try:
             yield
         finally:
-            await self.ask("load", "unlock", key)
+            with contextlib.suppress(StorageError):  # it ends by itself
+                await self.ask("load", "unlock", key)
 
 
 class CountsTheWritesOfAKey(OptimisticDriver):
@@ -64,6 +66,18 @@ class TakesTheTimeBeforeItsTurn(OptimisticDriver):
     async def change(self, operation: str, key: Key, decide: Any) -> Any:
         _BEGAN.set(time.time())
         return await super().change(operation, key, decide)
+
+    def moment(self) -> float:
+        return _BEGAN.get()
+
+
+class TakesTheTimeBeforeItReads(OptimisticDriver):
+    """Judges expiry by the time at which it asked for the record, and not by that of the answer."""
+
+    async def ask(self, operation: str, request: str, *given: object, **named: object) -> Any:
+        if request == "read":
+            _BEGAN.set(time.time())
+        return await super().ask(operation, request, *given, **named)
 
     def moment(self) -> float:
         return _BEGAN.get()

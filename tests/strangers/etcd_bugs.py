@@ -5,47 +5,14 @@ The command alone finds them, by a URL: nothing here needs a means that only a t
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
-from typing import NamedTuple
 
-HERE = Path(__file__).parent / "etcd_backend"
-PACKAGE = "stm_backends_etcd"
-
-
-class Bug(NamedTuple):
-    """A mistake, the check that names it, what it changes, and whether the quick form of the check finds it.
-
-    Those in `FEW` are asked in a quick run, too.
-    """
-
-    name: str
-    check: str
-    changes: dict[str, str]
-    quick: bool = True
+from tests.support.bugs import Bug, install
 
 
 def installed(folder: Path, bug: Bug | None = None) -> Path:
-    """Return a folder from which a copy of the driver can be imported, and is found, as if it was installed.
-
-    Raises `AssertionError` if a line that the bug changes is not there once.
-    """
-    place = folder / "installed"
-    copy = place / PACKAGE
-    shutil.copytree(HERE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in copy.glob("*.py"):
-        path.write_text(path.read_text("utf-8").replace("tests.strangers.etcd_backend", PACKAGE), "utf-8")
-    driver = copy / "driver.py"
-    text = driver.read_text("utf-8")
-    for before, after in (bug.changes if bug else {}).items():
-        assert text.count(before) == 1, (before, text.count(before))
-        text = text.replace(before, after)
-    driver.write_text(text, "utf-8")
-    metadata = place / f"{PACKAGE}-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(f"[stm_backends]\netcd = {PACKAGE}.plugin\n")
-    return place
+    """Return a folder from which a copy of the driver can be imported, as if it was installed."""
+    return install("etcd", folder, bug)
 
 
 FEW = ("a-conflict-is-a-lost-race", "a-purge-removes-without-a-condition", "versions-of-a-key-are-compared")

@@ -15,8 +15,9 @@ import pytest
 from stm_backends.drivers import Key, Record
 from stm_backends.testing import Datastore, DriverContract
 from tests.conformance.running import command, pytest_in
-from tests.strangers.etcd_bugs import BUGS, FEW, Bug, installed
+from tests.strangers.etcd_bugs import BUGS, FEW, installed
 from tests.support import etcd
+from tests.support.bugs import Bug
 
 pytest.importorskip("httpx", reason="the dependency group `strangers` brings it")
 import httpx

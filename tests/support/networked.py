@@ -96,19 +96,27 @@ class NetworkedDriver:
         self._idle: list[Connection] = []
         self._free = asyncio.Semaphore(4)
         self._is_open = False
+        self._running = 0
+        self._none_runs = asyncio.Event()
+        self._none_runs.set()
 
     async def open(self) -> None:
-        self.home.enter()
-        self._is_open = True
+        await self.home.open(self._begin, self._end)
 
     async def close(self) -> None:
-        if not self.home.may_close():
-            return
+        await self.home.close(self._end)
+
+    async def _begin(self) -> None:
+        self._is_open = True
+
+    async def _end(self) -> None:
         self._is_open = False
-        for connection in self._idle:
-            connection.writer.transport.abort()
-        self._idle.clear()
-        self.home.leave()
+        try:
+            await self.finished()
+        finally:
+            for connection in self._idle:
+                connection.writer.transport.abort()
+            self._idle.clear()
 
     async def load(self, key: Key) -> Record | None:
         return await self._ask("load", key)
@@ -140,6 +148,16 @@ class NetworkedDriver:
         if not self._is_open:
             raise self._located(Unavailable("the driver is closed"), operation)
         self.home.require()
+        self._running += 1
+        self._none_runs.clear()
+        try:
+            return await self._answer(operation, *given, **named)
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._none_runs.set()
+
+    async def _answer(self, operation: str, *given: object, **named: object) -> Any:
         is_sent = False
         try:
             async with self.limit(), self._free:
@@ -173,6 +191,10 @@ class NetworkedDriver:
         return error
 
     # What the mutants do otherwise:
+
+    async def finished(self) -> None:
+        """Wait for the requests that are under way; each ends with its answer, or at its deadline."""
+        await self._none_runs.wait()
 
     def limit(self) -> AbstractAsyncContextManager[object]:
         return asyncio.timeout(self.traits.deadline)

@@ -14,7 +14,15 @@ import pytest
 
 from stm_backends.drivers.contract import Traits
 from stm_backends.drivers.edge import ConcurrencyLimit, Edge, Meaning
-from stm_backends.errors import Denied, OutcomeUnknown, StorageError, TooLarge, Unavailable
+from stm_backends.errors import (
+    ConfigurationError,
+    Corrupt,
+    Denied,
+    OutcomeUnknown,
+    StorageError,
+    TooLarge,
+    Unavailable,
+)
 
 
 def meaning(error: Exception) -> Meaning | None:
@@ -268,6 +276,12 @@ def _raising(error: BaseException) -> Any:
     module: dict[str, Any] = {"__name__": "program", "error": error}
     exec("def credentials():\n    raise error", module)  # noqa: S102 -- a module of another package
     return module["credentials"]
+
+
+async def test_an_error_of_configuration_is_not_taken_for_a_value_that_cannot_be_read() -> None:
+    edge = edge_with(deadline_s=1, meaning=lambda error: (Corrupt, "no record") if error else None)
+    with pytest.raises(ConfigurationError, match="of another kind"):
+        await edge.run("open", lambda: fail(ConfigurationError("of another kind")))
 
 
 async def test_an_error_of_ours_without_a_place_gets_it(edge: Edge) -> None:

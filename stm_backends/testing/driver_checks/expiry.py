@@ -139,7 +139,7 @@ class Expiry(Contract):
         await bench.pass_time(bench.tick * 1.1)
         must_be(await driver.load(key), None, "the third append set a shorter time to live")
 
-    @check("driver.lifetime", slow=True)
+    @check("driver.lifetime")
     async def test_an_append_without_a_time_to_live_makes_the_record_permanent(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await driver.append(key, b"a", initial_version="initial", ttl=bench.tick)
@@ -150,6 +150,23 @@ class Expiry(Contract):
             (b"a", b"b"),
             "the last append set ttl=None, which never expires",
         )
+
+    @check("driver.lifetime")
+    async def test_a_replace_without_a_time_to_live_makes_the_record_permanent(self, bench: Bench) -> None:
+        """The end is set where there is a time to live, and an earlier one is kept where there is none."""
+        driver, folded, changed, saved = await bench.driver(), bench.key(), bench.key(), bench.key()
+        for key in (folded, changed, saved):
+            await driver.append(key, b"a", initial_version="initial", ttl=bench.tick)
+        done = [
+            await driver.replace(folded, b"A", version="v2", expect="initial", drop=1, ttl=None),
+            await driver.replace(changed, b"A", version="v2", expect="initial", ttl=None),
+            await driver.replace(saved, b"A", version="v2", expect=ANY, ttl=None),
+        ]
+        must_be(done, [True] * 3, "the records are of the version expected")
+        await bench.pass_time(bench.tick * 1.1)
+        held = [Record("v2", b"A", ()), Record("v2", b"A", (b"a",)), Record("v2", b"A", ())]
+        found = [await driver.load(key) for key in (folded, changed, saved)]
+        must_be(found, held, "each replace set ttl=None, which never expires")
 
     @check("driver.lifetime", slow=True)
     async def test_a_replace_resets_the_time_to_live(self, bench: Bench) -> None:

@@ -60,6 +60,19 @@ class Faults(Contract):
         found = await recovered(lambda: driver.load(key), driver.traits)
         must_be(found, Record("v2", b"a", ()), "the fold was acknowledged")
 
+    @check("driver.outage")
+    async def test_an_error_of_the_server_is_never_an_empty_answer(self, bench: Bench) -> None:
+        """Each error of an API counts as "not found": also one that says that no leader is elected."""
+        if bench.datastore.refusal is None:
+            not_asked("needs `Datastore.refusal`")
+        driver, key = await bench.driver(), bench.key()
+        await append_all(driver, key, b"a")
+        async with bench.datastore.refusal():
+            for fails in each_fails_in_time(driver, key, "the server answers each {} with an error"):
+                await fails()
+        found = await recovered(lambda: driver.load(key), driver.traits)
+        must_be(found, Record("initial", None, (b"a",)), "the server has refused everything")
+
     @check("driver.corruption")
     async def test_a_damaged_record_raises_corrupt_and_reading_it_changes_nothing(self, bench: Bench) -> None:
         """Missing parts are treated as empty, or data that does not parse is removed."""
@@ -216,6 +229,24 @@ class Faults(Contract):
             must_be(await handed_in.is_open(), True, "only the driver was closed, not its client")
             with must_raise(Unavailable, "the driver is closed, and only its client is open"):
                 await driver.load(key)
+        finally:
+            await handed_in.close()
+
+    @check("driver.client")
+    async def test_a_closed_driver_leaves_nothing_on_a_client_passed_in(self, bench: Bench) -> None:
+        """A subscription, a listener or a session stays on the client, and those of each driver add up."""
+        if bench.datastore.handed_in is None:
+            not_asked("needs `Datastore.handed_in`")
+        handed_in = await bench.datastore.handed_in()
+        try:
+            driver, key = bench.adopt(handed_in.driver), bench.key()
+            if handed_in.kept is None:
+                not_asked("needs `HandedIn.kept`")
+            await append_all(driver, key, b"a")
+            await driver.load(key)
+            await driver.close()
+            kept = [type(one).__name__ for one in await handed_in.kept()]
+            must_be(kept, [], "the driver is closed, and its client stays with the caller")
         finally:
             await handed_in.close()
 

@@ -8,18 +8,23 @@ import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from stm_backends.drivers.contract import KEEP, Driver, Key, Record
 from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing.driver_checks.steps import (
+    HELD_S,
+    LATE_S,
     MOST_ANSWERS,
     SLACK_S,
     TRIES,
+    UNDONE,
+    T,
     append_all,
     behind,
+    comes,
     each_fails_in_time,
     end,
     loaded,
@@ -45,10 +50,8 @@ the second, operations may fail that already use another."""
 ROUNDS: Final = 3
 """In how many rounds of failures in a row the number of connections rises if they are leaked."""
 
-SOON_S, LATE_S = 1.0, 5.0
-"""How long what has failed may take to close its connection: in any round, and in the last one."""
-
-POLL_S: Final = 0.05
+SOON_S: Final = 1.0
+"""How long what has failed may take to close its connection, in any round but the last."""
 
 OPENINGS: Final = 3
 """How many openings meet a stall."""
@@ -60,15 +63,20 @@ the time only then, the last one takes as many deadlines."""
 LATER_S: Final = 2.0
 """How long after an outage a write may still arrive that was sent into it."""
 
+ANSWERS_LATE: Final = 4
+"""How many answers of an append come too late in turn: most drivers send their commit by then."""
+
+CANCELLED_AFTER: Final = (0.5, 1.5, 2.5)
+"""After how many answers calls are cancelled, each a time that an answer takes."""
+
+LOST: Final = 2
+"""How often calls must fail beside one that is cancelled until it counts as the reason."""
+
 _FAULTS: Final[dict[str, Callable[[Proxy], AbstractAsyncContextManager[None]]]] = {
     "cut": Proxy.cut,
     "stalled": Proxy.stalled,
     "unanswered": lambda proxy: proxy.stalled("answers"),
 }
-
-_REFUSED: Final = (
-    "`Unavailable` says that nothing was done; once the request was sent, a lost answer is `OutcomeUnknown`"
-)
 
 
 class Network(Contract):
@@ -81,7 +89,7 @@ class Network(Contract):
             found = await outcome(place.append(b"c"))
             count = await place.count(b"c")
             if isinstance(found, Unavailable):
-                must_be(count, 0, _REFUSED)
+                must_be(count, 0, UNDONE)
 
     @check("driver.resent")
     async def test_an_append_that_loses_its_answer_is_not_stored_twice(self, bench: Bench) -> None:
@@ -101,7 +109,7 @@ class Network(Contract):
             found = await outcome(place.fold())
             stored = await place.beside.load(place.key)
             if isinstance(found, Unavailable):
-                must_be(stored, before, _REFUSED)
+                must_be(stored, before, UNDONE)
             elif isinstance(found, OutcomeUnknown):
                 assert stored in (before, after), "a replace whose answer was lost is done or not done"
             else:
@@ -117,10 +125,45 @@ class Network(Contract):
             found = await outcome(place.driver.delete(place.key))
             stored = await place.beside.load(place.key)
             if isinstance(found, Unavailable):
-                must_be(stored, Record("initial", None, (b"a", b"b")), _REFUSED)
+                must_be(stored, Record("initial", None, (b"a", b"b")), UNDONE)
             elif not isinstance(found, OutcomeUnknown):
                 must_be(found, True, "there was a record, and no one else deleted it")
                 must_be(stored, None, "the delete was acknowledged")
+
+    @check("driver.outage")
+    async def test_an_append_whose_answer_comes_too_late_is_never_called_undone(self, bench: Bench) -> None:
+        """A deadline that ends after the request was sent is `Unavailable`."""
+        found = await _all_of(*(_answered_late(bench, number) for number in range(ANSWERS_LATE)))
+        if any(found):
+            return
+        # Where requests cannot be read, such as with hashed keys, answers to any request are held, in turn.
+        for number in range(ANSWERS_LATE):
+            if not await _answered_late(bench, number, is_marked=False):
+                return
+
+    @check("driver.cancellation")
+    async def test_cancelling_a_call_leaves_the_others_their_connection(self, bench: Bench) -> None:
+        """The connection of a cancelled call is closed, and other calls wait for answers on it."""
+        proxy, driver = await behind(bench)
+        keys = [bench.key() for _ in range(WRITERS)]
+        delay_s = min(HELD_S / 2, driver.traits.deadline / 20)
+        # So slow that the calls of a round are under way at once, each between the same two answers.
+        async with proxy.slow(delay_s, "answers"):
+            await asyncio.gather(*(outcome(append_all(driver, key, b"first")) for key in keys))
+            lost = 0
+            for answers in CANCELLED_AFTER:
+                for _ in range(TRIES):
+                    error = await _cancelled_beside(driver, keys, answers * delay_s)
+                    if error is None:
+                        break
+                    # On a machine that is too busy, they fail without a call that is cancelled.
+                    if await _cancelled_beside(driver, keys, answers * delay_s, cancels=False) is None:
+                        lost += 1
+                    if lost == LOST:
+                        raise AssertionError(
+                            "calls fail beside one that is cancelled, and none fails if none is cancelled: "
+                            f"{error}"
+                        ) from error
 
     @check("driver.outage", slow={"fault": ["unanswered"]})
     @pytest.mark.parametrize("fault", ["cut", "stalled", "unanswered"])
@@ -200,7 +243,7 @@ class Network(Contract):
         through, (proxy, driver) = bench.datastore.through, await behind(bench)
         assert through is not None, "`behind` has asked for it"
         await driver.close()
-        if not await _comes(lambda: proxy.connections == 0):
+        if not await comes(lambda: proxy.connections == 0):
             pytest.fail(f"{proxy.connections} connections are open after the driver was closed")
         tasks = asyncio.all_tasks()
         # In one stall, because each has to outlast a deadline.
@@ -210,9 +253,9 @@ class Network(Contract):
             # One that connects when it is first used may be opened, and is closed again.
             if not isinstance(one, StorageError):
                 await one.close()
-        if not await _comes(lambda: proxy.connections == 0):
+        if not await comes(lambda: proxy.connections == 0):
             pytest.fail(f"{proxy.connections} connections are open after {OPENINGS} openings met a stall")
-        if not await _comes(lambda: asyncio.all_tasks() <= tasks):
+        if not await comes(lambda: asyncio.all_tasks() <= tasks):
             left = len(asyncio.all_tasks() - tasks)
             pytest.fail(f"{left} tasks are running after {OPENINGS} openings met a stall")
 
@@ -273,7 +316,7 @@ class Network(Contract):
 
         await _stops_growing(proxy, usual, stalled, "failures")
         await driver.close()
-        if not await _comes(lambda: proxy.connections == 0):
+        if not await comes(lambda: proxy.connections == 0):
             pytest.fail(f"{proxy.connections} connections are open after the driver was closed")
 
 
@@ -306,7 +349,7 @@ class _Tried:
     def require(self, record: Record | None) -> None:
         """Fail unless a record is what it may be: absent, too, if no append to it was acknowledged."""
         tail = record.tail if record else ()
-        must_be([entry for entry in self.refused if entry in tail], [], _REFUSED)
+        must_be([entry for entry in self.refused if entry in tail], [], UNDONE)
         lost = [entry for entry in self.acknowledged if entry not in tail]
         must_be(lost, [], "what was acknowledged stands")
         twice = [entry for entry in set(tail) if tail.count(entry) > 1]
@@ -336,6 +379,48 @@ async def _losing_each_answer(bench: Bench) -> AsyncGenerator[_Place]:
         # Where requests cannot be read, such as with hashed keys, answers to any request are lost.
         if is_marked and skip:
             return
+
+
+async def _answered_late(bench: Bench, number: int, *, is_marked: bool = True) -> bool:
+    """Hold an answer to an append until the append has ended; returns whether there was such an answer."""
+    proxy, driver = await behind(bench)
+    beside, key = await bench.driver(), bench.key()
+    await append_all(beside, key, b"a", b"b")
+    await usable(driver, key)
+    bench.history.say(f"answer {number + 1} comes when the append has ended", key)
+    held = proxy.hold_answer(mark_of(key) if is_marked else b"", skip=number)
+    try:
+        async with must_end(longest(driver.traits), "the driver has a deadline"):
+            found = await outcome(append_all(driver, key, b"c"))
+    finally:
+        held.release()
+    count = (await loaded(beside, key)).tail.count(b"c")
+    if isinstance(found, Unavailable):
+        must_be(count, 0, UNDONE)
+    elif found is None:
+        must_be(count, 1, "the append was acknowledged")
+    return held.happened
+
+
+async def _cancelled_beside(
+    driver: Driver, keys: Sequence[Key], after_s: float, *, cancels: bool = True
+) -> StorageError | None:
+    """Append to each record at once, and cancel every other append; returns an error of those in between."""
+    appends = [asyncio.ensure_future(outcome(append_all(driver, key, b"next"))) for key in keys]
+    try:
+        await asyncio.sleep(after_s)
+        for append in appends[::2] if cancels else ():
+            append.cancel()
+        async with must_end(2 * longest(driver.traits), "the driver has a deadline"):
+            await asyncio.wait(appends)
+    finally:
+        await end(*appends)
+    errors: list[StorageError] = []
+    for append in appends[1::2]:
+        must_be(append.cancelled(), False, "only the calls beside it were cancelled")
+        if (error := append.result()) is not None:
+            errors.append(error)
+    return errors[0] if errors else None
 
 
 async def _append_until(
@@ -372,11 +457,14 @@ async def _loaded_in_time(driver: Driver, keys: Sequence[Key], rounds: int) -> l
     return None
 
 
-async def _all_of(*work: Awaitable[Any]) -> None:
-    """Await everything, then raise the first error."""
+async def _all_of(*work: Awaitable[T]) -> list[T]:
+    """Await everything, then raise the first error, or return what was answered."""
+    answers: list[T] = []
     for found in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(found, BaseException):
             raise found
+        answers.append(found)
+    return answers
 
 
 async def _stops_growing(proxy: Proxy, usual: int, fail: Callable[[], Awaitable[None]], what: str) -> int:
@@ -389,17 +477,8 @@ async def _stops_growing(proxy: Proxy, usual: int, fail: Callable[[], Awaitable[
         await fail()
         # Before the last round, what closes later only raises what the next one is compared with.
         within = LATE_S if len(counts) == ROUNDS else SOON_S
-        if await _comes(lambda: proxy.connections <= max(counts), within):
+        if await comes(lambda: proxy.connections <= max(counts), within):
             return max(counts)
         counts.append(proxy.connections)
     before, *after = map(str, counts)
     pytest.fail(f"{before} connections were open before {what}, then {', then '.join(after)}")
-
-
-async def _comes(is_so: Callable[[], bool], within: float = LATE_S) -> bool:
-    """Wait for what comes about a little later. Return whether it did."""
-    for _ in range(round(within / POLL_S)):
-        if is_so():
-            return True
-        await asyncio.sleep(POLL_S)
-    return is_so()

@@ -9,20 +9,27 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import pytest
+
 from stm_backends.drivers.contract import Driver, Key, Record
-from stm_backends.errors import StorageError
+from stm_backends.errors import StorageError, Unavailable
 from stm_backends.testing.driver_checks.steps import (
     MOST_ANSWERS,
     TRIES,
+    UNDONE,
+    append_all,
     behind,
+    comes,
     end,
+    is_held,
+    loaded,
     longest,
     mark_of,
     outcome,
     require_network,
     usable,
 )
-from stm_backends.testing.workbench.check import Contract, check, not_asked
+from stm_backends.testing.workbench.check import Contract, check, not_asked, too_slow
 from stm_backends.testing.workbench.drivers import Bench
 from stm_backends.testing.workbench.expectations import must_be, must_end
 from stm_backends.testing.workbench.proxy import HeldAnswer
@@ -30,12 +37,20 @@ from stm_backends.testing.workbench.proxy import HeldAnswer
 STEP_S: Final = 0.3
 """How long a paused operation waits at most for another that may itself wait for a lock of it."""
 
-POLL_S: Final = 0.002
-
 EXPIRED: Final = 1.1
 """How many times to live pass until a record has certainly expired."""
 
 GAVE_UP: Final = "needs writes that end while another is paused; these gave up"
+
+ONE_REQUEST: Final = "its writes are one request each, or lock the record before they read it"
+
+NO_QUEUE: Final = (
+    "its writes do not queue in the driver: while one was paused, another of the same record was sent"
+)
+
+JUDGED: Final = "judged"
+LATE: Final = "late"
+UNPAUSED: Final = "unpaused"
 
 Write: TypeAlias = Callable[[Driver, Key], Awaitable[Any]]
 
@@ -95,6 +110,8 @@ OVER_ANOTHER: Final[Mapping[str, Write]] = {
     "a replace of the body": _fold(b"F", drop=0),
     "a delete": _delete,
 }
+
+READ_LATE: Final[Mapping[str, Write]] = {"an append": _append, "a fold": _fold(b"F")}
 
 
 class Stepping(Contract):
@@ -183,7 +200,7 @@ class Stepping(Contract):
         some = ("an append", "a fold") if bench.quick else OVER_ANOTHER
         judged = await _each_paused(bench, some, judge, ttl=bench.tick)
         if not judged and ended:
-            not_asked("its writes are one request each, or lock the record before they read it")
+            not_asked(ONE_REQUEST)
         _must_be_judged(judged)
 
     @check("driver.expiry")
@@ -191,52 +208,173 @@ class Stepping(Contract):
         self, bench: Bench
     ) -> None:
         """The time is taken before the write waits for its turn in the driver."""
+        reasons: list[str] = []
         for _ in range(TRIES):
-            late = 0
+            found: list[str] = []
 
-            async def judge(place: _Place, _: str) -> int:
-                nonlocal late
-                queued = await _queued(bench, place)
-                late += queued is None
-                return queued is True
+            async def judge(place: _Place, _: str, found: list[str] = found) -> int:
+                found.append(await _queued(bench, place))
+                return found[-1] == JUDGED
 
             if await _each_paused(bench, ("a refused fold",), judge, ttl=bench.tick):
                 return
-            if not late:
+            reasons += [one for one in found if one not in (LATE, UNPAUSED)]
+            if LATE not in found:
                 break
-        not_asked("its writes do not queue in the driver, or these gave up")
+        else:
+            not_asked(too_slow("an append was called only when the record had expired"))
+        # One that gave up might have queued.
+        not_asked(next((one for one in reasons if one != NO_QUEUE), NO_QUEUE))
+
+    @check("driver.expiry")
+    async def test_a_write_whose_read_is_answered_late_judges_expiry_after_the_answer(
+        self, bench: Bench
+    ) -> None:
+        """The time is taken before the record is read, and what others have seen expired is extended."""
+        ended = 0
+
+        async def judge(place: _Place, what: str) -> int:
+            nonlocal ended
+            # Of what follows the first answer, a part may be written already.
+            place.is_last = True
+            answer = await _answered_late(bench, place, READ_LATE[what])
+            ended += place.held.happened and not isinstance(answer, StorageError)
+            if answer is None or isinstance(answer, StorageError):
+                return 0
+            why = f"a load has found the record expired before the first answer to {what} came"
+            must_be(answer, 1 if what == "an append" else False, why)
+            new = Record("late", None, (b"late",)) if what == "an append" else None
+            must_be(await place.beside.load(place.key), new, why)
+            return 1
+
+        judged = await _each_paused(bench, READ_LATE, judge, ttl=bench.tick)
+        if not judged and ended:
+            not_asked(ONE_REQUEST)
+        _must_be_judged(judged)
+
+    @check("driver.lifecycle")
+    async def test_no_operation_goes_on_once_its_driver_is_closed(self, bench: Bench) -> None:
+        """`close` neither ends what runs nor waits for it, so that a call connects anew, or writes later."""
+        for is_marked in (True, False):
+            number = 0
+            for number in range(MOST_ANSWERS):
+                if not await _closed_while_paused(bench, number, is_marked=is_marked):
+                    break
+            # Where requests cannot be read, such as with hashed keys, answers to any request count.
+            if is_marked and number:
+                return
 
 
-async def _queued(bench: Bench, place: _Place) -> bool | None:
+async def _queued(bench: Bench, place: _Place) -> str:
     """Pause a refused write, have an append wait behind it until the record expires, and judge the append.
 
-    Returns `False` if it did not wait in the driver, and `None` if it was called too late to tell.
+    Returns `JUDGED`, `UNPAUSED` if the write ended without that answer, `LATE` if the append was called too
+    late to tell, or why it was not judged.
     """
     refused = place.driver.replace(place.key, b"", version="no", expect="no", drop=1, ttl=None)
     running = asyncio.ensure_future(outcome(refused))
     waiting: asyncio.Future[Any] | None = None
+    ends: list[float] = []
     try:
-        if not await _is_held(place.held, running):
+        if not await is_held(place.held, running):
             await running
-            return False
-        is_late = bench.datastore.waits and time.monotonic() > place.expires
+            return UNPAUSED
+        called = time.monotonic()
+        is_late = bench.datastore.waits and called > place.expires
         waiting = asyncio.ensure_future(outcome(_append(place.driver, place.key)))
+        for one in (running, waiting):
+            one.add_done_callback(lambda _: ends.append(time.monotonic() - called))
         await bench.pass_time(place.left_s)
         seen = await place.beside.load(place.key)
+        goes_on, waits = not running.done(), not waiting.done()
         # What was sent may have been judged before the expiry.
-        queues = seen is None and not waiting.done() and not place.held.followed
+        queues = seen is None and waits and not place.held.followed
         place.held.release()
         async with must_end(2 * longest(place.driver.traits), "the paused write goes on"):
             answers: Sequence[Any] = await asyncio.gather(running, waiting)
     finally:
         place.held.release()
         await end(running, *([waiting] if waiting is not None else []))
-    if not queues or any(isinstance(one, StorageError) for one in answers):
-        return False
+    if not goes_on or any(isinstance(one, StorageError) for one in answers):
+        return (
+            f"needs a write that waits {place.left_s:.2g} s for an answer, and another that queues behind "
+            f"it; one of these gave up, or sent its request again, after {min(ends):.2g} s"
+        )
+    if not queues:
+        return NO_QUEUE
     must_be(answers[0], False, "the record had another version")
     must_be(answers[1], 1, "a load has found the record expired before this append was sent")
     must_be(await place.beside.load(place.key), Record("late", None, (b"late",)), "the record is a new one")
-    return None if is_late else True
+    return LATE if is_late else JUDGED
+
+
+async def _answered_late(bench: Bench, place: _Place, write: Write) -> Any:
+    """Pause a write after its first answer until the record has expired for another instance.
+
+    Returns its answer, or its error. `None` if it has written by then, or holds a lock of the record.
+    """
+    running = asyncio.ensure_future(outcome(write(place.driver, place.key)))
+    looking: asyncio.Future[Any] | None = None
+    try:
+        if not await is_held(place.held, running):
+            await running
+            return None
+        # A refused write changes nothing, and waits for a lock that the paused one may hold.
+        refused = place.beside.replace(place.key, b"", version="no", expect="no", ttl=None)
+        looking = asyncio.ensure_future(outcome(refused))
+        await asyncio.wait({looking}, timeout=min(STEP_S, place.driver.traits.deadline / 4))
+        is_judged = looking.done()
+        if is_judged:
+            await bench.pass_time(place.left_s)
+            is_judged = await place.beside.load(place.key) is None and not running.done()
+        bench.history.say("the paused write goes on", place.key)
+        place.held.release()
+        async with must_end(2 * longest(place.driver.traits), "the paused write goes on"):
+            answer, _ = await asyncio.gather(running, looking)
+    finally:
+        place.held.release()
+        await end(running, *([looking] if looking is not None else []))
+    return answer if is_judged or isinstance(answer, StorageError) else None
+
+
+async def _closed_while_paused(bench: Bench, number: int, *, is_marked: bool) -> bool:
+    """Close a driver while an append is paused after an answer; returns whether there was such an answer."""
+    proxy, driver = await behind(bench)
+    beside, key = await bench.driver(), bench.key()
+    await append_all(beside, key, b"a", b"b")
+    await usable(driver, key)
+    bench.history.say(f"the append is paused after answer {number + 1}", key)
+    held = proxy.hold_answer(mark_of(key) if is_marked else b"", skip=number)
+    soon_s = min(STEP_S, driver.traits.deadline / 4)
+    running = asyncio.ensure_future(outcome(_append(driver, key)))
+    closing: asyncio.Future[None] | None = None
+    try:
+        if not await is_held(held, running):
+            await running
+            await driver.close()
+            return False
+        closing = asyncio.ensure_future(driver.close())
+        await asyncio.wait({closing}, timeout=soon_s)
+        if not closing.done():
+            bench.history.say("the paused append goes on", key)
+            held.release()
+        async with must_end(longest(driver.traits), "`close` ends what is running, or waits for it"):
+            await closing
+        accepted = proxy.accepted
+        await asyncio.wait({running}, timeout=soon_s)
+        assert running.done(), "the driver is closed, and an append that ran then goes on"
+    finally:
+        held.release()
+        await end(running, *([closing] if closing is not None else []))
+    found, count = running.result(), (await loaded(beside, key)).tail.count(b"late")
+    if isinstance(found, Unavailable):
+        must_be(count, 0, UNDONE)
+    elif not isinstance(found, StorageError):
+        must_be(count, 1, "the append was acknowledged")
+    if not await comes(lambda: proxy.connections == 0):
+        pytest.fail(f"{proxy.connections} connections are open after the driver was closed")
+    must_be(proxy.accepted, accepted, "a driver that is closed opens no connection")
+    return True
 
 
 @dataclass
@@ -280,13 +418,13 @@ async def _each_paused(
     latest: dict[str, Key] = {}
 
     async def paused(what: str, *, is_marked: bool = True) -> tuple[int, bool]:
-        judged, is_held = 0, False
+        judged, was_held = 0, False
         async with aclosing(_holding_each_answer(bench, what, is_marked=is_marked, ttl=ttl)) as places:
             async for place in places:
                 latest[what] = place.key
                 judged += await judge(place, what)
-                is_held = is_held or place.held.happened
-        return judged, is_held
+                was_held = was_held or place.held.happened
+        return judged, was_held
 
     at_once = ttl is None or bench.datastore.waits
     found: dict[str, tuple[int, bool]] = {}
@@ -306,7 +444,7 @@ async def _each_paused(
     finally:
         await end(*tasks.values())
     # Where requests cannot be read, such as with hashed keys, answers to any request count.
-    unread = [await paused(what, is_marked=False) for what, (_, is_held) in found.items() if not is_held]
+    unread = [await paused(what, is_marked=False) for what, (_, was_held) in found.items() if not was_held]
     return sum(judged for judged, _ in (*found.values(), *unread))
 
 
@@ -338,14 +476,6 @@ async def _holding_each_answer(
             return
 
 
-async def _is_held(held: HeldAnswer, running: asyncio.Future[Any]) -> bool:
-    """Wait until an answer is held, or the operation has ended without it."""
-    while True:
-        if held.happened or running.done():
-            return held.happened
-        await asyncio.sleep(POLL_S)
-
-
 async def _both(
     bench: Bench, place: _Place, first: Write, second: Write, *, longer: float = 0.0
 ) -> _Both | None:
@@ -356,7 +486,7 @@ async def _both(
     running = asyncio.ensure_future(outcome(first(place.driver, place.key)))
     acting: asyncio.Future[Any] | None = None
     try:
-        if not await _is_held(place.held, running):
+        if not await is_held(place.held, running):
             await running
             return None
         acting = asyncio.ensure_future(outcome(second(place.beside, place.key)))

@@ -17,7 +17,7 @@ from stm_backends.testing.workbench.check import not_asked
 from stm_backends.testing.workbench.drivers import OPERATIONS, Bench, no_network
 from stm_backends.testing.workbench.expectations import must_be, must_end, must_raise
 from stm_backends.testing.workbench.failures import Met
-from stm_backends.testing.workbench.proxy import Proxy
+from stm_backends.testing.workbench.proxy import HeldAnswer, Proxy
 
 T = TypeVar("T")
 
@@ -44,6 +44,13 @@ machine may keep from ending in time."""
 
 MOST_ANSWERS: Final = 20
 """How many answers of one operation are lost or held in turn, at most."""
+
+LATE_S: Final = 5.0
+"""How long what has failed, or was closed, may take to close its connections."""
+
+UNDONE: Final = (
+    "`Unavailable` says that nothing was done; once the request was sent, a lost answer is `OutcomeUnknown`"
+)
 
 
 def full_of_largest(traits: Traits) -> int | None:
@@ -100,6 +107,23 @@ async def usable(driver: Driver, key: Key) -> None:
     await recovered(lambda: driver.load(key), driver.traits)
 
 
+async def is_held(held: HeldAnswer, running: asyncio.Future[Any]) -> bool:
+    """Wait until an answer is held, or the operation has ended without it."""
+    while True:
+        if held.happened or running.done():
+            return held.happened
+        await asyncio.sleep(0.002)
+
+
+async def comes(is_so: Callable[[], bool], within: float = LATE_S) -> bool:
+    """Wait for what comes about a little later. Return whether it did."""
+    for _ in range(round(within / PAUSE_S)):
+        if is_so():
+            return True
+        await asyncio.sleep(PAUSE_S)
+    return is_so()
+
+
 async def loaded(driver: Driver, key: Key) -> Record:
     """Return a record that must be there."""
     __tracebackhide__ = True
@@ -123,8 +147,10 @@ async def append_all(driver: Driver, key: Key, *entries: bytes, initial_version:
         await driver.append(key, entry, initial_version=initial_version, ttl=None)
 
 
-def each_fails_in_time(driver: Driver, key: Key) -> list[Callable[[], Awaitable[None]]]:
-    """Return a step for each operation: in an outage it raises a typed error that says where, in time."""
+def each_fails_in_time(
+    driver: Driver, key: Key, why: str = "no {} gets an answer"
+) -> list[Callable[[], Awaitable[None]]]:
+    """Return a step for each operation: where the server does no work, it raises a typed error in time."""
     calls: list[Callable[[], Awaitable[object]]] = [
         lambda: driver.load(key),
         lambda: driver.append(key, b"b", initial_version="initial", ttl=None),
@@ -135,7 +161,7 @@ def each_fails_in_time(driver: Driver, key: Key) -> list[Callable[[], Awaitable[
 
     async def fails(operation: str, call: Callable[[], Awaitable[object]]) -> None:
         __tracebackhide__ = True
-        with must_raise((Unavailable, OutcomeUnknown), f"no {operation} gets an answer") as caught:
+        with must_raise((Unavailable, OutcomeUnknown), why.format(operation)) as caught:
             async with must_end(longest(driver.traits), "the driver has a deadline"):
                 await call()
         assert_located(caught.value, driver, operation, key)

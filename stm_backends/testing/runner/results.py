@@ -26,12 +26,13 @@ OUTCOMES: Final[Sequence[Outcome]] = ("passed", "not asked", "opted out", "faile
 
 GRADES: Final[Mapping[int, str]] = {
     1: "without faults of the network",
-    2: "without what some means of a test class would ask",
+    2: "without {}",
     3: "with all means",
 }
-"""What is asked of each grade, beside what needs a means; a grade has what those below it have."""
+"""What is asked of each grade, beside what needs a means; a grade has what those below it have. The second
+one names the means that are missing."""
 
-_MEANS: Final = re.compile(r"`(?:Datastore|Stores|Graphs|Memories)\.(\w+)`")
+_MEANS: Final = re.compile(r"`(?:Datastore|HandedIn|Stores|Graphs|Memories)\.(\w+)`")
 _NETWORK: Final = "through"
 
 
@@ -225,7 +226,17 @@ class Run:
 
     def graded(self) -> str:
         """Return the grade in words."""
-        return f"grade {self.grade} of {len(GRADES)} ({GRADES[self.grade]})"
+        words = GRADES[self.grade].format(self._lacking())
+        return f"grade {self.grade} of {len(GRADES)} ({words})"
+
+    def _lacking(self) -> str:
+        """Return the means that are missing, so that an author sees whether the datastore has them."""
+        wanted = self.wanted()
+        full = ["full records"] if wanted.pop(WOULD_WRITE, None) else []
+        if wanted and all(is_installed(one.id) for one in self.results):
+            return "the means of a test class"
+        names = ", ".join([*(f"`{name}`" for name in sorted(wanted)), *full])
+        return f"{names}: complete where the datastore has none of these" if wanted else names
 
     def _tested(self) -> list[str]:
         """Return the backend that was named, and the classes of the author's own that ran beside it."""

@@ -65,7 +65,9 @@ _PROMISES: Final = {
         "An open driver belongs to its process and event loop: elsewhere it raises ConfigurationError, and "
         "disturbs nothing."
     ),
-    "driver.client": "The driver never closes a client that the caller passed in.",
+    "driver.client": (
+        "The driver never closes a client that the caller passed in, and leaves nothing on it."
+    ),
     "driver.outage": (
         "An outage raises a typed error that names no conversation, and is never an empty answer."
     ),

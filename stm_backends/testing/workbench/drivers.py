@@ -51,11 +51,16 @@ OPERATIONS: Final = tuple(ANSWERS)
 
 @dataclass(frozen=True, kw_only=True)
 class HandedIn:
-    """An open driver on a client of the caller, and how to ask whether that client is open."""
+    """An open driver on a client of the caller, and how to ask whether that client is open.
+
+    `kept()` returns what the client still has of its users, in any form: subscriptions, listeners, sessions.
+    Nothing is an empty collection. It is optional.
+    """
 
     driver: Driver
     is_open: Callable[[], Awaitable[bool]]
     close: Callable[[], Awaitable[None]]
+    kept: Callable[[], Awaitable[Collection[object]]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +91,8 @@ class Datastore:
       shorter the deadline of these drivers, the shorter the checks.
     - `outage()` is a context in which the datastore cannot be reached by drivers that are open already; where
       there is an `address`, the suite's proxy has one too.
+    - `refusal()` is a context in which the server can be reached and answers each request with an error, as a
+      cluster does that has no leader.
     - `handed_in()` returns a driver on a client of the caller's.
     - `hold(key)` is a context in which writers to the record wait, because the test holds the datastore's own
       lock on it. Loads go on; where they wait for the same lock, leave it out. It may lock more than this
@@ -109,6 +116,7 @@ class Datastore:
     address: str = ""
     through: Callable[[str], Awaitable[Driver]] | None = None
     outage: Callable[[], AbstractAsyncContextManager[object]] | None = None
+    refusal: Callable[[], AbstractAsyncContextManager[object]] | None = None
     handed_in: Callable[[], Awaitable[HandedIn]] | None = None
     hold: Callable[[Key], AbstractAsyncContextManager[object]] | None = None
     transactions: Callable[[], Awaitable[int]] | None = None

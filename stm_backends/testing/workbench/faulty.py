@@ -35,6 +35,8 @@ class FaultyStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.down = False
+        self.refuses = False
+        self.users: set[int] = set()
         self.closed = False
         self.damaged: set[str] = set()
         self.short: set[str] = set()
@@ -51,6 +53,15 @@ class FaultyStore(MemoryStore):
             yield
         finally:
             self.down = False
+
+    @asynccontextmanager
+    async def refusal(self) -> AsyncGenerator[None]:
+        """Answer each request with an error for as long as the context lasts."""
+        self.refuses = True
+        try:
+            yield
+        finally:
+            self.refuses = False
 
     @asynccontextmanager
     async def lag(self) -> AsyncGenerator[None]:
@@ -88,8 +99,13 @@ class FaultyDriver(MemoryDriver):
         self.store = store
         self._own = own
 
+    async def open(self) -> None:
+        await super().open()
+        self.store.users.add(id(self))
+
     async def close(self) -> None:
         await super().close()
+        self.store.users.discard(id(self))
         if self._own:
             self.store.closed = True
 
@@ -137,6 +153,8 @@ class FaultyDriver(MemoryDriver):
             self.store.asked += 1
             if self.store.down or self.store.closed:
                 raise Unavailable("the store is down", backend=self.name, operation=operation)
+            if self.store.refuses:
+                raise Unavailable("the store has no leader", backend=self.name, operation=operation)
             if name in self.store.damaged | self.store.short and operation in ("load", "append", "replace"):
                 raise Corrupt("a part of the record is missing", backend=self.name, operation=operation)
             yield found
@@ -186,7 +204,10 @@ def faulty_datastore(
         async def close() -> None:
             client.closed = True
 
-        return HandedIn(driver=driver, is_open=is_open, close=close)
+        async def kept() -> list[int]:
+            return [*client.users]
+
+        return HandedIn(driver=driver, is_open=is_open, close=close, kept=kept)
 
     async def transactions() -> int:
         return store.transactions
@@ -200,6 +221,7 @@ def faulty_datastore(
         lag=store.lag,
         peek=peek,
         outage=store.outage,
+        refusal=store.refusal,
         handed_in=handed_in,
         hold=store.hold,
         transactions=transactions,
