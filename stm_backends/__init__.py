@@ -65,10 +65,12 @@ if typing.TYPE_CHECKING:
         OverflowPolicy,
         ShortTermMemoryConfig,
         Strategy,
+        Summaries,
         TokenEstimator,
         TrajectoryDigest,
         default_token_estimator,
     )
+    from stm_backends.work.worker import Worker
 
 __all__ = [
     "AmbiguousBackend",
@@ -122,6 +124,7 @@ __all__ = [
     "StmError",
     "StorageError",
     "Strategy",
+    "Summaries",
     "Summarizer",
     "SupportsMemoryState",
     "TenantStates",
@@ -134,6 +137,7 @@ __all__ = [
     "Unavailable",
     "UnknownBackend",
     "Usage",
+    "Worker",
     "__version__",
     "default_token_estimator",
     "open_backend",
@@ -195,6 +199,7 @@ _HOMES = {
     "StmError": "errors",
     "StorageError": "errors",
     "Strategy": "types",
+    "Summaries": "types",
     "Summarizer": "protocols",
     "SupportsMemoryState": "protocols",
     "TenantStates": "records.state_store",
@@ -207,6 +212,7 @@ _HOMES = {
     "Unavailable": "errors",
     "UnknownBackend": "errors",
     "Usage": "records.usage",
+    "Worker": "work.worker",
     "default_token_estimator": "types",
     "open_backend": "backend",
     "open_memory": "opening",

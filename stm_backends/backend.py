@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import cached_property, partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from stm_backends.admin.describing import catalogue_on
 from stm_backends.admin.searching import Searching
@@ -22,12 +22,14 @@ from stm_backends.drivers.home import Home
 from stm_backends.errors import ConfigurationError
 from stm_backends.history.log import ItemLog
 from stm_backends.memory import policy
-from stm_backends.memory.defaults import remembering
+from stm_backends.memory.defaults import SUMMARY_TOKENS, remembering
+from stm_backends.memory.estimating import checked_config
 from stm_backends.memory.schedule import MAX_SUMMARIES
 from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.conversation import Conversation
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.router import MemoryRouter
+from stm_backends.memory.summarizers import ExtractiveSummarizer
 from stm_backends.memory.tasks import LAST_S
 from stm_backends.memory.touches import Touches
 from stm_backends.messages import Shape
@@ -53,7 +55,10 @@ from stm_backends.sealing.keys import Owner, Sealing, StaticKeys
 from stm_backends.telemetry.denials import ReportingSeals, reporting_denials
 from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
-from stm_backends.types import MemoryIsolation, MemoryKey, as_config
+from stm_backends.types import MemoryIsolation, MemoryKey, ShortTermMemoryConfig, Summaries, as_config
+from stm_backends.work.notes import Note, config_of
+from stm_backends.work.queue import WorkQueue
+from stm_backends.work.worker import Worker
 
 if TYPE_CHECKING:
     from stm_backends.admin.sessions import Sessions
@@ -76,6 +81,7 @@ def open_backend(  # noqa: PLR0913 -- one for each setting
     isolation: MemoryIsolation | None = None,
     limits: Limits | None = None,
     max_summaries: int = MAX_SUMMARIES,
+    summaries: Summaries = "process",
     close_timeout_s: float = 10.0,
     observer: Observer = SILENT,
     **options: Any,
@@ -86,7 +92,8 @@ def open_backend(  # noqa: PLR0913 -- one for each setting
     in order, for example compression. `sealing` encrypts everything that is stored. `limits` refuses what is
     too much. `isolation` says where paused runs name their tenant and user, if not under `tenant_id` and
     `user_id`. `max_summaries` limits the summarizer calls in flight; a quarter of them is reserved for
-    tenants without a call in flight. `close_timeout_s` is how long closing waits for running summaries.
+    tenants without a call in flight. `summaries="worker"` leaves them to `stm-backends work`.
+    `close_timeout_s` is how long closing waits for running summaries.
     `observer` receives events, for example `telemetry.Telemetry()`. `options` are passed to the driver.
     Raises `ConfigurationError` for an invalid name, URL or option.
     """
@@ -98,6 +105,7 @@ def open_backend(  # noqa: PLR0913 -- one for each setting
         isolation=isolation,
         limits=limits,
         max_summaries=max_summaries,
+        summaries=summaries,
         close_timeout_s=close_timeout_s,
         observer=observer,
     )
@@ -110,7 +118,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
     backend closes its driver.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- one for each setting
         self,
         driver: Driver,
         *,
@@ -119,10 +127,13 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         isolation: MemoryIsolation | None = None,
         limits: Limits | None = None,
         max_summaries: int = MAX_SUMMARIES,
+        summaries: Summaries = "process",
         close_timeout_s: float = 10.0,
         observer: Observer = SILENT,
     ) -> None:
         require_count("max_summaries", max_summaries)
+        if summaries not in get_args(Summaries):
+            raise ConfigurationError("summaries must be one of: process, worker")
         require_seconds("close_timeout_s", close_timeout_s, zero=True)
         if not isinstance(observer, Observer):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
             raise ConfigurationError(f"observer is an Observer, not {type(observer).__name__}")
@@ -148,6 +159,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             sealed.before_replace = self._directory.meet
         self._catalogue = catalogue_on(driver, self._codec, self._directory)
         self._touches = Touches(self._catalogue, observer=observer)
+        self._work = WorkQueue(driver, self._codec)
         self._searching = Searching(driver, self._codec, self._directory, self._catalogue)
         self.conversations = Conversations(driver, self._catalogue, reads=self._searching)
         self.state_store = StateStore(driver, self._codec, self._directory, guard, isolation=isolation)
@@ -155,6 +167,8 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             driver,
             self._codec,
             max_summaries=max_summaries,
+            work=self._work,
+            summaries=summaries,
             observer=observer,
             touches=self._touches,
             transcript_turns=guard.limits.transcript_turns,
@@ -313,12 +327,56 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         """
         settings, writer = remembering(config, summarizer)
         used = as_config(settings)
-        policy.summarizer_for(used, writer)
+        elsewhere = self._backgrounds.leaves_to_workers(used)
+        policy.summarizer_for(used, writer, needed=not elsewhere)
         given, adopt = None if config is None else used, None
         if adopt_from is not None:
             adoption = self.sessions.adopting(adopt_from, ttl=used.record_ttl_s)
             adopt = adoption.is_there if used.strategy != "none" else None
         return MemoryRouter(partial(self.memory, config=given, summarizer=summarizer), used, adopt=adopt)
+
+    def worker(
+        self,
+        config: object | None = None,
+        *,
+        summarizer: Summarizer | None = None,
+        concurrency: int = MAX_SUMMARIES,
+        tenants: Collection[str] = (),
+        drain_s: float = 25.0,
+        on_look: Callable[[], None] | None = None,
+    ) -> Worker:
+        """Return a worker that summarizes what other processes leave to workers; `await worker.run()` works.
+
+        Any number of workers, in any number of processes, share the work. Without a configuration, each
+        conversation is summarized by the settings of the process that uses it, except for functions such as a
+        token estimator. Without a summarizer, the built-in one writes. `concurrency` limits the conversations
+        at a time, and `max_summaries` of this backend the summarizer calls. With `tenants`, the conversations
+        of others are left to other workers. After `worker.stop()`, running jobs may go on for `drain_s`
+        seconds. `on_look` is called after each look at the whole queue. Raises `ConfigurationError`.
+        """
+        require_count("concurrency", concurrency)
+        require_seconds("drain_s", drain_s, zero=True)
+        given = None
+        if config is not None:
+            given = replace(checked_config(config, self._observer.function_failed), summaries="process")
+        # Nothing else says early that it cannot be called.
+        policy.summarizer_for(given or ShortTermMemoryConfig(), summarizer, needed=False)
+
+        async def work(note: Note) -> float | None:
+            used = given or config_of(note.settings)
+            most = used.budget.summary_max_tokens or SUMMARY_TOKENS
+            writer = ExtractiveSummarizer(max_tokens=most) if summarizer is None else summarizer
+            return await self._backgrounds.work_through(note, used, writer)
+
+        return Worker(
+            self._work,
+            work,
+            observer=self._observer,
+            concurrency=concurrency,
+            tenants=tenants,
+            drain_s=drain_s,
+            on_look=on_look,
+        )
 
     def item_log(self, key: MemoryKey, kind: LogKind, *, ttl_s: float | None = None) -> ItemLog:
         """Return the items that an agent framework keeps of one conversation, shared as a memory is.

@@ -19,6 +19,7 @@ from stm_backends.tokens import TokenEstimator, default_token_estimator
 
 Strategy: TypeAlias = Literal["truncation", "rolling_summary", "none"]
 OverflowPolicy: TypeAlias = Literal["truncate_summary", "truncate_oldest", "error"]
+Summaries: TypeAlias = Literal["process", "worker"]
 
 
 class MemoryHealth(str, Enum):
@@ -192,6 +193,8 @@ class ShortTermMemoryConfig:
       shared memories only. Once a process has kept it, every process does.
     - `transcript_ttl_s`: with a transcript, the conversation expires this long after the last turn was added,
       and a page of it this long after the last turn came to it; `None`: never, or after `session_ttl_s`.
+    - `summaries`: `"worker"` leaves summaries and trims to `stm-backends work`, and `"process"` makes them in
+      the processes that use the conversation; for shared memories only. `None`: as the backend says.
     """
 
     strategy: Strategy = "none"
@@ -214,6 +217,7 @@ class ShortTermMemoryConfig:
     fold_max_tokens: int = 4000
     transcript: bool = False
     transcript_ttl_s: float | None = None
+    summaries: Summaries | None = None
 
     def __post_init__(self) -> None:
         _require_one_of(self, "strategy", ("truncation", "rolling_summary", "none"))
@@ -226,6 +230,8 @@ class ShortTermMemoryConfig:
         for name in ("session_ttl_s", "transcript_ttl_s"):
             if getattr(self, name) is not None:
                 _require_seconds(self, name, zero=False, otherwise=", or None for no expiry")
+        if self.summaries is not None:
+            _require_one_of(self, "summaries", ("process", "worker"))
         self._require_one_expiry()
         for name in ("token_estimator", "on_turn_added", "on_summary_updated", "on_health_changed"):
             value: object = getattr(self, name)

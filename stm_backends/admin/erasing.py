@@ -21,6 +21,8 @@ from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 from stm_backends.types import MemoryKey
+from stm_backends.work.notes import Note
+from stm_backends.work.queue import WorkQueue
 
 logger = logging.getLogger("stm_backends")
 
@@ -46,6 +48,7 @@ class Erasure:
         self._catalogue = catalogue_on(driver, codec, directory)
         self._erase_keys = erase_keys
         self._observer = observer
+        self._work = WorkQueue(driver, codec)
         self._erased: Counter[Counted] = Counter()
         self._found: Counter[Counted] = Counter()
         self._undecided: int | None = 0
@@ -66,6 +69,7 @@ class Erasure:
             await self._user(tenant, user)
         else:
             await self._conversation(MemoryKey(tenant, user, session))
+        await self._forget_work(tenant, user, session)
         remains = await finish_erasure(self._driver)
         return Receipt(
             tenant_id=tenant,
@@ -81,6 +85,27 @@ class Erasure:
             cleaned=remains.finished,
             keys_left=self._keys_left,
         )
+
+    async def _forget_work(self, tenant: str, user: str | None, session: str | None) -> None:
+        """Erase the notes for a worker that name what was erased."""
+        names = (tenant, user, session)
+
+        def owned(note: Note) -> bool:
+            key = note.key
+            dialogue = key.session_id
+            if session is not None and key == keys.short_term_of(MemoryKey(tenant, user or "", session)):
+                dialogue = session
+            found = (key.tenant_id, key.user_id, dialogue)
+            return all(wanted in (None, name) for wanted, name in zip(names, found, strict=True))
+
+        try:
+            await self._work.forget(owned)
+        except Denied:
+            # A role that may use one tenant only neither reads the queue of all nor has notes there.
+            pass
+        except Corrupt as error:
+            # Sealed with other keys than those of this backend, or damaged. A worker that reads it drops them.
+            logger.warning("the queue of work may still name what was erased: %s", error)
 
     async def _conversation(self, key: MemoryKey) -> None:
         # Computed first: an invalid key raises before anything is erased.

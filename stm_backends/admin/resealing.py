@@ -181,7 +181,8 @@ class Reseal:
             scopes = [keys.scope(tenant, user, kind) for kind in keys.KINDS]
         else:
             shared = keys.shared_scope(tenant)
-            scopes = [shared, keys.parts_of(Key(shared, "")).scope, *([] if tenant else [keys.PAUSED_RUNS])]
+            unowned = [] if tenant else [keys.PAUSED_RUNS, keys.WORK]
+            scopes = [shared, keys.parts_of(Key(shared, "")).scope, *unowned]
         for scope in scopes:
             position: str | None = ""
             while position is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
@@ -26,6 +26,8 @@ from stm_backends.records import keys, operations
 from stm_backends.records.body import Body, Transcript
 from stm_backends.records.codec import Codec
 from stm_backends.types import MemoryBudget, MemoryHealth, MemoryKey, ShortTermMemoryConfig, StoredTurn
+from stm_backends.work.policy import jobs_of, lag_of
+from stm_backends.work.queue import WorkQueue
 
 AT_ONCE: Final = 8
 """How many records are loaded concurrently."""
@@ -98,6 +100,17 @@ class Damaged:
     kind: keys.Kind
     name: str
     error: Corrupt
+
+
+@dataclass(frozen=True, slots=True)
+class WorkStats:
+    """The queue of work: how many conversations wait for a worker, or are in its hands.
+
+    `lag` is for how many seconds the oldest has been due; 0 if all that wait do so for the time of a retry.
+    """
+
+    waiting: int
+    lag: float
 
 
 Found: TypeAlias = ConversationStats | OtherStats | Damaged
@@ -221,6 +234,23 @@ class Stats:
             totals.add(found)
             on_found(found)
         return totals
+
+    async def work(self, tenants: Collection[str] = ()) -> WorkStats | None:
+        """Return what waits in the queue of work; `None` if nothing was ever left to a worker.
+
+        With `tenants`, only what waits of these.
+        """
+        queue, now = WorkQueue(self._driver, self._codec), self._clock()
+        looks = [look for shard in await queue.shards() if (look := await queue.look(shard)) is not None]
+        if not looks:
+            return None
+        jobs = [
+            job
+            for shard, _, state, notes in looks
+            for job in jobs_of(shard, state, notes, worker="", mine=(), ended=lambda worker, held: False)
+            if not tenants or job.tenant in tenants
+        ]
+        return WorkStats(len(jobs), lag_of(jobs, now=now))
 
     def conversations(
         self, tenant: str, user: str, *, health: MemoryHealth | None = None

@@ -65,6 +65,12 @@ _COMMANDS: Final = {
             "Give what is stored for a tenant or a user a time to live, and keep its content.",
         ),
     },
+    "Summarize it": {
+        "work": (
+            "working:work",
+            'Summarize the conversations of processes that leave it to workers (`summaries="worker"`).',
+        ),
+    },
     "Datastores and keys": {
         "ping": ("backends:ping", "Load one record from the datastore, and print how long that took."),
         "drivers": (

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Final
 
 from stm_backends.backend import Backend, open_backend
 from stm_backends.cli.observing import observer
 from stm_backends.errors import ConfigurationError
+from stm_backends.memory.schedule import MAX_SUMMARIES
 from stm_backends.sealing.keys import Sealing
 from stm_backends.sealing.naming import load_sealing
 
@@ -30,26 +32,39 @@ def given(url: str | None) -> str:
 
 
 def existing(
-    name_or_url: str, *, url: str | None = None, create: bool = False, sealing: Sealing | None = None
+    name_or_url: str,
+    *,
+    url: str | None = None,
+    create: bool = False,
+    sealing: Sealing | None = None,
+    max_summaries: int = MAX_SUMMARIES,
 ) -> Backend:
     """Return a backend that does not create its datastore on opening, unless `create=True`."""
+    opened = partial(
+        open_backend, name_or_url, url=url, sealing=sealing, observer=observer(), max_summaries=max_summaries
+    )
     if create:
-        return open_backend(name_or_url, url=url, create=True, sealing=sealing, observer=observer())
+        return opened(create=True)
     try:
-        return open_backend(name_or_url, url=url, must_exist=True, sealing=sealing, observer=observer())
+        return opened(must_exist=True)
     except ConfigurationError:
         # This backend has no such option, because it never creates anything; or there is another error.
-        return open_backend(name_or_url, url=url, sealing=sealing, observer=observer())
+        return opened()
 
 
 def chosen(
-    backend: str | None, url: str | None, *, create: bool = False, sealing: str | None = None
+    backend: str | None,
+    url: str | None,
+    *,
+    create: bool = False,
+    sealing: str | None = None,
+    max_summaries: int = MAX_SUMMARIES,
 ) -> Backend:
     """Return the existing backend that the options `--backend`, `--url` and `--sealing` name."""
     seal = load_sealing(sealing)
     if backend:
-        return existing(backend, url=url, create=create, sealing=seal)
-    return existing(given(url), create=create, sealing=seal)
+        return existing(backend, url=url, create=create, sealing=seal, max_summaries=max_summaries)
+    return existing(given(url), create=create, sealing=seal, max_summaries=max_summaries)
 
 
 def shown(name_or_url: str, url: str | None = None) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 from functools import partial
 from typing import Annotated
 
 import typer
 
-from stm_backends.admin.stats import Damaged, Found, Totals
+from stm_backends.admin.stats import Damaged, Found, Totals, WorkStats
 from stm_backends.backend import Backend
 from stm_backends.catalogue.card import Card
 from stm_backends.cli import datastores, figures, render
@@ -17,7 +19,7 @@ from stm_backends.cli.options import BackendName, SealingName, Url
 from stm_backends.cli.outcome import FAILED, Named, counted, interruptible, reported, run, say_nothing_stored
 from stm_backends.cli.owners import Owner, damaged_as, tenants_of, users_of
 from stm_backends.cli.progress import Progress
-from stm_backends.errors import ConfigurationError
+from stm_backends.errors import ConfigurationError, Corrupt, Denied
 from stm_backends.types import MemoryHealth
 
 
@@ -57,6 +59,8 @@ def stats(
     Every record is read once, in pages. Bytes are those of the stored values, without what the datastore
     adds. Tokens are the memory's estimate. The time to live of a record cannot be read, so none is shown.
 
+    The last line says how many conversations of the tenants wait for `work`, where any ever did.
+
     An unreadable record is reported and counted, and the exit status is 1. It is also 1 if nothing is stored
     for one of the tenants and users.
     """
@@ -69,6 +73,7 @@ def stats(
     one = len(owners) == 1 and owners[0].tenant is not None
     counting = _Counting(degraded=degraded, quick=quick)
     rows, missing = 0, list[Owner]()
+    queue = list[WorkStats]()
 
     def row(owner: Owner, totals: Totals) -> None:
         nonlocal rows
@@ -81,7 +86,7 @@ def stats(
             line = figures.listed_line if quick else partial(figures.line, users=True)
             progress.echo(line(totals, str(owner)))
 
-    async def work() -> None:
+    async def count() -> None:
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
             for owner in given:
                 if owner.tenant is not None and not await opened.sessions.has(owner.tenant, owner.user):
@@ -92,21 +97,32 @@ def stats(
                 async for tenant in tenants_of(opened, owner):
                     each = Owner(tenant, owner.user)
                     row(each, await counting.of(opened, each))
+            if not (quick or degraded):
+                # A role for one tenant may not read the queue, nor a command without keys a sealed one.
+                with contextlib.suppress(Denied, Corrupt):
+                    found = await opened.stats.work({one.tenant for one in given if one.tenant is not None})
+                    if found is not None:
+                        queue.append(found)
 
     def so_far() -> str:
         return f"{counted(counting.read, 'record')} had been read."
 
     with interruptible(so_far), Progress(None, "reading", "records") as progress:
         counting.progress = progress
-        run(work())
+        run(count())
     if whose and len(missing) == len(given):
         pass  # the errors say it all
     elif as_json:
-        typer.echo(json.dumps({"owner": None, **figures.as_json(counting.total, quick=quick)}))
+        total = {"owner": None, **figures.as_json(counting.total, quick=quick)}
+        waiting = {"work": dataclasses.asdict(queue[0])} if queue else {}
+        typer.echo(json.dumps({**total, **waiting}))
     else:
         title = str(owners[0]) if one else "Total"
         title = f"{title}, degraded only" if degraded else title
         render.console.print(render.stats(counting.total, title, quick=quick))
+        for waits in queue:
+            many = counted(waits.waiting, "conversation")
+            typer.echo(f"Queue of work: {many}, the oldest due for {waits.lag:,.0f} s")
     if not (counting.read or counting.total.users or whose):
         typer.echo("Nothing is stored.", err=True)
     for owner in missing:

@@ -247,6 +247,46 @@ def room_step(
     return Trim(len(pending), lost=False)
 
 
+def falls_due(config: ShortTermMemoryConfig, before: int, after: int) -> bool:
+    """Say whether an addition that takes the pending turns from `before` to `after` is to be noted as work.
+
+    It is if it makes a step due, and again for each further batch while nobody takes the step.
+    """
+    return _batches(config, after) > _batches(config, before)
+
+
+def _batches(config: ShortTermMemoryConfig, pending: int) -> int:
+    """Return how often so many pending turns have been noted."""
+    return 0 if config.strategy == "none" else max(pending, 0) // _first_due(config)
+
+
+def _first_due(config: ShortTermMemoryConfig) -> int:
+    """Return with how many pending turns something is due, while the memory is healthy."""
+    if config.strategy == "truncation":
+        return config.budget.full_zone_turns + 1
+    return 1 if config.budget.summary_max_tokens == 0 else config.fold_batch_turns
+
+
+def due_since(
+    config: ShortTermMemoryConfig, body: Body, pending: Sequence[StoredTurn], *, now: float
+) -> float | None:
+    """Return since when something is due, in epoch seconds; `None` if nothing is.
+
+    Turns that wait in pages have been due for as long as is unknown, which is 0.
+    """
+    if config.strategy == "none":
+        return None
+    gap = _gap_of(config, body) if config.strategy == "rolling_summary" else None
+    if body.health is not MemoryHealth.HEALTHY:
+        waits = bool(pending or gap) and body.next_attempt_at > now
+        return None if waits else body.next_attempt_at
+    if gap is not None:
+        return 0.0
+    first = _first_due(config)
+    # The time of the turn that made it due.
+    return pending[first - 1].turn.ts if len(pending) >= first else None
+
+
 def delay_after(config: ShortTermMemoryConfig, attempts: int) -> float:
     """Return the seconds between failure number `attempts` in a row and the next attempt."""
     if attempts > config.retry_attempts:
@@ -390,8 +430,10 @@ def after_recovery(body: Body) -> Body:
     return replace(body, health=MemoryHealth.HEALTHY, attempts=0, next_attempt_at=0.0)
 
 
-def summarizer_for(config: ShortTermMemoryConfig, summarizer: object | None) -> Callable[..., object]:
-    """Return the summarizer; raises `ConfigurationError` if it is invalid, or missing but needed."""
+def summarizer_for(
+    config: ShortTermMemoryConfig, summarizer: object | None, *, needed: bool = True
+) -> Callable[..., object]:
+    """Return the summarizer; raises `ConfigurationError` if it is invalid, or missing but `needed`."""
     if isinstance(summarizer, type):
         name = summarizer.__name__
         raise ConfigurationError(f"summarizer is the class {name}; give an instance: {name}(...)")
@@ -402,7 +444,7 @@ def summarizer_for(config: ShortTermMemoryConfig, summarizer: object | None) -> 
             "summarizer must be an async function that takes a request and returns {'summary': ...}; "
             f"not {type(summarizer).__name__}"
         )
-    if config.strategy == "rolling_summary":
+    if needed and config.strategy == "rolling_summary":
         raise ConfigurationError("strategy='rolling_summary' needs a summarizer")
     return _no_summarizer
 

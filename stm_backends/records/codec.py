@@ -79,6 +79,8 @@ EnvelopeKind: TypeAlias = Literal[
     "card",
     "recent",
     "portion",
+    "note",
+    "work",
 ]
 
 

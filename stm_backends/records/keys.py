@@ -77,6 +77,9 @@ The states of a tenant as a whole are in a scope that ends so; see `shared_scope
 PAUSED_RUNS: Final = "::planner"
 """The scope of paused runs. A token names no tenant and user; a note in the user's scope does."""
 
+WORK: Final = "::work"
+"""The scope of the queue of work. Its notes name conversations of all tenants."""
+
 RESERVED_PREFIX: Final = "kv:v1:"
 
 _SHORT_TERM: Final = "#short-term"
@@ -298,6 +301,11 @@ def directory_key(tenant_id: str, user_id: str) -> Key:
 def directory_scope(tenant_id: str) -> str:
     """Return the scope whose names are the users of a tenant."""
     return _bounded(f"{_escape(require_part('tenant_id', tenant_id), _UNSAFE_IN_PART)}::users")
+
+
+def work_key(shard: str) -> Key:
+    """Return the key of a shard of the queue of work."""
+    return Key(WORK, shard)
 
 
 def data_keys_key(tenant_id: str, user_id: str) -> Key:

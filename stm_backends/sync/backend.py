@@ -28,7 +28,7 @@ from stm_backends.sync.state_store import StateStore, TenantStates
 from stm_backends.sync.summarizers import PlainSummarizer, in_threads
 from stm_backends.sync.thread import LoopThread, require_coroutine
 from stm_backends.telemetry.observer import SILENT, Observer
-from stm_backends.types import MemoryIsolation, MemoryKey, as_config
+from stm_backends.types import MemoryIsolation, MemoryKey, Summaries, as_config
 
 if TYPE_CHECKING:
     from stm_backends.sync.sessions import Sessions
@@ -46,6 +46,7 @@ def open_backend(  # noqa: PLR0913 -- one for each setting
     isolation: MemoryIsolation | None = None,
     limits: Limits | None = None,
     max_summaries: int = 8,
+    summaries: Summaries = "process",
     close_timeout_s: float = 10.0,
     observer: Observer = SILENT,
     **options: Any,
@@ -64,6 +65,7 @@ def open_backend(  # noqa: PLR0913 -- one for each setting
             isolation=isolation,
             limits=limits,
             max_summaries=max_summaries,
+            summaries=summaries,
             close_timeout_s=close_timeout_s,
             observer=observer,
             **options,
@@ -165,8 +167,8 @@ class Backend(AbstractContextManager["Backend"]):
     def _in_threads(
         self, config: ConfigLike | None, summarizer: Summarizer | PlainSummarizer | None
     ) -> Summarizer | None:
-        # Checked before it is wrapped: every wrapper is callable.
-        checked = policy.summarizer_for(as_config(config), summarizer)
+        # Checked before it is wrapped: every wrapper is callable. The backend knows whether one is needed.
+        checked = policy.summarizer_for(as_config(config), summarizer, needed=False)
         return None if summarizer is None else in_threads(checked, self._given_up)
 
     def tenant_state(self, tenant: str) -> TenantStates:

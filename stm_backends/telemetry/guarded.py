@@ -19,6 +19,7 @@ from stm_backends.telemetry.observer import (
     Subject,
     TouchEvent,
     TurnEvent,
+    WorkEvent,
 )
 
 if TYPE_CHECKING:
@@ -77,6 +78,12 @@ class GuardedObserver(Observer):
 
     def touches(self, event: TouchEvent, count: int) -> None:
         self._tell("touches", event, count)
+
+    def work(self, event: WorkEvent, count: int) -> None:
+        self._tell("work", event, count)
+
+    def work_waits(self, count: int, lag: float) -> None:
+        self._tell("work_waits", count, lag)
 
     def race_lost(self) -> None:
         self._tell("race_lost")

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 TurnEvent: TypeAlias = Literal["appended", "folded", "moved", "caught_up", "dropped"]
 MemoryEvent: TypeAlias = Literal["promoted", "pruned", "merged", "truncated", "uncounted"]
 TouchEvent: TypeAlias = Literal["written", "lost"]
+WorkEvent: TypeAlias = Literal["noted", "lost", "done", "later"]
 KeyPart: TypeAlias = Literal["tenant", "user", "session"]
 
 
@@ -92,6 +93,19 @@ class Observer:
 
     def touches(self, event: TouchEvent, count: int) -> None:
         """Receive that activities of conversations were written to the catalogue, or given up."""
+
+    def work(self, event: WorkEvent, count: int) -> None:
+        """Receive that notes of the queue of work were stored or could not be, or that jobs ended.
+
+        `done` ones have nothing left to do, and `later` ones wait for a retry, or have more to do.
+        """
+
+    def work_waits(self, count: int, lag: float) -> None:
+        """Receive what a worker finds in the queue: its jobs, and for how long the oldest has been due.
+
+        `lag` is in seconds, and 0 if none is due. Jobs that are being done count, and those that wait for a
+        retry count without a lag.
+        """
 
     def race_lost(self) -> None:
         """Receive that a summary or a failed attempt lost the race against a concurrent change."""

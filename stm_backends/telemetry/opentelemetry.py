@@ -24,7 +24,15 @@ from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.extras import missing_extra
 from stm_backends.handed_in import kind_of
-from stm_backends.telemetry.observer import KeyPart, MemoryEvent, Observer, Subject, TouchEvent, TurnEvent
+from stm_backends.telemetry.observer import (
+    KeyPart,
+    MemoryEvent,
+    Observer,
+    Subject,
+    TouchEvent,
+    TurnEvent,
+    WorkEvent,
+)
 from stm_backends.types import MemoryHealth
 
 try:
@@ -95,6 +103,26 @@ class Telemetry(Observer):
                 "stm.catalogue.lost", "{touch}", "Activities that the catalogue does not show, after errors."
             ),
         }
+        self._work = {
+            "noted": meter.create_counter(
+                "stm.work.noted", "{note}", "Notes for a worker that a conversation has work."
+            ),
+            "lost": meter.create_counter(
+                "stm.work.lost", "{note}", "Notes for a worker that could not be stored."
+            ),
+            "done": meter.create_counter(
+                "stm.work.done", "{job}", "Jobs of a worker after which nothing was left to do."
+            ),
+            "later": meter.create_counter(
+                "stm.work.later", "{job}", "Jobs of a worker that wait for a retry, or have more to do."
+            ),
+        }
+        self._work_waiting = meter.create_gauge(
+            "stm.work.waiting", "{job}", "Jobs in the queue of work, as a worker last read it."
+        )
+        self._work_lag = meter.create_gauge(
+            "stm.work.lag", "s", "For how long the oldest job in the queue of work has been due."
+        )
         self._lost_races = meter.create_counter(
             "stm.summary.lost_races",
             "{race}",
@@ -198,6 +226,13 @@ class Telemetry(Observer):
 
     def touches(self, event: TouchEvent, count: int) -> None:
         self._touches[event].add(count)
+
+    def work(self, event: WorkEvent, count: int) -> None:
+        self._work[event].add(count)
+
+    def work_waits(self, count: int, lag: float) -> None:
+        self._work_waiting.set(count)
+        self._work_lag.set(lag)
 
     def race_lost(self) -> None:
         self._lost_races.add(1)

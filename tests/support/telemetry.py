@@ -67,6 +67,9 @@ def use_every_instrument(telemetry: Telemetry) -> None:
     telemetry.pages("read", 1)
     telemetry.touches("written", 1)
     telemetry.touches("lost", 1)
+    for event in ("noted", "lost", "done", "later"):
+        telemetry.work(event, 1)
+    telemetry.work_waits(1, 0.5)
     for event in ("promoted", "pruned", "merged", "truncated", "uncounted"):
         telemetry.memories(event, "long_term", 1)
     telemetry.race_lost()

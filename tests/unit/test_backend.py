@@ -86,6 +86,8 @@ def test_a_typo_is_found_before_anything_is_opened() -> None:
         {"max_summaries": 0},
         {"max_summaries": "8"},
         {"max_summaries": 2.5},
+        {"summaries": "here"},
+        {"summaries": None},
         {"close_timeout_s": -1},
         {"close_timeout_s": float("nan")},
         {"close_timeout_s": float("inf")},

@@ -261,7 +261,7 @@ LAYERS = (
     ("drivers",),
     ("drivers.sqlite",),
     ("records",),
-    ("records.large", "telemetry", "sealing", "catalogue", "messages"),
+    ("records.large", "telemetry", "sealing", "catalogue", "messages", "work"),
     ("memory", "history"),
     ("memory.local", "memory.shared"),
     ("admin",),

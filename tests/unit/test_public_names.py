@@ -22,8 +22,9 @@ PUBLIC = {
         OutcomeUnknown OverflowPolicy SealMismatch Sealing SessionExists SessionNotFound Sessions
         ShortTermMemory
         ShortTermMemoryArtifacts ShortTermMemoryConfig ShortTermMemoryPersistence ShortTermMemorySerializable
-        StateStore StaticKeys StmError StorageError Strategy Summarizer SupportsMemoryState TenantStates
-        TokenEstimator TooLarge
+        StateStore StaticKeys StmError StorageError Strategy Summaries Summarizer SupportsMemoryState
+        TenantStates
+        TokenEstimator TooLarge Worker
         TrajectoryDigest TranscriptPage TranscriptTurn Transform Unavailable UnknownBackend Usage __version__
         default_token_estimator open_backend open_memory open_sqlite
     """,

@@ -146,7 +146,7 @@ INNER = {
             asynchronous.Backend,
             {
                 *("router", "item_log", "short_term_conversation", "codec", "directory", "guard", "observer"),
-                *("sessions", "stats"),  # attributes: the facade lists, and commands count
+                *("sessions", "stats", "worker"),  # attributes: the facade lists, and commands count
             },
         ),
         (tiers.MemoryManager, asynchronous_tiers.MemoryManager, set[str]()),

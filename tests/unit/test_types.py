@@ -214,6 +214,7 @@ def test_settings_of_ours_come_after_all_of_penguiflows() -> None:
         "fold_max_tokens",
         "transcript",
         "transcript_ttl_s",
+        "summaries",
     ]
 
 

@@ -7,13 +7,16 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 from weakref import WeakValueDictionary
 
 from stm_backends import logs
 from stm_backends.catalogue.word_index import WordIndex
+from stm_backends.drivers.bounded import Bounded
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.memory.schedule import MAX_SUMMARIES, Schedule
-from stm_backends.memory.shared.maintenance import Maintenance
+from stm_backends.memory.shared.folds import GIVEN
+from stm_backends.memory.shared.maintenance import JOB_S, Maintenance
 from stm_backends.memory.shared.recent import Recent
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.touches import Touches
@@ -22,9 +25,14 @@ from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.records.pages import Pages
 from stm_backends.telemetry.observer import SILENT, Observer
-from stm_backends.types import MemoryKey
+from stm_backends.types import MemoryKey, ShortTermMemoryConfig, Summaries
+from stm_backends.work.notes import Note, settings_of
+from stm_backends.work.queue import WorkQueue
 
 logger = logging.getLogger("stm_backends")
+
+WORKED: Final = 1_024
+"""The number of conversations that a worker keeps the background of after its work on them."""
 
 
 class Backgrounds:
@@ -32,10 +40,11 @@ class Backgrounds:
 
     A background is kept as long as a memory object refers to it or it has work to do or to wait for. What was
     seen of a conversation is kept beyond that, see `Recent`. `filled` is called with a conversation and the
-    numbers of its pages that have all their turns now.
+    numbers of its pages that have all their turns now. `summaries` is for memories whose settings do not say
+    it, and `work` the queue of those that leave summaries to workers.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- a backend passes them all; a driver and a codec suffice
         self,
         driver: Driver,
         codec: Codec,
@@ -46,6 +55,8 @@ class Backgrounds:
         touches: Touches | None = None,
         transcript_turns: int | None = None,
         filled: Callable[[MemoryKey, range], None] | None = None,
+        work: WorkQueue | None = None,
+        summaries: Summaries = "process",
     ) -> None:
         self._driver = driver
         self._codec = codec
@@ -54,9 +65,12 @@ class Backgrounds:
         self._clock = clock
         self._touches = touches
         self._filled = filled
+        self._work = work or WorkQueue(driver, codec)
+        self._summaries = summaries
         self._schedule = Schedule(max_summaries)
         self._recent = Recent()
         self._each: WeakValueDictionary[Key, Maintenance] = WeakValueDictionary()
+        self._worked: Bounded[MemoryKey, Maintenance] = Bounded(WORKED)
 
     def __len__(self) -> int:
         return len(self._each)
@@ -72,12 +86,33 @@ class Backgrounds:
         )
         maintenance = Maintenance(shared, key.tenant_id, self._schedule, self._observer)
         self._each[record] = maintenance
+        maintenance.telling = partial(self._note, key)
         if self._touches is not None and keys.is_dialogue(key):
             maintenance.noting = partial(self._touches.note, key, "memory")
             maintenance.forgetting = partial(self._forget, self._touches, key)
         if self._filled is not None and keys.is_dialogue(key):
             shared.archive.filled = partial(self._filled, key)
         return maintenance
+
+    def leaves_to_workers(self, config: ShortTermMemoryConfig) -> bool:
+        """Say whether a memory with these settings leaves summaries to workers."""
+        return (config.summaries or self._summaries) == "worker"
+
+    async def _note(self, key: MemoryKey, config: ShortTermMemoryConfig, everything: bool) -> None:
+        """Note for a worker that a conversation has work."""
+        note = Note(key, self._clock(), settings_of(config), everything=everything)
+        await self._work.note(note)
+
+    async def work_through(
+        self, note: Note, config: ShortTermMemoryConfig, summarizer: Callable[..., object]
+    ) -> float | None:
+        """Do for a worker what a note says is due; see `Maintenance.work_through`."""
+        maintenance = self.of(note.key)
+        # What it knows of the lease of another process, and of its own failures, is needed at the next note.
+        self._worked[note.key] = maintenance
+        maintenance.use(config, summarizer, given=GIVEN)
+        timeout = max(JOB_S, maintenance.lease_s)
+        return await maintenance.work_through(everything=note.everything, timeout=timeout)
 
     async def _forget(self, touches: Touches, key: MemoryKey, *, ttl: float | None) -> None:
         """Let searches and lists of conversations tell nothing that an edit has taken away."""

@@ -24,7 +24,7 @@ from stm_backends.memory.shared.due import Held, KeepTranscript, Move
 from stm_backends.memory.shared.folds import GIVEN, WRITER, Stats, attempt_of
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.memory.units import Entry
+from stm_backends.memory.units import Entry, units_of
 from stm_backends.protocols import ConfigLike, Summarizer
 from stm_backends.races import Lost, contend
 from stm_backends.records.codec import Codec
@@ -89,8 +89,9 @@ class SharedBase:
                 driver, self._codec, observer=observer, clock=clock, transcript_turns=most
             )
         self._maintenance = backgrounds.of(key)
-        writer = policy.summarizer_for(self._config, summarizer)
-        self._maintenance.use(self._config, writer, given=given)
+        elsewhere = backgrounds.leaves_to_workers(self._config)
+        writer = policy.summarizer_for(self._config, summarizer, needed=not elsewhere)
+        self._maintenance.use(self._config, writer, given=given, elsewhere=elsewhere)
         self._maintenance.memories.add(self)
         self._shared = self._maintenance.shared
         self._before = replace(self._maintenance.stats)
@@ -174,7 +175,10 @@ class SharedBase:
             shared.note_added(entry, len(data), length)
         if given:
             shared.note_acknowledged(entry.id)
-        self._maintenance.schedule_after_append(length)
+        if self._maintenance.elsewhere:
+            await self._maintenance.note_after_append(length, len(units_of(entry)))
+        else:
+            self._maintenance.schedule_after_append(length)
         return Added(entry, is_new, begins=created)
 
     def _noted(self, count: int, *, begins: bool) -> None:
@@ -191,8 +195,14 @@ class SharedBase:
         waits for the one that is under way in any process; it waits for no later one, nor for a retry after
         an answer of a wrong type. The default timeout allows for one summarizer call, of this process or
         another, and all its retries. Cancelling stops only the waiting.
+
+        With `summaries="worker"`, it notes for a worker that all pending turns are to be summarized, and
+        returns.
         """
         if self._config.strategy != "rolling_summary":
+            return
+        if self._maintenance.elsewhere:
+            await self._note_all()
             return
         loop, maintenance = asyncio.get_running_loop(), self._maintenance
         until = loop.time() + (policy.patience(self._config) if timeout is None else timeout)
@@ -223,6 +233,13 @@ class SharedBase:
                     await asyncio.wait({change}, timeout=remaining)
         finally:
             waiters.discard(this)
+
+    async def _note_all(self) -> None:
+        """Note for a worker that pending turns are to be summarized, however few, if there are any."""
+        snapshot = await self._shared.load("flush")
+        transcript = snapshot.body.transcript
+        if snapshot.split(self._config).pending or (transcript is not None and transcript.waiting):
+            await self._maintenance.note(everything=True)
 
     async def close(self, *, timeout: float = 0.0) -> None:
         """Stop the background; running work may finish within `timeout` seconds. Releases the lease.

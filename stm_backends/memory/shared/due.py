@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 
 from stm_backends.drivers.contract import Traits
 from stm_backends.memory import policy
-from stm_backends.memory.policy import Fold, Step, Trim, Wait
+from stm_backends.memory.policy import CatchUp, Fold, Step, Trim, Wait
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.records import pages
 from stm_backends.types import ShortTermMemoryConfig
@@ -116,6 +116,24 @@ def _portion(snapshot: Snapshot, count: int, most: int, traits: Traits) -> int:
         count = min(count, PAGES_AT_ONCE * pages.TURNS)
     count = max(1, snapshot.within(snapshot.turns[:count], traits.max_drop))
     return snapshot.cut(count, most, max_drop=traits.max_drop)
+
+
+def without_model(
+    config: ShortTermMemoryConfig, snapshot: Snapshot, step: Due, *, traits: Traits, room: int
+) -> Due:
+    """Return the step of a process that leaves summaries to a worker: it only makes room.
+
+    `traits` and `room` are those of `next_step`. In the place of a summary, the oldest turns leave the
+    record: to pages, where it keeps a transcript, and otherwise they are dropped.
+    """
+    if not room:
+        return None
+    if not isinstance(step, Fold | CatchUp):
+        return step
+    pending = snapshot.split(config).pending
+    count = min(snapshot.turns_of(room, room=traits.room), len(pending))
+    count = _portion(snapshot, count, len(pending), traits) if count else 0
+    return Trim(count, lost=True) if count else None
 
 
 def next_move(config: ShortTermMemoryConfig, snapshot: Snapshot, *, traits: Traits, room: int) -> Move | None:

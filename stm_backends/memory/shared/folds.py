@@ -74,7 +74,8 @@ class Writes(PlannedWork):
     A method is called with a snapshot whose body has no lease: there was none, or it has ended. A lease that
     another process takes meanwhile stays. `hopeless` says that the summarizer's last answer was of a wrong
     type, so that a retry is unlikely to help. `noting` is `Touches.note` for this conversation, if it is in
-    the catalogue, and `forgetting` has lists and searches forget what an edit has taken away. `shape` is that
+    the catalogue, and `forgetting` has lists and searches forget what an edit has taken away. `telling` notes
+    for a worker that there is work, and `elsewhere` says that summaries are left to workers. `shape` is that
     of its messages, if one was given.
     """
 
@@ -95,6 +96,8 @@ class Writes(PlannedWork):
         self._unmarked: str | None = None
         self.noting: Callable[..., None] | None = None
         self.forgetting: Callable[..., Awaitable[None]] | None = None
+        self.telling: Callable[[ShortTermMemoryConfig, bool], Awaitable[None]] | None = None
+        self.elsewhere = False
         self.shape: Shape | None = None
         self._given = 0
 
@@ -104,7 +107,14 @@ class Writes(PlannedWork):
         self._answered: asyncio.Future[None] | None = None
         self._mover: asyncio.Task[None] | None = None
 
-    def use(self, config: ShortTermMemoryConfig, summarizer: Callable[..., object], *, given: int) -> None:
+    def use(
+        self,
+        config: ShortTermMemoryConfig,
+        summarizer: Callable[..., object],
+        *,
+        given: int,
+        elsewhere: bool = False,
+    ) -> None:
         """Use these settings from now on, unless they store nothing; the newest memory object wins.
 
         Defaults never replace what was given: `given` is `GIVEN` for a configuration, `WRITER` for a
@@ -115,6 +125,7 @@ class Writes(PlannedWork):
             self.shared.archive.ttl = config.record_ttl_s
             self.hopeless = self.hopeless and summarizer is self._summarizer
             self.config, self._summarizer = config, summarizer
+            self.elsewhere = elsewhere
 
     def touch(self, at: float | None = None, *, begins: bool = False, reset: bool = False) -> None:
         """Note an activity in the catalogue, by default now; see `Touches.note`."""

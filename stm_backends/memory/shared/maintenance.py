@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Hashable, Mapping
 from typing import Final
 from weakref import WeakSet
 
-from stm_backends.errors import Corrupt, StorageError
+from stm_backends.errors import Corrupt, StmError, StorageError
 from stm_backends.memory import log, policy
 from stm_backends.memory.policy import CatchUp, Fold, Recover, Trim, Wait
 from stm_backends.memory.schedule import TICK_S, Plan, Schedule, now
@@ -35,6 +36,14 @@ LONGEST_POLL_S: Final = 5.0
 CLOCKS_APART_S: Final[Mapping[str, float]] = {"process": 600.0, "host": 600.0, "network": 86_400.0}
 """How far apart the clocks of two processes may be, in seconds, without one ending a lease of the other: by
 the reach of the datastore. The processes of one host share a clock."""
+
+JOB_S: Final = 60.0
+"""How many seconds a worker spends on one conversation before others have their turn, and how many it leaves
+one alone in which a step has failed for another reason than the datastore or the summarizer."""
+
+NOTED_AGAIN_S: Final = 60.0
+"""How long something has been due, in seconds, when a read notes it for a worker once more. A process that
+was killed after its turn has left no note."""
 
 FAULTS_BEFORE_REST: Final = 3
 """How many storage errors in a row are retried. One more ends the background; the next call that sees work
@@ -72,6 +81,7 @@ class Maintenance(Writes):
         self.memories: WeakSet[object] = WeakSet()
         self._attempt, self._lease, self._edit = _FirstSeen(), _FirstSeen(), _FirstSeen()
         self.failures = 0
+        self._owes_note = False
 
     def start_over(self) -> None:
         """Plan and do nothing; what was done on an event loop that has ended is forgotten."""
@@ -79,6 +89,7 @@ class Maintenance(Writes):
         self._held = False
         self._poll: Plan | None = None
         self._polls = self._faults = self._lost = 0
+        self._noted_at = -math.inf
         self.flush_waiters: set[object] = set()
 
     async def close(self, *, timeout: float) -> None:
@@ -96,6 +107,8 @@ class Maintenance(Writes):
     def next_step(self, snapshot: Snapshot) -> Due:
         """Say what is due, in portions that this datastore takes."""
         snapshot = self.ready(snapshot)
+        if self.elsewhere:
+            return self._next_step(snapshot)
         step, transcript = self._next_step(snapshot), snapshot.body.transcript
         if transcript is not None and transcript.patches:
             # Whoever has made the edit is about to do so.
@@ -115,6 +128,10 @@ class Maintenance(Writes):
             batch=1 if self.flush_waiters else None,
             known_for=self._attempt.ago(attempt_of(body)) if body.attempts else 0.0,
         )
+        if self.elsewhere:
+            step = due.without_model(
+                self.config, snapshot, step, traits=shared.driver.traits, room=self.room.needed
+            )
         lease, ours = body.lease, shared.leased
         if lease is None or (ours is not None and ours.version == snapshot.version):
             return step
@@ -150,6 +167,8 @@ class Maintenance(Writes):
 
     def notice(self, snapshot: Snapshot) -> None:
         """Plan the step that a load shows to be due; while a step is running, see afterwards what is."""
+        if self.elsewhere:
+            self._note_overdue(snapshot)
         if not self._running:
             self.schedule(self.next_step(snapshot))
             return
@@ -170,6 +189,93 @@ class Maintenance(Writes):
         super().hurry()
         if self._plan is not None and self._plan is self._poll:
             self.cancel_plan()
+
+    # What is left to workers, and what they do
+
+    async def work_through(self, *, everything: bool = False, timeout: float = JOB_S) -> float | None:
+        """Do what is due now, for a worker; returns after how many seconds more is due, `None` if nothing is.
+
+        With `everything`, fewer turns than `fold_batch_turns` are folded, too. Returns 0 if more is due after
+        `timeout` seconds. Raises `StorageError` if the conversation cannot be read.
+        """
+        loop, failures, this = asyncio.get_running_loop(), self.failures, object()
+        until = loop.time() + timeout
+        if everything:
+            self.flush_waiters.add(this)
+        try:
+            while True:
+                # Created before the load, so that no step after the load is missed.
+                with self.change() as change:
+                    step = self.next_step(await self.shared.load("work"))
+                    match step:
+                        case None:
+                            return None
+                        case Wait(seconds):
+                            if not self.memories:
+                                # The note of the retry brings it back.
+                                self.cancel_plan()
+                            return seconds
+                        case Held(seconds):
+                            # Notes that the lease is overdue, and looks again by itself.
+                            self.schedule(step)
+                            return min(seconds, LONGEST_POLL_S)
+                        case _:
+                            pass
+                    if self.failures > failures:
+                        return JOB_S
+                    remaining = until - loop.time()
+                    if remaining <= 0 or self.closing:
+                        return 0.0
+                    self.schedule(step)
+                    await asyncio.wait({change}, timeout=remaining)
+        finally:
+            self.flush_waiters.discard(this)
+
+    async def note_after_append(self, length: int, units: int) -> None:
+        """Note the conversation for a worker if an entry of so many turns or messages makes work due.
+
+        `length` is that of the tail with the entry. Raises no error: the turn is stored.
+        """
+        config, seen = self.config, self.shared.seen
+        if self.shared.current:
+            after = len(seen.split(config).pending)
+        else:
+            # As in `schedule_after_append`. Each length is returned to one process only.
+            repeats = seen.repeats if length > len(seen.tail) else 0
+            after, units = length - config.budget.full_zone_turns - repeats, 1
+        if self._owes_note or policy.falls_due(config, after - units, after):
+            await self.note()
+
+    async def note(self, *, everything: bool = False) -> None:
+        """Note for a worker that there is work. Raises no error: what cannot be stored is owed.
+
+        With `everything`, fewer turns than `fold_batch_turns` are summarized, too.
+        """
+        if self.telling is None:
+            return
+        self._owes_note, self._noted_at = True, now()
+        try:
+            await self.telling(self.config, everything)
+        except (StmError, TimeoutError) as error:
+            self._observer.work("lost", 1)
+            logger.warning(
+                "could not note work for a worker (%s); a later turn or read does (conversation %s)",
+                type(error).__name__,
+                self.shared.log_name,
+            )
+        else:
+            self._owes_note = False
+            self._observer.work("noted", 1)
+
+    def _note_overdue(self, snapshot: Snapshot) -> None:
+        """Note in the background what has been due for long, or what this process owes."""
+        time, lease = self.shared.clock(), snapshot.body.lease
+        is_held = lease is not None and time < lease.at + lease.ttl
+        pending = snapshot.split(self.config).pending
+        since = policy.due_since(self.config, snapshot.body, pending, now=time)
+        overdue = since is not None and not is_held and time - since >= NOTED_AGAIN_S
+        if (overdue or self._owes_note) and now() - self._noted_at >= NOTED_AGAIN_S and not self.closing:
+            self.background.start(self.note(), name="stm-note")
 
     async def make_room(self, request: RoomRequest, *, within: float) -> bool:
         """Make room in a full record; returns whether a retry of the append may succeed.

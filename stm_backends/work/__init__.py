@@ -1,0 +1,1 @@
+"""The queue of work: which conversations have something to summarize, and who takes it."""
