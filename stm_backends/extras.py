@@ -63,5 +63,6 @@ _BROUGHT = {
     "llama-index": "llama_index",
     "otel": "opentelemetry",
     "encryption": "cryptography",
+    "inspect": "starlette",
 }
 """The module that each extra is there for."""

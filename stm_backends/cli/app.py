@@ -33,6 +33,10 @@ _COMMANDS: Final = {
             "reading:history",
             "Show all that was said in a conversation, by number: the newest turns or messages, or others.",
         ),
+        "inspect": (
+            "inspecting:inspect",
+            "Serve a page on this machine that shows what is stored. Nothing is written.",
+        ),
         "search": (
             "searching:search",
             "Find conversations whose title, summary, or one turn or message has all of the words.",

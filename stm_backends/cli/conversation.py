@@ -1,31 +1,20 @@
-"""One exported conversation, as `show` presents it in each format, and the whole of it for a page."""
+"""One exported conversation, as `show` presents it as text, JSON and Markdown."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any
 
 from stm_backends.admin.stats import last_activity_of, tokens_of
-from stm_backends.backend import Backend
-from stm_backends.cli.figures import iso, spans, when
+from stm_backends.cli.figures import iso, when
 from stm_backends.cli.replay import ledger
-from stm_backends.history.log import ItemLog, LogItem, LogPage
-from stm_backends.memory.shared.reading import Numbered, read_all_units, read_units_page
-from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.speech import split
 from stm_backends.memory.units import stored_unit
-from stm_backends.records import keys
 from stm_backends.records.body import Body, Transcript
 from stm_backends.records.codec import load_body
 from stm_backends.types import MemoryBudget, MemoryKey, ShortTermMemoryConfig, StoredTurn
-
-MOST: Final = 10_000
-"""A page shows this many of the newest turns or items; a browser can open as many at once."""
-
-One = TypeVar("One")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +64,6 @@ class Conversation:
             full_zone_turns is None,
             transcript,
         )
-
-    def section_of(self, one: Numbered) -> str:
-        """Return the title above a turn or message of the whole conversation."""
-        if any(one.stored.id == stored.id for stored in self.recent):
-            return "Recent"
-        if one.summarized:
-            return "Covered by the summary"
-        if any(one.stored.id == stored.id for stored in self.pending):
-            return "Pending (not summarized yet)"
-        return "Earlier (covered by no summary)"
 
     @property
     def first(self) -> int:
@@ -157,78 +136,3 @@ def said_in(body: Body, units: Sequence[StoredTurn]) -> str:
     if not body.messages:
         return "turns"
     return "messages" if all(unit.said for unit in units) else "turns and messages"
-
-
-@dataclass(frozen=True, slots=True)
-class Whole(Generic[One]):
-    """The turns and messages of a conversation, or the items of a log: from the number `start` on.
-
-    `oldest` is the number of the oldest one that is stored, `what` is what they are, and `again` the command
-    that shows all.
-    """
-
-    oldest: int
-    start: int
-    each: AsyncIterator[One]
-    what: str
-    again: str
-
-    @staticmethod
-    async def of(backend: Backend, key: MemoryKey, shown: Conversation) -> Whole[Numbered]:
-        """Find the turns up to the newest one of an export, and read only those of the record yet."""
-        again = f"stm-backends history {shown.key}"
-        if not keys.is_dialogue(key):
-            return Whole(shown.first, shown.first, _in_record(shown), shown.what, again)
-        shared = backend.memory(key).shared
-        look = await read_units_page(shared, before=None, after=None, at=None, limit=1)
-        start = max(look.oldest, look.newest + 1 - MOST)
-        each = _until_newest(shared, key.session_id, shown, start, look.newest)
-        return Whole(look.oldest, start, each, shown.what, again)
-
-    @staticmethod
-    def of_log(log: ItemLog, newest: LogPage, again: str) -> Whole[LogItem]:
-        """Return the items up to those of the newest page, of which none are read yet."""
-        start = max(newest.oldest, newest.newest + 1 - MOST)
-        return Whole(newest.oldest, start, _items_until(log, start, newest.newest), "items", again)
-
-    def notes(self) -> list[str]:
-        """Return what is said above of what is not shown."""
-        notes: list[str] = []
-        if self.oldest:
-            notes.append(f"The {self.what} before number {self.oldest} are no longer stored.")
-        if self.start > self.oldest:
-            notes.append(
-                f"This page shows the newest {MOST:,} {self.what}. "
-                f"Numbers {self.oldest} to {self.start - 1}: {self.again} --before {self.start}"
-            )
-        return notes
-
-    def hole(self, first: int, last: int) -> str:
-        """Return what is said where numbers have no turn."""
-        return f"Not stored any more: number{'s' * (last > first)} {spans([range(first, last + 1)])}"
-
-
-async def _in_record(shown: Conversation) -> AsyncIterator[Numbered]:
-    for number, stored in enumerate([*shown.pending, *shown.recent], shown.first):
-        yield Numbered(number, stored, summarized=False, retained=True)
-
-
-async def _until_newest(
-    shared: SharedConversation, session: str, shown: Conversation, start: int, newest: int
-) -> AsyncIterator[Numbered]:
-    exported = [stored.id for stored in (*shown.pending, *shown.recent)]
-    async with aclosing(read_all_units(shared, after=start - 1)) as units:
-        async for one in units:
-            turn = ledger.stored_without_mark(one.stored.turn, session)
-            yield one._replace(stored=one.stored._replace(turn=turn))
-            # Others may add turns meanwhile.
-            if one.number >= newest or one.stored.id in exported[-1:]:
-                return
-
-
-async def _items_until(log: ItemLog, start: int, newest: int) -> AsyncIterator[LogItem]:
-    async with aclosing(log.each_item(after=start - 1)) as items:
-        async for one in items:
-            if one.number > newest:
-                return
-            yield one

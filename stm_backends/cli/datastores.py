@@ -8,7 +8,9 @@ from typing import Final
 
 from stm_backends.backend import Backend, open_backend
 from stm_backends.cli.observing import observer
+from stm_backends.drivers import plugins
 from stm_backends.errors import ConfigurationError
+from stm_backends.inspect.read_only import ReadOnlyDriver
 from stm_backends.memory.schedule import MAX_SUMMARIES
 from stm_backends.sealing.keys import Sealing
 from stm_backends.sealing.naming import load_sealing
@@ -80,3 +82,15 @@ def shown(name_or_url: str, url: str | None = None) -> str:
         return f"{found[1]}://{found[2]}{'?' if told else ''}{told}"
     scheme, colon, _ = text.partition(":")
     return f"{scheme}:…" if colon else name_or_url
+
+
+def read_only(backend: str | None, url: str | None, *, sealing: str | None = None) -> Backend:
+    """Return the backend that `chosen` returns, on a driver that writes nothing."""
+    seal = load_sealing(sealing)
+    where, apart = (backend, url) if backend else (given(url), None)
+    try:
+        driver = plugins.open_driver(where, url=apart, must_exist=True)
+    except ConfigurationError:
+        # This backend has no such option, because it never creates anything; or there is another error.
+        driver = plugins.open_driver(where, url=apart)
+    return Backend(ReadOnlyDriver(driver), sealing=seal, observer=observer())

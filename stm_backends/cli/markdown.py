@@ -15,9 +15,10 @@ from stm_backends.cli.conversation import Conversation
 from stm_backends.cli.figures import when
 from stm_backends.cli.item_logs import Found
 from stm_backends.cli.render import plain
-from stm_backends.cli.saying import facts_of, lines_of
+from stm_backends.cli.saying import facts_of
 from stm_backends.history.activity import text_of
 from stm_backends.history.log import LogItem
+from stm_backends.inspect.lines import lines_of
 from stm_backends.types import StoredTurn
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from rich.console import Console, Group, RenderableType
@@ -16,8 +16,9 @@ from stm_backends.admin.stats import Totals
 from stm_backends.cli import figures
 from stm_backends.cli.conversation import Conversation
 from stm_backends.cli.replay.report import Report
-from stm_backends.cli.saying import facts_of, lines_of
+from stm_backends.cli.saying import facts_of
 from stm_backends.drivers.plugins import Diagnosis
+from stm_backends.inspect.lines import lines_of
 from stm_backends.memory.shared.reading import Numbered
 from stm_backends.types import MemoryHealth, StoredTurn
 
@@ -36,9 +37,9 @@ _UNPRINTABLE: Final = re.compile(
 )
 
 
-def plain(text: str, mark: Callable[[str], str] = str) -> str:
-    """Return text with control, invisible and other unprintable characters as escapes, passed to `mark`."""
-    return _UNPRINTABLE.sub(lambda match: mark(match[0].encode("unicode_escape").decode()), text)
+def plain(text: str) -> str:
+    """Return text with control, invisible and other unprintable characters as escapes."""
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def milliseconds(number: float) -> str:

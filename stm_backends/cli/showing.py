@@ -10,10 +10,11 @@ from typing import Annotated, Any, Final, TextIO
 import typer
 
 from stm_backends.backend import Backend
-from stm_backends.cli import datastores, item_logs, markdown, page, render, transfer
+from stm_backends.cli import datastores, item_logs, markdown, render, transfer
 from stm_backends.cli.completion import conversations
-from stm_backends.cli.conversation import Conversation, Whole
+from stm_backends.cli.conversation import Conversation
 from stm_backends.cli.files import is_standard, writing
+from stm_backends.cli.inspecting import write_page
 from stm_backends.cli.item_logs import LogName
 from stm_backends.cli.options import BackendName, SealingName, Url
 from stm_backends.cli.outcome import reported, run, told_as
@@ -21,7 +22,7 @@ from stm_backends.drivers.contract import Record
 from stm_backends.errors import ConfigurationError
 from stm_backends.records.body import Transcript
 from stm_backends.records.keys import memory_key
-from stm_backends.types import MemoryKey
+from stm_backends.types import MemoryBudget, MemoryKey, ShortTermMemoryConfig
 
 _FORMATS: Final[dict[str, Callable[[Conversation], str]]] = {
     "--json": lambda shown: json.dumps(shown.as_json(), indent=2),
@@ -75,26 +76,21 @@ def show(  # noqa: PLR0913, PLR0917 -- one per option
     wanted = {"--json": as_json, "--md": as_markdown, "--html": as_page}
     asked = [name for name, wants in wanted.items() if wants]
 
-    async def work(out: TextIO | None = None) -> Conversation | item_logs.Found:
+    async def work() -> Conversation | item_logs.Found:
         parsed = transfer.conversation_key(key)
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
             with told_as("show"):
                 kind = item_logs.kind_in(log)
                 record = await opened.driver.load(memory_key(parsed), last=0)
                 if kind is not None or record is None:
-                    found = await item_logs.page_of(opened, parsed, kind)
-                    if out is not None:
-                        again = f"stm-backends history {named} --log {found.kind}"
-                        whole = Whole.of_log(opened.item_log(parsed, found.kind), found.page, again)
-                        async for part in page.log_page(found, named, whole):
-                            out.write(part)
-                    return found
+                    return await item_logs.page_of(opened, parsed, kind)
                 document, transcript = await _exported(opened, parsed, record)
-                shown = Conversation.of(document, named, transcript, full_zone_turns=full_zone_turns)
-                if out is not None:
-                    async for part in page.page(shown, await Whole.of(opened, parsed, shown)):
-                        out.write(part)
-                return shown
+                return Conversation.of(document, named, transcript, full_zone_turns=full_zone_turns)
+
+    async def write(out: TextIO) -> None:
+        parsed, kind = transfer.conversation_key(key), item_logs.kind_in(log)
+        async with datastores.chosen(backend, url, sealing=sealing) as opened:
+            await write_page(opened, parsed, out, config=_with(full_zone_turns), log=kind)
 
     with reported():
         named = transfer.escaped(transfer.unescaped(key))
@@ -111,8 +107,10 @@ def show(  # noqa: PLR0913, PLR0917 -- one per option
             return
         # Text of a conversation may have surrogates, which no encoding has.
         with writing(output) as out:
-            found = run(work(out if as_page else None))
-            if not as_page:
+            if as_page:
+                run(write(out))
+            else:
+                found = run(work())
                 if isinstance(found, item_logs.Found):
                     text = _FORMATS_OF_LOGS[asked[0]](found, named)
                 else:
@@ -120,6 +118,13 @@ def show(  # noqa: PLR0913, PLR0917 -- one per option
                 out.write(f"{text.rstrip()}\n")
     if not is_standard(output):
         typer.echo(f"Written to {output}", err=True)
+
+
+def _with(full_zone_turns: int | None) -> ShortTermMemoryConfig | None:
+    """Return a configuration with the zone that was given, if any."""
+    if full_zone_turns is None:
+        return None
+    return ShortTermMemoryConfig("rolling_summary", MemoryBudget(full_zone_turns))
 
 
 async def _exported(opened: Backend, key: MemoryKey, record: Record) -> tuple[dict[str, Any], Transcript]:

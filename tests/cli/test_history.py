@@ -14,11 +14,12 @@ from typer.testing import CliRunner, Result
 
 from stm_backends import Backend, ConversationTurn, MemoryKey, ShortTermMemoryConfig, open_backend
 from stm_backends.admin.sessions import Sessions
-from stm_backends.cli import conversation
 from stm_backends.cli.app import app
 from stm_backends.drivers.contract import Key
+from stm_backends.inspect import page as pages
 from stm_backends.records import keys, operations
 from stm_backends.testing.memory_contract import until
+from tests.support.recorded import recorded, section_of
 
 KEY = MemoryKey("acme", "u1", "trip")
 
@@ -141,30 +142,29 @@ def test_history_says_that_the_oldest_turns_were_removed(url: str) -> None:
 
 
 def sections_of(page: str) -> dict[str, list[int]]:
-    """The numbers of the turns on a page, by the heading above them; as the texts say, not the marks."""
-    found: dict[str, list[int]] = {}
-    for part in page.split("<h2>")[1:]:
-        title, _, rest = part.partition("</h2>")
-        for number, said in re.findall(r"<p>#(\d+) .*?Wish (\d+)<", rest):
-            assert number == said
-            found.setdefault(title, []).append(int(number))
+    """The numbers of the turns on a page, by the heading above them; as the texts say, too."""
+    state, found = recorded(page), dict[str, list[int]]()
+    for unit in state["units"]:
+        assert unit["lines"][0] == ["user", f"Wish {unit['number']}"]
+        found.setdefault(section_of(state, unit), []).append(unit["number"])
     return found
 
 
 def test_a_page_shows_every_turn_and_what_covers_it(url: str) -> None:
     page = cli("show", "acme:u1:trip", "--html", "--url", url).stdout
     assert sections_of(page) == {"Covered by the summary": [*range(65)], "Recent": [*range(65, 70)]}
-    assert page.count('<article class="folded">') == page.count("· covered by the summary") == 65
-    assert 'class="none"' not in page
+    assert [unit["number"] for unit in recorded(page)["units"] if unit["summarized"]] == [*range(65)]
+    assert recorded(page)["notes"] == []
 
 
 def test_a_page_says_how_much_of_a_long_conversation_it_shows(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversation, "MOST", 20)
+    monkeypatch.setattr(pages, "MOST", 20)
     page = cli("show", "acme:u1:trip", "--html", "--url", url).stdout
     assert sections_of(page) == {"Covered by the summary": [*range(50, 65)], "Recent": [*range(65, 70)]}
-    assert "newest 20 turns. Numbers 0 to 49: stm-backends history acme:u1:trip --before 50" in page
+    (note,) = recorded(page)["notes"]
+    assert note.endswith("newest 20 turns. Numbers 0 to 49: stm-backends history acme:u1:trip --before 50")
 
 
 def test_a_page_says_which_turns_are_no_longer_stored(url: str) -> None:
@@ -186,8 +186,7 @@ def test_a_page_says_which_turns_are_no_longer_stored(url: str) -> None:
     asyncio.run(more())
     page = cli("show", "acme:u1:trip", "--html", "--url", url).stdout
     assert sections_of(page) == {"Recent": [*range(145, 150)]}
-    assert "The turns before number 135 are no longer stored." in page
-    assert "Not stored any more: numbers 135 to 144" in page
+    assert recorded(page)["notes"] == ["The turns before number 135 are no longer stored."]
 
 
 def test_a_page_tells_what_waits_for_a_summary_from_what_has_one(tmp_path: Path) -> None:
@@ -218,7 +217,7 @@ def test_a_page_tells_what_waits_for_a_summary_from_what_has_one(tmp_path: Path)
 
     asyncio.run(fill())
     page = cli("show", "acme:u1:trip", "--html", "--url", url).stdout
-    assert "<dd>23 in pages, 18 of them wait for a summary</dd>" in page
+    assert (recorded(page)["happened"]["archived"], recorded(page)["happened"]["waiting"]) == (23, 18)
     shown = json.loads(cli("show", "acme:u1:trip", "--json", "--url", url).stdout)
     assert (shown["archived"], shown["waiting"]) == (23, 18)
     assert sections_of(page) == {
@@ -276,15 +275,11 @@ def test_history_and_show_give_the_items_of_a_framework(kept: str) -> None:
 def test_a_page_of_a_log_has_all_of_its_items_by_the_numbers_of_history(kept: str) -> None:
     done = cli("show", "acme:u1:trip", "--url", kept, "--html")
     assert done.exit_code == 0, done.stderr
-    said = re.findall(
-        r'<p>#(\d+)[^<]*</p><div class="card user"><div class="who">user</div>.*?>Wish (\d+)<', done.stdout
-    )
-    assert said == [(str(number), str(number)) for number in range(199)]
-    assert re.search(
-        r'<p>#199[^<]*</p><div class="card tools"><div class="who">function_call</div><pre>', done.stdout
-    )
-    assert "<dt>items</dt><dd>200</dd>" in done.stdout
-    assert 'class="none"' not in done.stdout
+    state = recorded(done.stdout)
+    said = [(unit["number"], unit["lines"]) for unit in state["units"]]
+    assert said[:-1] == [(number, [["user", f"Wish {number}"]]) for number in range(199)]
+    assert (said[-1][0], said[-1][1][0][0]) == (199, "function_call")
+    assert (state["exists"], state["logs"], state["notes"]) == (False, ["openai-agents"], [])
 
 
 def test_a_page_of_a_log_says_what_it_leaves_out(kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,13 +291,13 @@ def test_a_page_of_a_log_says_what_it_leaves_out(kept: str, monkeypatch: pytest.
             await backend.driver.delete(Key(scope, names[first // 64]))
 
     asyncio.run(lose(64))
-    page = cli("show", "acme:u1:trip", "--url", kept, "--html").stdout
-    assert "Not stored any more: numbers 64 to 127" in page
-    monkeypatch.setattr(conversation, "MOST", 30)
-    page = cli("show", "acme:u1:trip", "--url", kept, "--html").stdout
+    state = recorded(cli("show", "acme:u1:trip", "--url", kept, "--html").stdout)
+    assert [unit["number"] for unit in state["units"]] == [*range(64), *range(128, 200)]
+    monkeypatch.setattr(pages, "MOST", 30)
+    state = recorded(cli("show", "acme:u1:trip", "--url", kept, "--html").stdout)
     again = "stm-backends history acme:u1:trip --log openai-agents --before 170"
-    assert f"This page shows the newest 30 items. Numbers 0 to 169: {again}" in page
-    assert re.findall(r"Wish (\d+)<", page) == [str(number) for number in range(170, 199)]
+    assert state["notes"] == [f"This page shows the newest 30 items. Numbers 0 to 169: {again}"]
+    assert [unit["number"] for unit in state["units"]] == [*range(170, 200)]
 
 
 def test_markdown_of_a_log_has_its_newest_items_by_their_numbers(kept: str) -> None:

@@ -210,6 +210,28 @@ async def use(backend):
         subprocess.run([sys.executable, "-m", "stm_backends", *command], check=True)
 """
 
+ON_A_PAGE = """
+import json
+from stm_backends.inspect.app import inspector
+
+async def use(backend):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    page = inspector(backend, token="secret", hosts=frozenset({"127.0.0.1:1"}))
+    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET",
+             "scheme": "http", "path": "/secret/api/tenants", "query_string": b"",
+             "headers": [(b"host", b"127.0.0.1:1")]}
+    await page(scope, receive, send)
+    assert sent[0]["status"] == 200, sent
+    assert json.loads(sent[1]["body"])["tenants"] == []
+"""
+
 ALONE: Mapping[str, str] = {
     "encryption": SEALED,
     "otel": OBSERVED,
@@ -224,6 +246,7 @@ ALONE: Mapping[str, str] = {
     "strands": IN_A_STORAGE,
     "llama-index": IN_A_CHAT_STORE,
     "cli": AT_THE_COMMAND_LINE,
+    "inspect": ON_A_PAGE,
 }
 """What is done with each extra that needs no server."""
 

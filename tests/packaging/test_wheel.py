@@ -35,6 +35,7 @@ EXTRAS = (
     "otel",
     "encryption",
     "cli",
+    "inspect",
     "conformance",
     "all",
 )
@@ -194,11 +195,14 @@ def test_installed_alone_it_brings_pluggy_and_nothing_else(python: Path, tmp_pat
 
 
 def test_installed_alone_every_module_imports(python: Path, tmp_path: Path) -> None:
-    """All but what extras are for: command line, telemetry, the suite, frameworks, encryption."""
+    """All but what extras are for: command line, page, telemetry, the suite, frameworks, encryption."""
     program = """
 import importlib, pkgutil, stm_backends
 sealing = tuple(f"sealing.{part}" for part in ("cipher", "driver", "marks", "stale", "wrapping"))
-extras = tuple(f"stm_backends.{part}" for part in ("cli", "testing", "telemetry", "integrations.", *sealing))
+page = ("inspect.app", "inspect.serving")
+extras = tuple(
+    f"stm_backends.{part}" for part in ("cli", "testing", "telemetry", "integrations.", *page, *sealing)
+)
 for module in pkgutil.walk_packages(stm_backends.__path__, "stm_backends."):
     if not module.name.startswith(extras):
         importlib.import_module(module.name)

@@ -135,6 +135,15 @@ def test_only_the_command_line_imports_the_command_line() -> None:
     assert not breaches(outside(command), lambda one: is_within(one, command))
 
 
+def test_only_the_command_line_imports_the_page_and_only_serving_needs_its_extra() -> None:
+    page = "stm_backends.inspect"
+    others = [name for name in outside(page) if not is_within(name, "stm_backends.cli")]
+    assert not breaches(others, lambda one: is_within(one, page))
+    served = {f"{page}.app", f"{page}.serving"}
+    quiet = [name for name in MODULES if is_within(name, page) and name not in served]
+    assert not breaches(quiet, lambda one: one in served or top(one) in {"starlette", "uvicorn"})
+
+
 @pytest.mark.parametrize("part", ["sync", "telemetry.opentelemetry"])
 def test_nothing_else_imports_what_only_programs_use(part: str) -> None:
     package = f"stm_backends.{part}"
@@ -235,6 +244,7 @@ def test_the_only_dependency_is_pluggy() -> None:
             *("pydantic_ai", "pydantic", "agent_framework", "strands", "llama_index"),
         },
         "stm_backends.sealing": {"cryptography"},
+        "stm_backends.inspect": {"starlette", "uvicorn"},
     }
     base = sys.stdlib_module_names | {"stm_backends", "pluggy"}
     for package, more in extras.items():
@@ -267,7 +277,7 @@ LAYERS = (
     ("admin",),
     ("tiers",),
     ("", "backend"),
-    ("agents", "sync", "testing.workbench", "integrations.blocking", "integrations.whose"),
+    ("agents", "inspect", "sync", "testing.workbench", "integrations.blocking", "integrations.whose"),
     (
         "integrations",
         "integrations.langgraph",
@@ -462,6 +472,7 @@ NEVER_OPENED = {
     *("openai", "agents", "langchain_core", "google"),
     "stm_backends.telemetry.opentelemetry",
     *("stm_backends.sync", "stm_backends.cli", "stm_backends.testing", "stm_backends.agents"),
+    "stm_backends.inspect",
     *("stm_backends.integrations", "stm_backends.tiers"),
     # What administers is imported when it is first used.
     *(f"stm_backends.admin.{part}" for part in ("sessions", "stats", "importing", "copying", "erasing")),

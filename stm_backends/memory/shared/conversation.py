@@ -15,6 +15,7 @@ from stm_backends.memory.shared.base import SharedBase
 from stm_backends.memory.shared.editing import Editing
 from stm_backends.memory.shared.folds import GIVEN, WRITER
 from stm_backends.memory.shared.reading import Numbered, read_all_units, read_units_page, require_revision
+from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.speech import said_by, waits_for_answer
 from stm_backends.memory.units import messages_of, removed, replaced, seal_messages, usage_of
 from stm_backends.messages import SHAPES, Message, Shape, as_shape, begins_turn, checked, shape_of, window
@@ -25,7 +26,7 @@ from stm_backends.records.keys import require_dialogue
 from stm_backends.records.limits import characters_in
 from stm_backends.records.usage import Usage, total
 from stm_backends.telemetry.observer import observed
-from stm_backends.types import MemoryKey, StoredTurn, as_turn_id
+from stm_backends.types import MemoryKey, ShortTermMemoryConfig, StoredTurn, as_turn_id
 
 _UNLIMITED: Final = 2**62
 
@@ -184,20 +185,7 @@ class Conversation(SharedBase):
         """
         snapshot = await self._shared.load("messages")
         self._maintenance.notice(snapshot)
-        budget = self._config.budget
-        units, body = snapshot.turns, snapshot.body
-        shape = self._shape or as_shape(
-            None, [one.said.message for one in units if one.said and not one.removed]
-        )
-        said = [*body.lead] if body.asked is None else [*body.lead, body.asked]
-        said += [message for unit in units for message in said_by(unit, shape)]
-        found = window(
-            body.summary if budget.summary_max_tokens else "",
-            said,
-            max_tokens=max_tokens if max_tokens is not None else budget.total_max_tokens or _UNLIMITED,
-            estimate=self._config.estimate,
-            shape=shape,
-        )
+        found = window_of(snapshot, self._config, shape=self._shape, max_tokens=max_tokens)
         return [_copy(message) for message in found]
 
     @observed
@@ -370,3 +358,24 @@ class Conversation(SharedBase):
 def _copy(message: Message) -> Message:
     """Return a message that the caller may change: this process shows the same one again."""
     return cast("Message", decode_json(encode_json(message)))
+
+
+def window_of(
+    snapshot: Snapshot,
+    config: ShortTermMemoryConfig,
+    *,
+    shape: Shape | None = None,
+    max_tokens: int | None = None,
+) -> list[Message]:
+    """Return the messages that a model is shown of a conversation at one instant; see `messages`."""
+    budget, units, body = config.budget, snapshot.turns, snapshot.body
+    shape = shape or as_shape(None, [one.said.message for one in units if one.said and not one.removed])
+    said = [*body.lead] if body.asked is None else [*body.lead, body.asked]
+    said += [message for unit in units for message in said_by(unit, shape)]
+    return window(
+        body.summary if budget.summary_max_tokens else "",
+        said,
+        max_tokens=max_tokens if max_tokens is not None else budget.total_max_tokens or _UNLIMITED,
+        estimate=config.estimate,
+        shape=shape,
+    )
