@@ -42,6 +42,7 @@ from stm_backends_postgres.cleaning import Cleaner
 from stm_backends_postgres.client import Connection, HandedIn, Lender, Row, Standby, connect
 from stm_backends_postgres.connections import Connections
 from stm_backends_postgres.errors import before_sending, is_spent, meaning, unsent
+from stm_backends_postgres.grouped import Append, Grouped
 from stm_backends_postgres.settings import PostgresSettings
 from stm_backends_postgres.statements import DUE_S, STEP_RECORDS, Statements
 from stm_backends_postgres.tables import make_ready
@@ -182,6 +183,7 @@ class PostgresDriver:
 
     async def _end(self) -> None:
         await self._cleaner.close(self._settings.deadline_s)
+        await self._groups.drain(self._settings.deadline_s)
         lender, self._lender, self._is_ready = self._lender, None, False
         if lender is not None:
             await lender.close(self._settings.deadline_s)
@@ -193,6 +195,7 @@ class PostgresDriver:
         self._lender = self._given = None if given is None else HandedIn(given, patience_s=self._patience_s)
         self._is_ready = False
         self._loads = Coalesced(self._find, size=lambda found: found.weight)
+        self._groups = Grouped(self._append_alone, self._append_together, patience_s=self._patience_s)
         self._cleaner = Cleaner(lambda: self._purge_step(DUE_S), self._sweep_step)
 
     async def load(self, key: Key, *, last: int | None = None) -> Record | None:
@@ -213,23 +216,23 @@ class PostgresDriver:
         return Record(found.version, found.body, tuple(found.tail), skipped)
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
-        """Add one entry at the end; the version stays, the time to live is reset."""
+        """Add one entry at the end; the version stays, the time to live is reset.
+
+        Concurrent appends share statements, on connections of the driver's own.
+        """
         require_append(entry, ttl, self.traits, backend=self.name)
-        seconds, limit, patience = _seconds(ttl), self.traits.max_record, self.traits.deadline
+        seconds = _seconds(ttl)
         # `extend` finds no record that expires soon.
-        lasts = seconds is None or seconds > 2 * patience
+        lasts = seconds is None or seconds > 2 * self.traits.deadline
         is_known = lasts and self._known is not None and hash(key) in self._known
-        here = self._statements
-
-        async def send(connection: Connection) -> list[Row]:
-            rows: list[Row] = []
-            if is_known:
-                rows = await connection.fetch(here.extend, *key, entry, seconds, limit, patience)
-            return rows or await connection.fetch(here.append, *key, initial_version, entry, seconds, limit)
-
-        (row,) = await self._run("append", send)
+        # Bytes, because another type could fail the appends that this one shares a statement with.
+        one = Append(key, bytes(entry), initial_version, seconds, is_known)
+        await self._require_ready("append")
+        send = self._append_alone if self._known is None else self._groups.append
+        row = await self._edge.run("append", lambda: send(one))
         if row["length"] is None:
             # The size comes from the snapshot; the size that caused the refusal may be newer.
+            limit = self.traits.max_record
             self._edge.require_fits("append", "record", max((row["size"] or 0) + len(entry), limit + 1))
         self._remember(key)
         self._clean_after(row)
@@ -362,6 +365,33 @@ class PostgresDriver:
         if self._known is not None:
             self._known[hash(key)] = True
 
+    async def _append_alone(self, one: Append) -> Row:
+        return await self._borrow("append", lambda connection: self._append_one(connection, one))
+
+    async def _append_one(self, connection: Connection, one: Append) -> Row:
+        """Send the statement for a known record, and the one for all cases if that did nothing."""
+        here, limit = self._statements, self.traits.max_record
+        key, entry, version, seconds, is_known = one
+        rows: list[Row] = []
+        if is_known:
+            rows = await connection.fetch(here.extend, *key, entry, seconds, limit, self.traits.deadline)
+        (row,) = rows or await connection.fetch(here.append, *key, version, entry, seconds, limit)
+        return row
+
+    async def _append_together(self, take: Callable[[], Sequence[Append]]) -> list[Row | None]:
+        """Send what there is to take once there is a connection; returns a row for each that was done."""
+
+        async def send(connection: Connection) -> list[Row | None]:
+            appends = take()
+            if len(appends) < 2:
+                return [await self._append_one(connection, one) for one in appends]
+            statement, limit = self._statements.append_many, self.traits.max_record
+            rows = await connection.fetch(statement, *_columns(appends), limit)
+            found = {row["place"]: row for row in rows}
+            return [found.get(place) for place in range(1, len(appends) + 1)]
+
+        return await self._borrow("append", send)
+
     async def _find(self, wanted: Sequence[LoadKey]) -> dict[LoadKey, _Found]:
         """Return what several loads want, all from one snapshot; among several, what is large is empty."""
         here = self._statements
@@ -471,6 +501,35 @@ def _by_place(wanted: Sequence[LoadKey], rows: Iterable[Row]) -> dict[LoadKey, _
         if entry is not None:
             tail.append(entry)
     return found
+
+
+def _columns(appends: Sequence[Append]) -> tuple[Sequence[str] | bytes, ...]:
+    """Return the columns of the records, and then the entries with theirs, as `APPEND_MANY` has them."""
+    records: dict[Key, list[Append]] = {}
+    ranks: list[int] = []
+    for one in appends:
+        same = records.setdefault(one.key, [])
+        ranks.append(len(same))
+        same.append(one)
+    numbers = {key: number for number, key in enumerate(records, 1)}
+    together, starts, lengths = _joined([one.entry for one in appends])
+    return (
+        *zip(*records, strict=True),
+        [same[0].version for same in records.values()],
+        # The last append of a record resets its time to live.
+        _text("-" if same[-1].seconds is None else same[-1].seconds for same in records.values()),
+        _text(map(len, records.values())),
+        _text(sum(len(one.entry) for one in same) for same in records.values()),
+        together,
+        " ".join(starts),
+        " ".join(lengths),
+        _text(numbers[one.key] for one in appends),
+        _text(ranks),
+    )
+
+
+def _text(column: Iterable[object]) -> str:
+    return " ".join(map(str, column))
 
 
 def _joined(entries: Sequence[bytes]) -> tuple[bytes, list[str], list[str]]:

@@ -32,7 +32,9 @@ _ENDED: Final[Meaning] = (
     "the server, or an administrator, has ended this connection; nothing was done",
 )
 _LOST: Final = "the connection was lost before the answer came"
+NO_CONNECTION: Final = "no connection was free, or could be opened, within half of the deadline"
 _FAULT: Final = "the server failed internally"
+_CANCELED: Final = "57014"
 
 _STATES: Final[dict[str, Meaning]] = {
     # Codes, then the classes that they begin with.
@@ -65,7 +67,7 @@ _STATES: Final[dict[str, Meaning]] = {
     "53": (Unavailable, "the server is short of resources; nothing was done"),
     "54": (Unavailable, "the server's limits are too small for this; nothing was done"),
     "55": (Unavailable, _BUSY),
-    "57014": (Unavailable, "cancelled by the server's time limit or by an administrator; nothing was done"),
+    _CANCELED: (Unavailable, "cancelled by the server's time limit or by an administrator; nothing was done"),
     "57P02": (OutcomeUnknown, "the server crashed"),
     "57": (Unavailable, "the server is starting, stopping or ending connections; nothing was done"),
     "58": (OutcomeUnknown, _FAULT),
@@ -92,7 +94,7 @@ _CLIENT: Final[dict[type[Exception], Meaning]] = {
 _CONNECTING: Final[dict[type[Exception], Meaning]] = {
     FileNotFoundError: (Unavailable, "a socket or file that the settings name does not exist"),
     ssl.SSLError: (Unavailable, "no secure connection could be made"),
-    TimeoutError: (Unavailable, "no connection was free, or could be opened, within half of the deadline"),
+    TimeoutError: (Unavailable, NO_CONNECTION),
     OSError: (Unavailable, "the server cannot be reached"),
     # Raised when a pooler refuses state that it cannot keep.
     exceptions.ProtocolViolationError: (Unavailable, f"the connection was refused; {_POOLER}"),
@@ -123,6 +125,17 @@ def is_spent(error: BaseException) -> bool:
     if isinstance(error, exceptions.PostgresError):
         return _state(error).startswith(_SPENT)
     return _is_unsent(error)
+
+
+def is_refused(error: BaseException) -> bool:
+    """Return whether the server refused a statement, which was not done, and there is time for others.
+
+    A statement that was cancelled has used up the time that the server gives it, or is not wanted.
+    """
+    if not isinstance(error, exceptions.PostgresError) or _state(error) == _CANCELED:
+        return False
+    found = meaning(error)
+    return found is not None and found[0] is not OutcomeUnknown
 
 
 def unsent(error: Exception, operation: str) -> StorageError | None:

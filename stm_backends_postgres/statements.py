@@ -6,6 +6,7 @@ row, not by the version when the statement began:
 
 - `INSERT ... ON CONFLICT DO UPDATE` waits for the row, and reads its newest version in `SET` and `WHERE`.
 - `SELECT ... FOR UPDATE` waits for the row, and returns its newest version.
+- `SELECT ... FOR UPDATE SKIP LOCKED` returns the newest version of rows that no other transaction has locked.
 
 Other parts of the same statement see the snapshot from before the wait. That is why everything that must be
 exact (the version, the bounds of the tail, its size) is in the record's row, and why the locked row assigns
@@ -73,6 +74,7 @@ _END: Final = "SET version = '', body = NULL, expires = '-infinity', first = r.n
 #
 # LATERAL with OFFSET 0 keeps the entries a separate query, whose bounds are known before it reads. In a
 # plain join of several records, the index finds all entries of a record, and the bounds only filter them.
+# `(SELECT $1)` hides how many loads there are from the planner, which would plan each statement of two anew.
 LOAD: Final = """
     SELECT {place} AS place, version,
         CASE WHEN {whole} AND (seq IS NULL OR seq = {start}) THEN body END AS body,
@@ -93,7 +95,7 @@ _ONE: Final = {
 }
 _MANY: Final = {
     "place": "wanted.place",
-    "wanted": "unnest($1::text[], $2::text[], $3::bigint[])"
+    "wanted": "unnest((SELECT $1::text[]), $2::text[], $3::bigint[])"
     " WITH ORDINALITY AS wanted (in_scope, named, newest, place)"
     " JOIN {schema}.stm_record ON scope = in_scope AND name = named",
     "which": "",
@@ -145,6 +147,66 @@ APPEND: Final = """
     SELECT (SELECT length FROM record) AS length, CASE WHEN NOT EXISTS (SELECT FROM record) THEN
         (SELECT size FROM {schema}.stm_record WHERE scope = $1 AND name = $2)
     END AS size, {unswept}"""
+
+# Several appends, perhaps more than one to a record. First come the columns of the records: keys, the version
+# of one that is created, its time to live, how many entries it gets, and their bytes. Then come all entries,
+# and the columns of each: where in $7 it begins, its length, the number of its record, and how many entries
+# of the same record precede it here. Columns of numbers are texts, which cost asyncpg less than arrays. The
+# answer has a row for each entry that was added, with its place.
+#
+# No append may hold up the others. A row that another transaction has locked is skipped; so is one that has
+# expired or has no room for all that it would get, which is judged after it was locked. Only a record that
+# another transaction is creating is waited for. All statements create in the order of the keys, so no two
+# wait for each other.
+#
+# LATERAL, `= ANY` and the subquery bind each row to its index: a plan that was made while the tables were
+# small would join all rows, and be kept while they grow. `(SELECT $1)` hides how many there are: a plan for
+# few would be estimated to cost less than the one that is kept, so each such statement would be planned anew.
+APPEND_MANY: Final = """
+    WITH wanted AS MATERIALIZED (
+        SELECT number, in_scope, named, initial, seconds::float8 AS secs, entries::bigint AS entries,
+            bytes::bigint AS bytes, id
+        FROM unnest(
+            (SELECT $1::text[]), $2::text[], $3::text[], string_to_array($4::text, ' ', '-'),
+            string_to_array($5::text, ' '), string_to_array($6::text, ' ')
+        ) WITH ORDINALITY AS given (in_scope, named, initial, seconds, entries, bytes, number)
+        LEFT JOIN LATERAL (
+            SELECT id FROM {schema}.stm_record WHERE scope = in_scope AND name = named FOR UPDATE SKIP LOCKED
+        ) AS locked ON TRUE
+    ), extended AS (
+        UPDATE {schema}.stm_record AS r
+        SET next = next + entries, size = size + bytes,
+            expires = clock_timestamp() + make_interval(secs => secs)
+        FROM wanted
+        WHERE r.id = wanted.id AND r.id = ANY (ARRAY(SELECT id FROM wanted)) AND size + bytes <= $12
+            AND (expires IS NULL OR expires > clock_timestamp())
+        RETURNING r.id, number, next - entries AS seq, next - entries - first AS before
+    ), created AS (
+        INSERT INTO {schema}.stm_record (scope, name, version, expires, first, next, size)
+        SELECT in_scope, named, initial, clock_timestamp() + make_interval(secs => secs),
+            1, 1 + entries, bytes
+        FROM wanted
+        WHERE id IS NULL AND bytes <= $12
+            AND (SELECT id FROM {schema}.stm_record WHERE scope = in_scope AND name = named) IS NULL
+        ORDER BY in_scope COLLATE "C", named COLLATE "C"
+        ON CONFLICT ON CONSTRAINT stm_record_key DO NOTHING
+        RETURNING id, scope, name
+    ), record AS (
+        SELECT id, number, seq, before FROM extended
+        UNION ALL
+        SELECT created.id, number, 1, 0 FROM created JOIN wanted ON scope = in_scope AND name = named
+    ), added AS MATERIALIZED (
+        SELECT id, seq + rank::bigint AS seq, before + rank::bigint + 1 AS length, place,
+            start::integer AS start, bytes::integer AS bytes
+        FROM record JOIN unnest(
+            string_to_array((SELECT $8::text), ' '), string_to_array($9::text, ' '),
+            string_to_array($10::text, ' '), string_to_array($11::text, ' ')
+        ) WITH ORDINALITY AS given (start, bytes, number, rank, place) ON record.number = given.number::bigint
+    ), entered AS (
+        INSERT INTO {schema}.stm_entry (record, seq, entry)
+        SELECT id, seq, substring($7::bytea FROM start FOR bytes) FROM added
+    )
+    SELECT place, length, NULL::bigint AS unswept FROM added"""
 
 # `replace` without a version: $6 says whether any record may be replaced, or only one that has expired. A
 # live record that already carries the new version is written unchanged.
@@ -521,6 +583,7 @@ class Statements:
         self.load_many = here(LOAD, **_MANY)
         self.extend = here(EXTEND)
         self.append = here(APPEND, "record WHERE length = 1", "seq FROM record")
+        self.append_many = here(APPEND_MANY)
         self.store = here(STORE, "record", "first FROM record")
         self.fold = here(FOLD, "written", "first FROM written")
         self.rewrite = here(REWRITE)

@@ -1,21 +1,26 @@
-"""The PostgreSQL driver and its connections, with one deliberate fault each.
+"""The PostgreSQL driver, its connections and its grouped appends, with one deliberate fault each.
 
-`test_connections.py` and `test_standby.py` in `tests/services/postgres` kill each of them by a named test.
+`test_connections.py`, `test_grouped.py` and `test_standby.py` in `tests/services/postgres` kill each of them
+by a named test.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
+from unittest import mock
 
 from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
 from stm_backends.drivers.coalesced import LoadKey
+from stm_backends.drivers.contract import Key
 from stm_backends.errors import OutcomeUnknown
 from stm_backends_postgres.client import Connection, HandedIn, Lender
 from stm_backends_postgres.connections import Connections
 from stm_backends_postgres.driver import PostgresDriver
+from stm_backends_postgres.grouped import Caller, Grouped
 
 T = TypeVar("T")
 
@@ -134,3 +139,92 @@ class DeletesNothingWithoutItsStandby(PostgresDriver):
         super().__init__(*given, **named)
         here = self._statements
         here.delete, _, _ = here.delete.partition("UNION ALL")
+
+
+class ForgetsWhatIsUnderWay(Grouped):
+    """Sends an append to a record while another statement appends to it."""
+
+    def _busy(self) -> set[Key]:
+        return set()
+
+
+class KeepsThePlaceOfTheGone(Grouped):
+    """Keeps a place for a caller that was cancelled when it was its turn, so nothing else is sent."""
+
+    def _leave_turn(self, caller: Caller, key: Key) -> None:
+        pass
+
+
+class SendsForNobody(Grouped):
+    """Sends appends whose callers have given up, and lets a statement go on that has no caller any more."""
+
+    def _leave(self, caller: Caller) -> None:
+        pass
+
+
+class SendsAgainWhatWasLost(Grouped):
+    """Takes a lost connection for a refusal, and sends each append again, although it may have been done."""
+
+    _is_refused: ClassVar = True
+
+    def _done(self, group: Any, task: asyncio.Task[Any]) -> None:
+        with mock.patch("stm_backends_postgres.grouped.is_refused", return_value=self._is_refused):
+            super()._done(group, task)
+
+
+class FailsWithTheRefused(SendsAgainWhatWasLost):
+    """Fails all appends of a statement that the server refused because of one of them."""
+
+    _is_refused: ClassVar = False
+
+
+class AnswersInPlaceOfOthers(Grouped):
+    """Gives the rows of a statement to its callers in another order."""
+
+    def _done(self, group: Any, task: asyncio.Task[Any]) -> None:
+        group.sent = [*reversed(group.sent)]
+        super()._done(group, task)
+
+
+class ClosesOnAppends(PostgresDriver):
+    """Closes without waiting for appends that share statements."""
+
+    async def _end(self) -> None:
+        with mock.patch.object(self._groups, "drain"):
+            await super()._end()
+
+
+class AlteredAppends(PostgresDriver):
+    """A driver whose shared statement lacks a part."""
+
+    part: ClassVar[str]
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        here = self._statements
+        before, here.append_many = here.append_many, here.append_many.replace(self.part, "")
+        assert here.append_many != before
+
+
+class WaitsForLocks(AlteredAppends):
+    """Waits for a record that someone else has locked, with the appends to all others."""
+
+    part = " SKIP LOCKED"
+
+
+class CreatesAsItComes(AlteredAppends):
+    """Creates records in the order of the appends, so two statements may wait for each other."""
+
+    part = 'ORDER BY in_scope COLLATE "C", named COLLATE "C"'
+
+
+class OverfillsRecords(AlteredAppends):
+    """Appends to a record that has no room for it."""
+
+    part = "AND size + bytes <= $12"
+
+
+class AppendsToTheExpired(AlteredAppends):
+    """Appends to a record that has expired, as if it were there."""
+
+    part = "AND (expires IS NULL OR expires > clock_timestamp())"

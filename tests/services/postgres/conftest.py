@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import os
 import uuid
+from unittest import mock
 from urllib.parse import urlsplit
 
 import pytest
@@ -96,3 +98,17 @@ async def role(admin, schema):
     yield make
     for name in made:
         await admin.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+@pytest.fixture
+async def clock():
+    """Moves the event loop's clock, as drivers see it."""
+    loop = asyncio.get_running_loop()
+    real, later = loop.time, 0.0
+
+    def advance(seconds):
+        nonlocal later
+        later += seconds
+
+    with mock.patch.object(loop, "time", side_effect=lambda: real() + later):
+        yield advance

@@ -46,6 +46,20 @@ async def warm(driver):
     await driver.delete(key)
 
 
+async def started(driver, *appends):
+    """Start appends that share a statement, because another is in progress; returns its task and theirs."""
+    lone = driver.append(Key("scope", f"lone {id(driver)}"), b"", initial_version="v", ttl=None)
+    tasks = [asyncio.ensure_future(lone)]
+    await asyncio.sleep(0)
+    return tasks + [asyncio.ensure_future(one) for one in appends]
+
+
+async def together(driver, *appends):
+    """Send appends in one statement; returns their answers and errors."""
+    _, *answers = await asyncio.gather(*await started(driver, *appends), return_exceptions=True)
+    return answers
+
+
 @contextlib.contextmanager
 def purging(*, after_writes):
     """Have writes be followed by a purge always, or never; without this it is one in so many, by chance."""

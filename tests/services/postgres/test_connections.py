@@ -481,20 +481,6 @@ async def test_a_lost_connection_is_found_before_the_next_use():
     assert len(servers.wires) == 2
 
 
-@pytest.fixture
-async def clock():
-    """Moves the event loop's clock, as the connections see it."""
-    loop = asyncio.get_running_loop()
-    real, later = loop.time, 0.0
-
-    def advance(seconds):
-        nonlocal later
-        later += seconds
-
-    with mock.patch.object(loop, "time", side_effect=lambda: real() + later):
-        yield advance
-
-
 async def ask_each(servers, count):
     """Use so many connections at once."""
     tasks = servers.start(*map(str, range(count)))

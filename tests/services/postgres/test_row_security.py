@@ -9,7 +9,7 @@ from stm_backends.errors import ConfigurationError, Denied
 from stm_backends.testing import open_at
 from stm_backends_postgres.plugin import schema as schema_text
 from stm_backends_postgres.statements import Statements
-from tests.services.postgres.support import as_user
+from tests.services.postgres.support import as_user, together
 
 pytestmark = pytest.mark.full
 
@@ -55,6 +55,18 @@ async def test_a_tenant_never_reads_or_changes_anothers_record(tenants):
     assert await one.purge(10) == 0
     await one.close()
     await two.close()
+
+
+async def test_appends_that_share_a_statement_stay_with_their_tenant(tenants):
+    keys = [Key("scope", f"{number}") for number in range(5)]
+    one, two = [(await open_at("postgres", **options)) for options in tenants]
+    for driver, length in ((one, 1), (two, 1), (two, 2), (one, 2)):
+        appends = [driver.append(key, b"a", initial_version=f"{id(driver)}", ttl=60) for key in keys]
+        assert await together(driver, *appends) == [length] * 5
+    for driver in (one, two):
+        for key in keys:
+            assert await driver.load(key) == Record(f"{id(driver)}", None, (b"a", b"a"))
+        await driver.close()
 
 
 async def test_sql_of_a_tenants_own_does_not_reach_across_either(tenants, schema, admin):

@@ -15,7 +15,7 @@ from stm_backends.testing import open_at
 from stm_backends_postgres import PostgresSettings
 from stm_backends_postgres.driver import PostgresDriver
 from tests.mutants.postgres import DeletesNothingWithoutItsStandby, ForgetsItsStandby
-from tests.services.postgres.support import run, until
+from tests.services.postgres.support import run, started, until
 from tests.support.postgresql import Postgres
 
 WAITING = "FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
@@ -102,6 +102,31 @@ async def test_what_the_primary_alone_has_is_not_acknowledged(pair, key):
     await nothing_is_acknowledged_too_early(pair, key)
 
 
+async def shared_appends_are_not_acknowledged_too_early(pair, key, kind=PostgresDriver):
+    primary, standby = pair
+    driver = kind(PostgresSettings(dsn=primary.url, deadline_s=60))
+    await driver.open()
+    keys = [Key(key.scope, f"{key.name} {number}") for number in range(8)]
+    try:
+        standby.pause()
+        try:
+            appends = [driver.append(one, b"a", initial_version="v", ttl=None) for one in keys]
+            tasks = await started(driver, *appends)
+            await outcome_of(asyncio.gather(*tasks, return_exceptions=True), primary)
+        finally:
+            standby.go_on()
+        outcomes = [task.exception() for task in tasks]
+        assert {type(outcome) for outcome in outcomes} == {OutcomeUnknown}, "acknowledged too early"
+        assert "wait for a synchronous standby was cancelled" in str(outcomes[-1])
+        assert [await driver.append(one, b"b", initial_version="v", ttl=None) for one in keys] == [2] * 8
+    finally:
+        await driver.close()
+
+
+async def test_nor_is_an_append_that_shares_its_statement(pair, key):
+    await shared_appends_are_not_acknowledged_too_early(pair, key)
+
+
 async def test_nor_is_it_on_a_pool_that_was_handed_in(pair, key, recwarn):
     async with asyncpg.create_pool(pair[0].url, min_size=0) as pool:
         await nothing_is_acknowledged_too_early(pair, key, pool=pool)
@@ -130,3 +155,8 @@ async def test_nor_is_a_repeated_turn_that_the_primary_shows(pair):
 async def test_a_driver_that_does_not_wait_for_its_standby_is_found(mutant, pair, key):
     with pytest.raises(AssertionError, match="acknowledged too early"):
         await nothing_is_acknowledged_too_early(pair, key, mutant)
+
+
+async def test_a_driver_that_forgets_its_standby_after_shared_appends_is_found(pair, key):
+    with pytest.raises(AssertionError, match="acknowledged too early"):
+        await shared_appends_are_not_acknowledged_too_early(pair, key, ForgetsItsStandby)

@@ -7,14 +7,20 @@ from stm_backends import open_backend
 from stm_backends.drivers.contract import ANY, Key
 from stm_backends.testing import open_at
 from stm_backends_postgres.statements import Statements
-from tests.services.postgres.support import until
+from tests.services.postgres.support import together, until
 
 KEY = Key("scope", "name")
 
 HOT = """
     SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables
     WHERE schemaname = $1 AND relname = 'stm_record'"""
+VACUUM = "VACUUM ANALYZE {schema}.stm_record"
+EMPTY = "DELETE FROM {schema}.stm_record WHERE name <> '1'"
+FILL = """
+    INSERT INTO {schema}.stm_record (scope, name, version, first, next, size)
+    SELECT 'scope', number, 'v', 1, 1, 0 FROM generate_series(1, 3000) AS number"""
 SCANS = "SELECT sum(seq_scan) FROM pg_stat_user_tables WHERE schemaname = $1"
+PLANNED = "SELECT custom_plans FROM pg_prepared_statements WHERE statement = $1"
 GONE = "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND query LIKE $1"
 
 
@@ -84,6 +90,8 @@ async def test_plans_made_on_empty_tables_never_scan_a_whole_table(url, schema, 
     # A statement is planned for good at its sixth execution on a connection.
     for number in range(12):
         await ours.append(KEY, b"a", initial_version="v", ttl=60)
+        new = [Key("scope", f"{number} {one}") for one in range(3)]
+        await together(ours, *(ours.append(one, b"a", initial_version="v", ttl=60) for one in (KEY, *new)))
         record = await ours.load(KEY)
         await ours.load(KEY, last=1)
         await ours.replace(KEY, b"b", version=f"r{number}", expect=record.version, rewrite=(b"b",), ttl=60)
@@ -110,6 +118,39 @@ async def test_loads_at_once_read_no_entry_that_nobody_wants(driver, admin, sche
     (bounds,) = [line for line in plan if "Index Cond" in line and "seq" in line]
     assert "seq >= GREATEST" in bounds, plan
     assert "seq < stm_record.next" in bounds, plan
+
+
+async def test_appends_at_once_find_each_record_by_its_key_and_its_id(driver, admin, schema):
+    """Whatever the server knows of the tables: a plan that reads a whole index would be kept for long."""
+    many = Statements(schema).append_many
+    await admin.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off")
+    types = ", ".join(["text[]"] * 3 + ["text"] * 3 + ["bytea"] + ["text"] * 4 + ["bigint"])
+    given = "'{scope}', '{name}', '{v}', '-', '1', '1', 'a', '1', '1', '1', '0', 1000"
+    for change in ("SELECT", VACUUM, FILL, VACUUM, EMPTY, VACUUM):
+        await admin.execute(change.format(schema=schema))
+        await admin.execute(f"PREPARE many ({types}) AS {many}")
+        plan = [line for (line,) in await admin.fetch(f"EXPLAIN EXECUTE many ({given})")]
+        await admin.execute("DEALLOCATE many")
+        bounds = [line.strip() for line in plan if "Index Cond" in line]
+        assert sorted(bound.partition(" = ")[0] for bound in bounds) == [
+            "Index Cond: ((scope",
+            "Index Cond: ((scope",
+            "Index Cond: (id",
+        ], plan
+        assert all("name = " in bound for bound in bounds if "scope" in bound), plan
+        assert not [line for line in plan if "Seq Scan" in line], plan
+
+
+async def test_statements_for_two_records_are_not_planned_each_time(driver, admin, schema):
+    """A plan for two looks cheaper than the one for any number, which is kept, and planning takes longest."""
+    here, keys = Statements(schema), (["scope"] * 2, ["a", "b"])
+    appends = (*keys, ["v", "v"], "- 60.0", "1 1", "1 1", b"ab", "1 2", "1 1", "1 2", "0 0", 1000)
+    await admin.execute("SET enable_seqscan = off; SET jit = off")
+    for statement, given in ((here.append_many, appends), (here.load_many, (*keys, [9, 9], 1000))):
+        for _ in range(8):
+            await admin.fetch(statement, *given)
+        # The first five times, the server has no other plan to compare with.
+        assert await admin.fetchval(PLANNED, statement) == 5
 
 
 async def test_appends_under_a_time_to_live_change_no_index(url, schema, driver, admin):
