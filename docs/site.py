@@ -30,14 +30,14 @@ ROOT: Final = Path(__file__).parents[1]
 STAGED: Final = ROOT / "build" / "docs"
 
 PAGES: Final = {
-    "ARCHITECTURE.md": "explanation/modules.md",
+    "ARCHITECTURE.md": "explanation/architecture.md",
     "benchmarks/RESULTS.md": "explanation/benchmark-results.md",
     "benchmarks/SCALE.md": "explanation/scale.md",
     "benchmarks/COST.md": "explanation/cost.md",
     "benchmarks/SEALING.md": "explanation/sealing-cost.md",
     "benchmarks/TRANSCRIPTS.md": "explanation/transcript-cost.md",
     "benchmarks/READERS.md": "explanation/readers.md",
-    "benchmarks/README.md": "explanation/benchmark-method.md",
+    "benchmarks/README.md": "explanation/benchmarks.md",
     "benchmarks/PEERS.md": "explanation/peers.md",
     **{f"stm_backends_{name}/README.md": f"reference/{name}.md" for name in ("redis", "postgres")},
     **{f"stm_backends_{name}/README.md": f"reference/{name}.md" for name in ("mongo", "dynamo")},

@@ -89,13 +89,13 @@ def open_backend(  # noqa: PLR0913 -- one for each setting
     """Return a backend by its entry-point name or its URL; use it with `async with`.
 
     `create=True` creates what the datastore needs, such as tables. `transforms` are applied to stored data
-    in order, for example compression. `sealing` encrypts everything that is stored. `limits` refuses what is
-    too much. `isolation` says where paused runs name their tenant and user, if not under `tenant_id` and
-    `user_id`. `max_summaries` limits the summarizer calls in flight; a quarter of them is reserved for
-    tenants without a call in flight. `summaries="worker"` leaves them to `stm-backends work`.
-    `close_timeout_s` is how long closing waits for running summaries.
-    `observer` receives events, for example `telemetry.Telemetry()`. `options` are passed to the driver.
-    Raises `ConfigurationError` for an invalid name, URL or option.
+    in order, for example compression. `sealing` encrypts everything that is stored. `limits` bounds turns,
+    conversations, users and saved states. `isolation` gives the paths of tenant and user in paused runs, if
+    they are not `tenant_id` and `user_id`. `max_summaries` limits the summarizer calls in flight; a quarter
+    of them is reserved for tenants without a call in flight. `summaries="worker"` leaves summaries to
+    `stm-backends work`. `close_timeout_s` limits the wait for running summaries on closing. `observer`
+    receives events, for example `telemetry.Telemetry()`. `options` are passed to the driver. Raises
+    `ConfigurationError` for an invalid name, URL or option.
     """
     driver = plugins.open_driver(name_or_url, url=url, create=create, **options)
     return Backend(
@@ -172,7 +172,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             observer=observer,
             touches=self._touches,
             transcript_turns=guard.limits.transcript_turns,
-            # What the limit drops would stay in the index until a search, so it is left to searches.
+            # Turns dropped by the limit would stay in the index until a search, so searches do the indexing.
             filled=self._searching.filled if guard.limits.transcript_turns is None else None,
         )
         self._close_timeout_s = close_timeout_s
@@ -213,27 +213,27 @@ class Backend(AbstractAsyncContextManager["Backend"]):
 
     @property
     def codec(self) -> Codec:
-        """How values become bytes here, for what is built on this backend."""
+        """The codec of stored values, for code built on this backend."""
         return self._codec
 
     @property
     def directory(self) -> Directory:
-        """Which users the tenants have, for what is built on this backend."""
+        """The directory of the tenants' users, for code built on this backend."""
         return self._directory
 
     @property
     def guard(self) -> Guard:
-        """The limits of this backend, for what is built on it."""
+        """The limits of this backend, for code built on it."""
         return self._guard
 
     @property
     def observer(self) -> Observer:
-        """The observer, guarded, for what is built on this backend."""
+        """The guarded observer, for code built on this backend."""
         return self._observer
 
     @property
     def record_traits(self) -> Traits:
-        """The limits of one record, less what sealing adds; `traits` has those of values in parts."""
+        """The limits of one record, less the overhead of sealing; `traits` has those of values in parts."""
         return self._large.inner.traits
 
     def memory(
@@ -241,12 +241,12 @@ class Backend(AbstractAsyncContextManager["Backend"]):
     ) -> DistributedShortTermMemory:
         """Return the memory of one conversation, shared with every process that uses the same key.
 
-        Reads and writes nothing. Without a configuration, it keeps a rolling summary, of at most 3,000
-        tokens with the turns that are shown, and the transcript. The built-in summarizer writes it if none is
-        given. The memory objects of a conversation share one background, which uses the configuration and the
-        summarizer of the newest object for which a configuration was given, if there is one, and ends when
-        the backend is closed. Raises `InvalidKey` for an invalid key, or one that ends with `#short-term`,
-        and `ConfigurationError` for an invalid configuration or summarizer.
+        Reads and writes nothing. By default, the memory keeps a transcript and a rolling summary; the summary
+        and the turns shown take at most 3,000 tokens. Without a `summarizer`, the built-in one writes the
+        summary. All memory objects of a conversation share one background. It uses the configuration and the
+        summarizer of the newest object that was given a configuration, and ends when the backend is closed.
+        Raises `InvalidKey` for an invalid key or one that ends with `#short-term`, and `ConfigurationError`
+        for an invalid configuration or summarizer.
         """
         require_dialogue(key)
         return self._conversation(key, config, summarizer)
@@ -274,14 +274,14 @@ class Backend(AbstractAsyncContextManager["Backend"]):
     ) -> Conversation:
         """Return a conversation of messages, shared with every process that uses the same three ids.
 
-        Reads and writes nothing. The newest messages are kept in full, as many as take `max_tokens` with the
-        summary, by default 16,000, and the built-in summarizer covers older ones, if none is given. All are
-        in its history. At most 50 turns are kept in full, and more if `max_tokens` is more; the record is
-        loaded with each question, so choose what your model is to read. A configuration says all that more
-        exactly. `shape` says how messages are understood, if that is not recognized.
-        It is the conversation of `memory(MemoryKey(tenant, user, id))`, and shares its background. Raises
-        what that raises, and `ConfigurationError` for an unknown shape, and for both a configuration and
-        `max_tokens`.
+        Reads and writes nothing. The newest messages are kept in full, as many as fit into `max_tokens` with
+        the summary (16,000 tokens by default) and at most 50 turns; a larger `max_tokens` raises that limit.
+        A summary covers the older messages. Without a `summarizer`, the built-in one writes it. The history
+        has all messages. The record is loaded with each question, so choose what your model is to read.
+        `config` sets all of this in detail. `shape` names the message format, if it is not recognized.
+
+        The conversation is that of `memory(MemoryKey(tenant, user, id))`, and shares its background. Raises
+        the same errors, and `ConfigurationError` for an unknown shape, or for both `config` and `max_tokens`.
         """
         key = MemoryKey(tenant, user, id)
         require_key(key)
@@ -302,7 +302,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         return DistributedShortTermMemory(self.driver, key, config, summarizer=summarizer, **self._shared())
 
     def _shared(self) -> dict[str, Any]:
-        """Return what the conversations of this backend share."""
+        """Return the objects that the conversations of this backend share."""
         return {
             "codec": self._codec,
             "directory": self._directory,
@@ -320,10 +320,9 @@ class Backend(AbstractAsyncContextManager["Backend"]):
     ) -> MemoryRouter:
         """Return one memory object for all conversations, for agent frameworks that hold a single one.
 
-        `adopt_from` is a store in which PenguiFlow's memory has saved its states, with
-        `load_memory_state(key)`. When a conversation that this backend does not have is first continued, it
-        is taken over from there, as by `Sessions.adopt`. Raises `ConfigurationError` for an invalid
-        configuration, summarizer or store.
+        `adopt_from` is a store of states saved by PenguiFlow's memory; it has `load_memory_state(key)`. A
+        conversation that this backend lacks is taken over from there when it is first continued, as by
+        `Sessions.adopt`. Raises `ConfigurationError` for an invalid configuration, summarizer or store.
         """
         settings, writer = remembering(config, summarizer)
         used = as_config(settings)
@@ -379,7 +378,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         )
 
     def item_log(self, key: MemoryKey, kind: LogKind, *, ttl_s: float | None = None) -> ItemLog:
-        """Return the items that an agent framework keeps of one conversation, shared as a memory is.
+        """Return the log of an agent framework's items for one conversation; every process shares it.
 
         Reads and writes nothing. A log expires `ttl_s` seconds after the last addition; `None` means never.
         Raises `InvalidKey` for an invalid key, and `ConfigurationError` for an unknown `kind`.
@@ -394,21 +393,21 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             directory=self._directory,
             guard=self._guard,
             ttl_s=ttl_s,
-            # What belongs to another log is in the list with that.
+            # A log that belongs to another one is listed with that one.
             touches=None if is_beside(log_key(key, kind)) else self._touches,
         )
 
     def tenant_state(self, tenant: str) -> TenantStates:
-        """Return the states that belong to a tenant as a whole, and to none of its users.
+        """Return the states that belong to a tenant as a whole, rather than to one of its users.
 
-        Reads and writes nothing. Raises `InvalidKey` for a tenant that is blank.
+        Reads and writes nothing. Raises `InvalidKey` for a blank tenant.
         """
         return TenantStates(self.driver, self._codec, self._directory, tenant, self._guard)
 
     async def ping(self, tenant: str | None = None) -> float:
-        """Load a record that does not exist; returns how many seconds that took.
+        """Load a record that does not exist, and return how many seconds that took.
 
-        The record belongs to no tenant. A role that may use one tenant only needs that `tenant`.
+        The record belongs to no tenant. A role that may use only one tenant must pass that `tenant`.
         """
         # No user has an empty id, so nothing is stored there.
         key = PING_KEY if tenant is None else Key(directory_scope(tenant), name(""))
@@ -462,7 +461,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             await self.driver.close()
 
     def _start_over(self) -> None:
-        """Make what belongs to one event loop."""
+        """Create the objects that belong to one event loop."""
         self._backgrounds.start_over()
         self._touches.start_over()
         self._searching.start_over()
@@ -489,7 +488,7 @@ async def _erase_keys(sealing: Sealing, tenant: str, user: str) -> int:
 
 
 def _checked(sealing: Sealing | None) -> Sealing | None:
-    """Return the sealing with a source of keys that raises errors of this library alone."""
+    """Return the sealing with a source of keys that raises only errors of this library."""
     if sealing is None:
         return None
     if not isinstance(sealing, Sealing):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
@@ -497,12 +496,12 @@ def _checked(sealing: Sealing | None) -> Sealing | None:
     from stm_backends.sealing.data_keys import EnvelopeKeys  # noqa: PLC0415 -- only sealing needs it
     from stm_backends.sealing.guarded import guarded_source  # noqa: PLC0415 -- as above
 
-    ours = type(sealing.keys) in (StaticKeys, EnvelopeKeys)  # not what a user derives from them
+    ours = type(sealing.keys) in (StaticKeys, EnvelopeKeys)  # not classes that users derive from them
     return sealing if ours else replace(sealing, keys=guarded_source(sealing.keys))
 
 
 def _sealed(driver: Driver, sealing: Sealing | None, observer: Observer) -> SealedDriver | None:
-    """Return a driver around this one that seals, if asked to. Raises `MissingExtra` without `encryption`."""
+    """Wrap the driver in a sealing one, if `sealing` is given. Raises `MissingExtra` without `encryption`."""
     if sealing is None:
         return None
     from stm_backends.sealing.driver import SealedDriver  # noqa: PLC0415 -- needs the extra

@@ -1,6 +1,6 @@
-"""Text and JSON without their middle, and a mark in its place; as pure functions.
+"""Cut the middle out of text and JSON, and leave a mark in its place; pure functions.
 
-What a budget leaves keeps its beginning, which says what it is about, and its end, which is newest.
+Text that is cut to a budget keeps its beginning, which says what it is about, and its end, which is newest.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 SHORTEST_CUT: Final = 8
-"""What would keep fewer than this many characters of each text is not shown."""
+"""A value that would keep fewer than this many characters of each text is not shown."""
 
 _WHOLE: Final = "session_summary"
 _CLOSING_TAG: Final = f"</{_WHOLE}>"
 _TAG: Final = re.compile(r"<(/?)([A-Za-z_]+)>")
 SECTION: Final = re.compile(r"<(/?)(session_summary|key_facts|tools_used|pending)>", re.IGNORECASE)
-"""The tags of the sections that a summary has."""
+"""The tags of a summary's sections."""
 
 _OMITTED: Final = "\n\u2026\n"
-"""What takes the place of the middle of a summary."""
+"""The mark in place of the middle of a summary."""
 
 _FIRST: Final = 32
-"""What a search tries first: most of what is shown is short."""
+"""The length that a search tries first: most texts shown are short."""
 
 
 def largest(limit: int, fits: Callable[[int], bool]) -> int:
@@ -46,12 +46,12 @@ def is_blank(summary: str) -> bool:
 
 
 def without_sections(summary: str) -> str:
-    """Return what a summary says, without the tags of its sections: no one has said these."""
+    """Return the text of a summary without the tags of its sections, which no one has said."""
     return SECTION.sub(" ", summary)
 
 
 def cut_summary(summary: str, fits: Callable[[str], bool]) -> str:
-    """Return the summary without as much of its middle as must go to fit, with its closing tag if it had one.
+    """Cut as much from the middle of a summary as needed to fit, and keep its closing tag.
 
     The end has the newest facts, and the head says what the conversation is about: each keeps half. No tag is
     cut, and a section of which only the end is kept is opened again. Returns `""` if nothing would be left.

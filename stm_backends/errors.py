@@ -126,7 +126,7 @@ def _too_large(
 class LimitReached(StorageError):
     """The call would exceed one of the backend's `Limits`; nothing was written.
 
-    `limit` is the name of the limit, `most` its value and `given` what the call would have led to.
+    `limit` is the name of the limit, `most` its value and `given` the value that the call would have led to.
     """
 
     def __init__(self, limit: str, *, given: int, most: int, backend: str = "", operation: str = "") -> None:
@@ -175,15 +175,15 @@ class Denied(StorageError):
 
 
 class SessionNotFound(StmError, LookupError):
-    """There is no conversation under this key."""
+    """No conversation exists under this key."""
 
 
 class SessionExists(StmError, ValueError):
-    """There is already a conversation under this key; it was not changed."""
+    """A conversation already exists under this key; it was not changed."""
 
 
 class MessageNotFound(StmError, LookupError):
-    """The conversation has no message of this number, or not any more."""
+    """The conversation has no message with this number, or no longer has it."""
 
 
 class EditConflict(StmError, RuntimeError):

@@ -1,4 +1,4 @@
-"""What is said when the library that a module is for is not installed."""
+"""The error for a missing library that an extra would install."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from stm_backends.errors import MissingExtra
 
 
 def install_command(distribution: str, *extras: str) -> str:
-    """Return the command that installs what extras of an installed distribution need.
+    """Return the command that installs the requirements of an installed distribution's extras.
 
-    It names the libraries and not the distribution: they are on the package index, also where the
-    distribution came from a clone or a wheel.
+    It names the libraries rather than the distribution: the libraries are on the package index even if the
+    distribution was installed from a clone or a wheel.
     """
     from importlib.metadata import PackageNotFoundError, requires  # noqa: PLC0415 -- slow, and rarely needed
 
@@ -26,10 +26,9 @@ def install_command(distribution: str, *extras: str) -> str:
 
 
 def missing_extra(extra: str, error: ModuleNotFoundError) -> Exception:
-    """Return what to raise for an import that failed: `MissingExtra` if the extra would have brought it.
+    """Return the error for a failed import: `MissingExtra` if the extra would have provided the module.
 
-    A module that one of the installed libraries lacks is no matter of the extra; that error is returned as
-    it is.
+    If an installed library lacks the module, the extra does not matter, and that error is returned unchanged.
     """
     module = (error.name or "").partition(".")[0]
     if module != _BROUGHT[extra]:
@@ -65,4 +64,4 @@ _BROUGHT = {
     "encryption": "cryptography",
     "inspect": "starlette",
 }
-"""The module that each extra is there for."""
+"""The module that each extra provides."""

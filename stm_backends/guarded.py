@@ -1,4 +1,4 @@
-"""Functions that users hand in, are not awaited, and have a substitute: a failure costs accuracy alone."""
+"""Synchronous functions from users, each with a substitute: a failure costs only accuracy."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class Guarded(Generic[T]):
-    """A function that never raises: where the user's fails, its substitute answers.
+    """A function that never raises: if the user's function fails, its substitute answers.
 
-    `read` returns the value of an answer, and raises for a wrong one. `warning` is logged, and `failed` is
-    told, of each failure.
+    `read` converts an answer, and raises for a wrong one. For each failure, `warning` is logged and `failed`
+    is called.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ def utc_now() -> datetime:
 
 
 def guarded_clock(clock: Callable[[], float], failed: Report) -> Callable[[], float]:
-    """Return a clock of seconds since the epoch that never raises; the system's stands in for it."""
+    """Return a clock of seconds since the epoch that never raises; the system's clock is the substitute."""
     return clock if clock is time.time else Guarded(clock, time.time, _seconds, failed=failed, **_CLOCK)
 
 
 def guarded_utc_clock(clock: Callable[[], datetime], failed: Report) -> Callable[[], datetime]:
-    """Return a clock that never raises, as `guarded_clock` does, and that one as it is."""
+    """Return a clock that never raises; a guarded clock is returned as it is."""
     if clock is utc_now or isinstance(cast("object", clock), Guarded):
         return clock
     return Guarded(clock, utc_now, _date, failed=failed, **_CLOCK)

@@ -1,4 +1,4 @@
-"""Calls of functions that users hand in: a mistake in one fails its own call, and nothing else.
+"""Calls of functions that users hand in: a failing function fails only its own call.
 
 Such a function may raise anything, hang, be cancelled from within, or return a value of another type. A
 `BaseException`, such as the panic of an extension in Rust, is a failure like any other; `SystemExit` and
@@ -53,7 +53,7 @@ async def call(
 
     Raises the function's `Exception`, `TimeoutError` after `within` seconds even if the function ignores its
     cancellation, and `Misbehaved` for any other exception, such as a cancellation that is not the caller's.
-    `start` makes the task that the function runs in. `report` is told what functions fail that it calls
+    `start` creates the task that runs the function. `report` receives failures of functions that it calls
     itself, see `report`.
     """
     work = _run(function, args, report)
@@ -78,7 +78,7 @@ async def call(
 def call_now(function: Callable[..., T], *args: object) -> T:
     """Call a function that is not awaited; its result is not checked.
 
-    Raises the function's `Exception`, and `Misbehaved` for any other but `PASSED`.
+    Raises the function's `Exception`, and `Misbehaved` for any other exception except `PASSED`.
     """
     try:
         return function(*args)
@@ -89,13 +89,13 @@ def call_now(function: Callable[..., T], *args: object) -> T:
 
 
 def kind_of(error: BaseException) -> str:
-    """Return the name of the class of what a function raised."""
+    """Return the class name of an error that a function raised."""
     cause = error.__cause__
     return type(cause if type(error) is Misbehaved and cause is not None else error).__name__
 
 
 def described(error: BaseException) -> str:
-    """Return the class of an error, with its message if that quotes nothing."""
+    """Return the class of an error, and its message if that quotes no data."""
     kind = type(error).__name__
     return f"{kind}: {error}" if isinstance(error, Misbehaved) else kind
 
@@ -106,9 +106,9 @@ def ignore(function: str, error: BaseException) -> None:
 
 
 def report(function: str, error: BaseException) -> None:
-    """Report a failure to the caller of the function that this is called in, if there is one.
+    """Report a failure to the caller of the running function, if it has one.
 
-    A built-in summarizer has no observer of its own; the memory that calls it has.
+    A built-in summarizer has no observer; the memory that calls it has one.
     """
     _report.get(ignore)(function, error)
 
@@ -124,7 +124,7 @@ def number(function: str, answer: object) -> float:
 
 async def _run(function: Callable[..., object], args: tuple[object, ...], report: Report | None) -> object:
     if report is not None:
-        _report.set(report)  # for this task, which has a context of its own
+        _report.set(report)  # for this task, which has its own context
     result = function(*args)
     return await result if inspect.isawaitable(result) else result
 

@@ -1,4 +1,4 @@
-"""What the library logs: how often, how it names conversations, and whether it shows errors.
+"""Logging: how often messages are logged, how conversations are named, and whether errors are shown.
 
 All messages go to the logger `stm_backends`. The first message of a kind is logged; later ones at most once
 in `every_s` seconds, with the number of those left out. A message about a conversation contains a keyed hash
@@ -26,7 +26,7 @@ from stm_backends.errors import ConfigurationError
 from stm_backends.handed_in import described
 
 EVERY_S: Final = 60.0
-"""The default of how many seconds lie between two messages of one kind."""
+"""The default number of seconds between two messages of one kind."""
 
 _HASH_DIGITS: Final = 12
 
@@ -37,7 +37,7 @@ _show_errors = False
 
 
 def configure(*, show_errors: bool = False, hash_key: bytes | None = None, every_s: float = EVERY_S) -> None:
-    """Set how this process logs; what is not given has its default again.
+    """Configure logging in this process; arguments that are omitted return to their defaults.
 
     `show_errors` adds the message and the traceback of an error to warnings about summarizers, callbacks and
     background work. These may quote conversations. `hash_key` is the key of the hashes, at least 16 bytes;
@@ -60,7 +60,7 @@ def shown(error: BaseException) -> BaseException | None:
 
 
 def failed(message: str, error: BaseException) -> None:
-    """Warn that a function which was handed in failed; `message` has a place for the kind of the error."""
+    """Warn that a user's function failed; `message` has a placeholder for the kind of the error."""
     logger.warning(message, described(error), exc_info=shown(error))
 
 
@@ -72,7 +72,7 @@ def conversation(composite: str) -> str:
 
 
 class RateLimit(logging.Filter):
-    """Passes one message of each kind in `every_s` seconds, and those below INFO.
+    """Passes one message of each kind in `every_s` seconds, and every message below INFO.
 
     A kind is the template of a message and the classes of the errors among its arguments. The next message
     of the kind says how many were left out.

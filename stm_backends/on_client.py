@@ -1,6 +1,6 @@
 """The base of the named classes: a memory and a state store on your own client, without a backend.
 
-They take the driver's options only. `sealing`, `limits`, `transforms` and an `observer` are options of a
+They take only the driver's options. `sealing`, `limits`, `transforms` and an `observer` are options of a
 backend: `open_backend("redis", client=client, sealing=...)`. They write nothing for a tenant whose data is
 sealed.
 """

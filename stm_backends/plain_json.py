@@ -18,7 +18,7 @@ def encode_json(content: object) -> bytes:
 
 
 def encoded(content: object) -> str:
-    """Return the same as text."""
+    """Return the JSON of `encode_json` as text."""
     try:
         return _encode(content)
     except (TypeError, ValueError, RecursionError) as error:
@@ -30,7 +30,7 @@ def decode_json(data: bytes) -> object:
     text = data.decode("utf-8", "surrogatepass")
     content, end = raw_decode(text)
     if end != len(text):
-        raise ValueError("there is something after the JSON document")
+        raise ValueError("data follows the JSON document")
     return content
 
 
@@ -45,20 +45,20 @@ _PRINTED_BITS = 14_000
 
 
 DEEPEST: Final = 120
-"""How deeply lists and objects may be nested. The interpreter's own limit depends on the depth of the caller,
+"""Maximum nesting of lists and objects. The interpreter's own limit depends on the depth of the caller,
 so without this limit one caller could store what another cannot read."""
 
 DEEPEST_IN_TURN: Final = 100
-"""The same within a turn, so that there is room for the state and the export around it."""
+"""The same limit within a turn, which leaves room for the state and the export around it."""
 
 
 def require_json(value: object, path: str, *, deepest: int = DEEPEST, strict: bool = False) -> None:
-    """Raise `InvalidState`, with the path, unless JSON carries a value there and back.
+    """Raise `InvalidState`, with the path, unless a value survives a round trip through JSON.
 
     Accepted are tuples (which come back as lists), NaN, infinities, lone surrogates, and integers of any size
     that Python prints. Rejected are mappings with keys that are not strings, because JSON converts them to
     strings and two keys could become equal, and values nested more than `deepest` levels deep. With `strict`,
-    NaN, infinities and lone surrogates are rejected, too: what other programs call JSON does not have them.
+    NaN, infinities and lone surrogates are rejected, too: JSON of other programs does not have them.
     """
     try:
         if strict or not _is_plain(value, deepest):
@@ -71,7 +71,7 @@ _SCALARS: Final = frozenset((str, float, bool, type(None)))
 
 
 def _is_plain(value: object, deepest: int) -> bool:
-    """Say whether a value is certainly JSON, in less time than the check that knows the path."""
+    """Say whether a value is certainly JSON, faster than the check that tracks the path."""
     if type(value) in _SCALARS:
         return True
     if isinstance(value, int):
@@ -92,7 +92,7 @@ def _is_plain(value: object, deepest: int) -> bool:
 
 
 def _require_json(value: object, path: str, deepest: int, strict: bool) -> None:
-    """Do what `require_json` says."""
+    """Check a value for `require_json`."""
     if isinstance(value, int) and value.bit_length() > _PRINTED_BITS:
         try:
             str(value)
@@ -119,7 +119,7 @@ def _require_json(value: object, path: str, deepest: int, strict: bool) -> None:
 
 
 def _require_common(value: object, path: str) -> None:
-    """Refuse a number or a text that only JSON of Python has."""
+    """Reject a number or a text that only Python's JSON has."""
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidState(f"{path} is {value}, which JSON does not have")
     if isinstance(value, str) and _SURROGATE.search(value):
@@ -140,7 +140,7 @@ def below(path: str, step: str) -> str:
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 _LONGEST_PATH: Final = 80
-"""How many characters of a path errors show."""
+"""Maximum number of characters of a path in an error."""
 
 
 _Nested: TypeAlias = dict[str, object] | list[object]
@@ -151,7 +151,7 @@ def is_deeper(value: object, deepest: int) -> bool:
     level: list[_Nested] = [[value]]
     for _ in range(deepest + 1):
         inner = itertools.chain.from_iterable(one.values() if isinstance(one, dict) else one for one in level)
-        # Most of what a level has are texts.
+        # Most values of a level are texts.
         level = [cast("_Nested", one) for one in inner if isinstance(one, (dict, list))]
         if not level:
             return False

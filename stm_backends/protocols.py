@@ -33,8 +33,8 @@ class Summarizer(Protocol):
 
     Called with `{"previous_summary": str, "turns": [...]}`, oldest turn first; a turn is `{"user",
     "assistant", "trajectory_digest"?, "artifacts_shown"?}`. Returns `{"summary": str}`, which replaces the
-    previous summary. It may have `"title": str`, too: a list of conversations shows that, unless the user has
-    set a title, and the next call is given it as `"title"`. An exception, a blank summary or any other result
+    previous summary. It may also have `"title": str`: lists of conversations show it, unless the user
+    has set one, and the next call receives it as `"title"`. An exception, a blank summary or any other result
     is a failed attempt and changes nothing.
     """
 
@@ -98,7 +98,7 @@ class ShortTermMemoryArtifacts(Protocol):
     """A memory that returns the artifacts of its turns."""
 
     def get_artifact(self, ref: str) -> Any | None:
-        """Return what the newest retained turn has under this name in `artifacts_shown`, or `None`."""
+        """Return the newest artifact with this name in the `artifacts_shown` of retained turns, or `None`."""
         ...
 
 

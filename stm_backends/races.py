@@ -12,14 +12,14 @@ from stm_backends.errors import OutcomeUnknown, StorageError
 T = TypeVar("T")
 
 ATTEMPTS: Final = 3
-"""How often a write is attempted while its outcome is unknown. Both kinds of write may be repeated."""
+"""Maximum number of attempts of a write while its outcome is unknown. Both kinds of write may be repeated."""
 
 RACES: Final = 10
-"""How many races in a row may be lost over one version. Another process that wins a race changes the version,
+"""Maximum number of races lost in a row over one version. A process that wins a race changes the version,
 so a load that shows it again comes from a former master, and no write finds it."""
 
 CONTENDED: Final = 50
-"""How many races may be lost to processes that change the record."""
+"""Maximum number of races lost to processes that change the record."""
 
 
 class Lost(NamedTuple):
@@ -29,15 +29,15 @@ class Lost(NamedTuple):
 
 
 def pause(first: float, doublings: int = 0, longest: float = 1.0) -> float:
-    """Return how many seconds to wait: `first`, doubled that often, at most `longest`, less a random half."""
+    """Return seconds to wait: `first`, doubled `doublings` times, at most `longest`, less a random half."""
     return random.uniform(0.5, 1.0) * min(first * 2.0 ** min(doublings, 30), longest)
 
 
 def pause_after(races: int) -> float:
-    """Return how many seconds to wait after so many lost races in a row, before the next one.
+    """Return how many seconds to wait after this many lost races in a row, before the next one.
 
-    No time after one or two, which any contention costs. Where a former master still answers loads and the
-    new one does the writes, all are lost: each load shows a version that the writes no longer find.
+    Zero after one or two, which any contention costs. While a former master still answers loads and the new
+    one does the writes, every race is lost: each load shows a version that the writes no longer find.
     """
     return 0.0 if races <= 2 else pause(0.01, races, 1.0)
 

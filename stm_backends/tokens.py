@@ -1,4 +1,4 @@
-"""How many tokens a text has: an estimate that needs no tokenizer.
+"""Estimating the tokens of a text without a tokenizer.
 
 The weights were measured on public text with the tokenizers o200k and cl100k: `docs/explanation/tokens.md`.
 """
@@ -56,7 +56,7 @@ _WEIGHTS: Final = bytes(
 
 
 def weigh(text: str) -> int:
-    """Return the weight of a text in sixteenths of a token. The weight of a text is the sum of its parts'.
+    """Return the weight of a text in sixteenths of a token. Weights of parts add up.
 
     A character of ASCII weighs a quarter of a token. The cost is linear, and constant for ASCII.
     """

@@ -40,7 +40,7 @@ class MemoryHealth(str, Enum):
 
 @dataclass(slots=True)
 class TrajectoryDigest:
-    """A short account of what the tools of one turn did."""
+    """A short account of the tool use in one turn."""
 
     tools_invoked: list[str]
     observations_summary: str
@@ -70,8 +70,8 @@ _NO_FIELDS: Final[Mapping[str, Any]] = {}
 class Said(NamedTuple):
     """A message that was stored as one, by the id of the `entry` that brought it.
 
-    It is JSON as the caller gave it. `begins` says that a turn begins with it, and `weight` is what it takes
-    of a budget, see `tokens.weigh`.
+    It is JSON as the caller gave it. `begins` is true if a turn begins with it, and `weight` is the part of a
+    budget that it takes; see `tokens.weigh`.
     """
 
     entry: str
@@ -81,7 +81,7 @@ class Said(NamedTuple):
 
 
 class StoredTurn(NamedTuple):
-    """What has a number in a conversation: a turn, or one message. Its id makes adding it twice harmless.
+    """A numbered item of a conversation: a turn, or one message. Its id makes adding it twice harmless.
 
     `extra` has the fields of a saved turn that this version of the library does not know; they are JSON.
     A message is `said`, and `turn` shows its text and its time.
@@ -94,23 +94,23 @@ class StoredTurn(NamedTuple):
 
     @property
     def entry(self) -> str:
-        """The id of the entry that brought it, which is what an addition is recognized by."""
+        """The id of the entry that brought it; an addition is recognized by this id."""
         return self.id if self.said is None else self.said.entry
 
     @property
     def begins(self) -> bool:
-        """Whether a turn begins with it."""
+        """True if a turn begins with it."""
         return self.said is None or self.said.begins
 
     @property
     def removed(self) -> bool:
-        """Whether an edit has removed it. Its number stays, and it is shown nowhere."""
+        """True if an edit has removed it. Its number stays, and it is shown nowhere."""
         return self.said is not None and not self.said.message
 
 
 @dataclass(slots=True)
 class MemoryBudget:
-    """How much of a conversation the model is shown. Sizes are in tokens.
+    """The share of a conversation that the model is shown. Sizes are in tokens.
 
     `total_max_tokens=0` is unlimited, `summary_max_tokens=0` means no summary.
     """
@@ -185,16 +185,16 @@ class ShortTermMemoryConfig:
     The settings after `on_health_changed` are not PenguiFlow's; a configuration object may lack them.
 
     - `summarizer_timeout_s`: a summarizer call that takes longer counts as failed.
-    - `fold_batch_turns`: how many turns must have left the full zone before the summarizer is called.
+    - `fold_batch_turns`: number of turns that must have left the full zone before the summarizer is called.
     - `session_ttl_s`: a conversation expires this long after the last turn was added; `None`: never.
     - `fold_max_turns`, `fold_max_tokens`: the most that one summarizer call covers; further calls cover the
       rest. Both are halved for each failure in a row, down to one turn, and then start over.
-    - `transcript`: what leaves the record is kept in pages, so that the whole conversation can be read; for
-      shared memories only. Once a process has kept it, every process does.
+    - `transcript`: turns that leave the record are kept in pages, so that the whole conversation can be read;
+      for shared memories only. Once one process has kept it, every process does.
     - `transcript_ttl_s`: with a transcript, the conversation expires this long after the last turn was added,
-      and a page of it this long after the last turn came to it; `None`: never, or after `session_ttl_s`.
+      and a page this long after its last turn was added; `None`: never, or after `session_ttl_s`.
     - `summaries`: `"worker"` leaves summaries and trims to `stm-backends work`, and `"process"` makes them in
-      the processes that use the conversation; for shared memories only. `None`: as the backend says.
+      the processes that use the conversation; for shared memories only. `None`: as set on the backend.
     """
 
     strategy: Strategy = "none"
@@ -239,7 +239,7 @@ class ShortTermMemoryConfig:
                 raise ConfigurationError(f"{name} must be callable, or None; not {type(value).__name__}")
 
     def _require_one_expiry(self) -> None:
-        """Reject what would let a record expire that says where its pages are, or that has none."""
+        """Reject times to live that would let a record expire before its pages, or that need a transcript."""
         if not isinstance(self.transcript, bool):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
             raise ConfigurationError(f"transcript must be True or False; not {_kind(self.transcript)}")
         if self.transcript_ttl_s is None:
@@ -253,16 +253,16 @@ class ShortTermMemoryConfig:
             )
 
     async def get_llm_context(self) -> Mapping[str, Any]:
-        """Return what raises `ConfigurationError` once it is used: a configuration is not a memory.
+        """Return a mapping that raises `ConfigurationError` when it is used: a configuration is not a memory.
 
-        A framework that is given one in the place of a memory would otherwise go on without any. PenguiFlow's
-        planner only logs what this method raises, so the answer raises.
+        A framework that is given a configuration instead of a memory would otherwise go on without one.
+        PenguiFlow's planner only logs what this method raises, so the answer raises.
         """
         return _NoContext()
 
     @property
     def record_ttl_s(self) -> float | None:
-        """For how many seconds after the last turn the record of a conversation lives; `None` for ever."""
+        """The seconds that a conversation's record lives after its last turn; `None` means forever."""
         return self.session_ttl_s if self.transcript_ttl_s is None else self.transcript_ttl_s
 
     @property
@@ -272,7 +272,7 @@ class ShortTermMemoryConfig:
 
 
 class _NoContext(Mapping[str, Any]):
-    """The context of what is not a memory."""
+    """The context of an object that is not a memory."""
 
     def __getitem__(self, name: str) -> Any:
         raise _not_a_memory()
@@ -295,9 +295,9 @@ def _not_a_memory() -> ConfigurationError:
 def as_config(config: object | None) -> ShortTermMemoryConfig:
     """Return a validated copy of any object with the fields of a `ShortTermMemoryConfig`.
 
-    Missing fields have their defaults, and `None` is the default configuration. An object without `strategy`
-    and `budget` raises `ConfigurationError`: the defaults would turn the memory off. Changing the original
-    object does not affect the copy.
+    Missing fields take their defaults, and `None` means the default configuration. An object without
+    `strategy` and `budget` raises `ConfigurationError`: the defaults would turn the memory off. Changing the
+    original object does not affect the copy.
     """
     if config is None:
         return ShortTermMemoryConfig()
@@ -367,23 +367,23 @@ def _as_digest(source: object) -> TrajectoryDigest:
     if digest.reasoning_summary is not None:
         _require_text(digest.reasoning_summary, "turn.trajectory_digest.reasoning_summary")
     _require_texts(digest.artifacts_refs, "turn.trajectory_digest.artifacts_refs")
-    # Their own lists: this process shows the turn again without reading what was stored.
+    # Copies of the lists: this process shows the turn again without reading what was stored.
     digest.tools_invoked, digest.artifacts_refs = [*digest.tools_invoked], [*digest.artifacts_refs]
     return digest
 
 
 AHEAD_S: Final = 86_400.0
-"""A time further in the future than this many seconds is no time of a turn."""
+"""A time more than this many seconds in the future cannot be that of a turn."""
 
 MILLISECONDS: Final = 1e11
-"""From here on a time is not in seconds: that would be after the year 5000."""
+"""A time from here on is not in seconds: it would be after the year 5000."""
 
 
 def seconds_of(time: float) -> float:
     """Return a time of unknown quality in seconds since the epoch, and 0 for an unknown one.
 
-    Milliseconds, microseconds and nanoseconds are recognized by their size. Unknown are NaN, infinity,
-    negative times and those beyond. So no time keeps a conversation from ever being old.
+    Milliseconds, microseconds and nanoseconds are recognized by their size. NaN, infinity, negative times and
+    larger times are unknown. So no time keeps a conversation from ever being old.
     """
     for scale in (1.0, 1e3, 1e6, 1e9):
         if 0 <= time / scale < MILLISECONDS:
@@ -392,7 +392,7 @@ def seconds_of(time: float) -> float:
 
 
 def _as_time(ts: object) -> float:
-    """Return a time in seconds; infinity and what is beyond nanoseconds are rejected."""
+    """Return a time in seconds; infinity and times beyond nanoseconds are rejected."""
     if not isinstance(ts, (str, bytes, bytearray, bool)):
         try:
             time = float(cast("Any", ts))

@@ -1,6 +1,6 @@
 """The DynamoDB driver: conversations in one table.
 
-Importing this package imports no client library; its names are looked up when they are asked for.
+Importing this package imports no client library; its names are loaded on first access.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The client of DynamoDB, made here or handed in, and the requests of one operation."""
+"""The DynamoDB client, created here or passed in, and the requests of one operation."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from stm_backends_dynamo.statements import Statement
 
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
-"""How long to wait at most before a throttled request is sent again: doubling, with full jitter."""
+"""Maximum pause before a throttled request is sent again; it doubles each time, with full jitter."""
 
 
 class Answer(NamedTuple):
     """The result of a conditional write.
 
-    `content` is the response if it was done. Otherwise it is the current item, or `{}` if there is none or
-    the server is too old to return it. `again` says that the client sent it more than once, as one that is
-    handed in may; the first may have been done.
+    `content` is the response if the write was done. Otherwise it is the current item, or `{}` if it does not
+    exist or the server is too old to return it. `again` says that the client sent the request more than once,
+    as a passed-in client may; the first one may have been done.
     """
 
     done: bool
@@ -54,7 +54,7 @@ class Requests:
         self._table = table
         self._until = until
         self.is_in_doubt = False
-        """Whether a write failed that the client had sent before by itself: the first may have been done."""
+        """True if the client retried a failed write by itself: the first attempt may have been done."""
 
     @property
     def left_s(self) -> float:
@@ -62,9 +62,9 @@ class Requests:
         return self._until - asyncio.get_running_loop().time()
 
     async def send(self, statement: Statement) -> dict[str, Any]:
-        """Return the response to a statement, retried after a pause while it is throttled.
+        """Return the response to a statement, retrying after pauses while it is throttled.
 
-        A statement that conflicts with a transaction on the same item is retried too; it was not done.
+        A statement that conflicts with a transaction on the same item is also retried; it was not done.
         """
         call = functools.partial(getattr(self._client, statement.call), **statement.on(self._table))
         longest = _FIRST_PAUSE_S
@@ -73,7 +73,7 @@ class Requests:
                 # boto3 blocks, so it runs in a thread; cancelling the caller does not stop the request.
                 return await (call() if is_asynchronous(self._client) else asyncio.to_thread(call))
             except NoConnection:
-                # An earlier attempt may have been sent, and lost its connection. The error does not say so.
+                # An earlier attempt may have been sent before it lost its connection; the error does not say.
                 self.is_in_doubt |= statement.writes and repeats(self._client)
                 raise
             except ClientError as error:
@@ -82,7 +82,7 @@ class Requests:
                 if not is_passing(error) or pause >= self.left_s:
                     raise
             except Exception as error:
-                # The client asks its user's source of credentials before each attempt.
+                # The client calls its credential provider before each attempt.
                 self.is_in_doubt |= statement.writes and repeats(self._client) and meaning(error) is None
                 raise
             await asyncio.sleep(pause)
@@ -99,18 +99,18 @@ class Requests:
 
 
 def is_asynchronous(client: Any) -> bool:
-    """Return whether a client's calls are awaited, as those of aiobotocore are and those of boto3 are not."""
+    """Return whether a client's calls are awaited, as in aiobotocore but not in boto3."""
     return inspect.iscoroutinefunction(client.close)
 
 
 def repeats(client: Any) -> bool:
-    """Return whether a client may send a failed request again by itself, as each does by default."""
+    """Return whether a client may retry failed requests by itself, which is the default."""
     retries: dict[str, Any] = client.meta.config.retries or {}
     return retries.get("total_max_attempts", 2) > 1
 
 
 def require_client(client: Any) -> None:
-    """Raise `ConfigurationError` for anything but a client of DynamoDB."""
+    """Raise `ConfigurationError` for anything but a DynamoDB client."""
     model = getattr(getattr(client, "meta", None), "service_model", None)
     if getattr(model, "service_name", None) != "dynamodb" or not hasattr(client, "put_item"):
         raise ConfigurationError(
@@ -119,7 +119,7 @@ def require_client(client: Any) -> None:
         )
     if not is_asynchronous(client) and _translates(client):
         raise ConfigurationError(
-            "the client of a boto3.resource translates values between DynamoDB's types and Python's; hand in "
+            "the client of a boto3.resource translates values between DynamoDB's types and Python's; pass "
             "boto3.client('dynamodb')"
         )
 
@@ -132,8 +132,8 @@ def _translates(client: Any) -> bool:
 
 @contextlib.asynccontextmanager
 async def make_client(settings: DynamoSettings) -> AsyncGenerator[Any]:
-    """Make a client of aiobotocore, and close it at the end. Raises `ConfigurationError`."""
-    # Imported here, because boto3 alone is enough for a client that is handed in.
+    """Create an aiobotocore client and close it at the end. Raises `ConfigurationError`."""
+    # Imported here, because boto3 alone is enough for a client that is passed in.
     aiobotocore: Any = importlib.import_module("aiobotocore.session")
     configuration: Any = importlib.import_module("aiobotocore.config")
     aiobotocore_version: str = importlib.import_module("aiobotocore").__version__
@@ -142,17 +142,17 @@ async def make_client(settings: DynamoSettings) -> AsyncGenerator[Any]:
     # Over plain HTTP there is nothing to verify, and reading the certificates takes 50 ms.
     is_plain = (settings.endpoint_url or "").startswith("http:")
     config = configuration.AioConfig(
-        # Without these two, each request would check our own arguments and describe this machine again, which
-        # takes a quarter of its processor time.
+        # Without these two, each request would validate our own arguments and describe this machine again,
+        # which takes a quarter of its processor time.
         parameter_validation=False,
         user_agent=f"stm-backends aiobotocore/{aiobotocore_version}",
         # The core retries writes whose outcome is unknown; the client must not.
         retries={"total_max_attempts": 1, "mode": "standard"},
-        # Shorter than the deadline, so that a failure to connect is known before it: nothing was sent.
+        # Shorter than the deadline, so that a failure to connect is known before it; then nothing was sent.
         connect_timeout=settings.deadline_s / 2,
         read_timeout=settings.deadline_s,
         max_pool_connections=settings.pool_size,
-        # Once an operation has failed on a dead connection, no other idle connection is used again.
+        # After an operation has failed on a dead connection, no other idle connection is used again.
         connector_args={"keepalive_timeout": settings.deadline_s},
     )
     async with contextlib.AsyncExitStack() as stack:
@@ -178,11 +178,11 @@ async def make_client(settings: DynamoSettings) -> AsyncGenerator[Any]:
                 raise
             if isinstance(error, NoRegionError):
                 raise ConfigurationError(
-                    "no region: give one, as in dynamodb://TABLE?region=eu-west-1, or set AWS_DEFAULT_REGION"
+                    "no region: set one, as in dynamodb://TABLE?region=eu-west-1, or set AWS_DEFAULT_REGION"
                 ) from None
             # Its message may quote a value.
             raise ConfigurationError(
-                "no client for DynamoDB can be made with these settings; check region, profile, endpoint_url,"
+                "cannot create a DynamoDB client with these settings; check region, profile, endpoint_url,"
                 f" the environment and the shared files ({type(error).__name__})"
             ) from None
         yield client

@@ -1,26 +1,26 @@
-"""The DynamoDB driver: one table; a record is one item, its head, and further items for large values.
+"""The DynamoDB driver: one table. A record is one item, its head, and further items for large values.
 
 Conditions of DynamoDB cannot read a server's clock, so the client's host decides expiry: hosts whose clocks
 differ by a second disagree for a second about when a record ends.
 
 An operation is one request, with these exceptions. Concurrent loads share requests for the heads. Because a
-condition only succeeds or fails:
+condition can only succeed or fail:
 
 - An append that creates a record takes two: one that finds no live record, and one that creates it.
 - A replace with `expect=ANY, ttl=KEEP` of an absent record takes two.
-- A write that was refused takes another read if the answer does not include the current item: on servers
-  older than June 2023, and when there was nothing to delete.
+- A refused write takes another read if the answer does not include the current item: on servers older than
+  June 2023, and when there was nothing to delete.
 
 Because a value in a part is another item (`statements.py` says why the operation is still atomic):
 
-- A load of a record with parts takes two, and one more for each further megabyte. With `last` it takes, after
-  the head, one for each part that it needs, which are sent together.
-- An entry or a body of more than 2 KB takes three: a look at the head, the part, and the head. The first
-  part of a record takes a transaction, after a look and, to an entry, a mark in the head.
-- A fold of a record with parts takes a look first, perhaps at a part, and a request that deletes parts.
+- A load of a record with parts takes two, and one more for each further megabyte. With `last`, it takes one
+  for each part that it needs, after the head; these are sent together.
+- An entry or a body of more than 2 KB takes three: a look at the head, the part, and the head. The first part
+  of a record takes a transaction, after a look and, for an entry, a mark in the head.
+- A fold of a record with parts first takes a look, perhaps at a part, and later a request that deletes parts.
 - A rewrite of entries in parts, or of more than 4 KB or 100 entries, takes a look, the new parts, the head,
-  and a request that deletes parts. If the new entries need more places than the old ones, an append at the
-  same time makes it start again. A part that has other entries, too, is kept, with the old entries in it.
+  and a request that deletes parts. If the new entries need more places than the old ones, a concurrent append
+  makes it start again. A part that also has other entries is kept, with the old entries in it.
 - An append that fills the head moves its entries into a part: a look, two writes, a look.
 - Erasing a record with parts takes six or more.
 - An operation that conflicts with another writer reads again and retries.
@@ -97,23 +97,23 @@ T = TypeVar("T")
 _REMAINS: Final = Remains(
     "DynamoDB: the deleted items remain in the table's stream for 24 hours if it has one, in point-in-time "
     "recovery for its recovery period (35 days at most), and in on-demand backups and exports until these "
-    "are deleted. Items beside an expired conversation that DynamoDB had already removed go at their own "
+    "are deleted. Extra items of an expired conversation that DynamoDB had already removed go at their own "
     "time to live."
 )
 
 _SENT_AGAIN: Final = "the client may have sent it already, and it may have been done"
 
 _MAX_PAGE: Final = 10_000
-"""DynamoDB itself ends a page after a megabyte."""
+"""Maximum page size; DynamoDB itself ends a page after a megabyte."""
 
 _MOST_NOTED: Final = 1_000
-"""The most records that are remembered to have parts, or parts that their heads do not name."""
+"""Maximum number of records remembered as having parts, or parts not named by their heads."""
 
 
 class DynamoDriver:
-    """The five operations on a table. A client that is handed in works without `open()` and is never closed.
+    """The five operations on a table. A client that was passed in works without `open()` and is never closed.
 
-    `clock` is the host's, in seconds since the epoch, and should be the same for all that share the table.
+    `clock` is the host's, in seconds since the epoch, and should agree for all hosts that share the table.
     `create=True` lets `open` create the table, and its time to live, if they are missing.
     """
 
@@ -133,7 +133,7 @@ class DynamoDriver:
         self._settings = settings
         self._given = client
         self._start_over()
-        # Threads may share a client of boto3, and processes may not.
+        # Threads may share a boto3 client; processes may not.
         is_bound = client is not None and is_asynchronous(client)
         self._home = Home(self._start_over, client=client, asynchronous=is_bound)
         self._create = create
@@ -164,11 +164,11 @@ class DynamoDriver:
         )
 
     async def open(self) -> None:
-        """Make the client, and with `create=True` the table. Opening twice is harmless."""
+        """Create the client and, with `create=True`, the table. Opening twice is harmless."""
         await self._home.open(self._begin, self._end)
 
     async def close(self) -> None:
-        """Wait for operations in progress; close the client unless it was handed in. Twice is harmless."""
+        """Wait for operations in progress; close the client unless it was passed in. Harmless twice."""
         await self._home.close(self._end)
 
     async def _begin(self) -> None:
@@ -192,9 +192,9 @@ class DynamoDriver:
             await closing.aclose()
 
     def _start_over(self) -> None:
-        """Make what belongs to one event loop."""
+        """Create the objects that belong to one event loop."""
         self._use(self._given)
-        # The owner of a client that is handed in decides how many operations it runs at once.
+        # The owner of a passed-in client decides how many operations it runs concurrently.
         self._limit: ConcurrencyLimit | None = None
         self._closing = AsyncExitStack()
         self._running: set[asyncio.Future[None]] = set()
@@ -211,7 +211,7 @@ class DynamoDriver:
         return await self._on(key, "load", work)
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
-        """Add one entry at the end; the version stays, the time to live is reset."""
+        """Add one entry at the end. Keeps the version and resets the time to live."""
         require_append(entry, ttl, self.traits, backend=self.name)
         add = self._append_part if len(entry) > self._sizes.large else self._append
 
@@ -222,7 +222,7 @@ class DynamoDriver:
 
     async def _append(self, stored: Stored, entry: bytes, initial_version: str, ttl: float | None) -> int:
         key, now = stored.key, stored.now
-        # A condition cannot add up what stands in the head. If that could matter, the head is read before.
+        # A condition cannot add up the bytes in the head. If they could matter, the head is read first.
         most, seen = self.traits.max_record - len(entry) - statements.LARGEST_ITEM, Item()
         for _ in range(ROUNDS):
             adding = statements.append(key, entry, ttl=ttl, now=now, most=most, seen=seen)
@@ -236,7 +236,7 @@ class DynamoDriver:
             found = added.content
             head = await stored.look(found) if found else None
             if head is None:
-                # There is no live record, so create one, replacing an expired one if there is one.
+                # There is no live record, so create one, replacing an expired one if necessary.
                 item = item_of(initial_version, None, (entry,), ttl=ttl, now=now)
                 created = await stored.requests.attempt(statements.create(key, item, now=now))
                 if created.done:
@@ -294,14 +294,14 @@ class DynamoDriver:
         rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
-        """Store a body and its version if the record is what the caller expects."""
+        """Store a body and its version if the record meets the condition."""
         if drop > self.traits.max_drop:
             raise ValueError(f"one replace drops at most {self.traits.max_drop} entries, not {drop}")
         require_replace(body, rewrite, drop, expect, ttl, self.traits, backend=self.name)
 
         async def work(stored: Stored) -> bool:
             if version == expect:
-                # Either it was done already, or there is nothing that it could replace.
+                # Either it was already done, or there is nothing for it to replace.
                 head = await stored.look()
                 return head is not None and head.version == version
             if isinstance(expect, str):
@@ -337,7 +337,7 @@ class DynamoDriver:
             if len(body) > self._sizes.large:
                 element = Reference(new_part(), 0, 1, len(body))
                 parts[element.part] = [body]
-            # A refused write is billed too, so it is not tried if parts were seen before.
+            # A refused write is billed, too, so it is not tried if parts were seen before.
             has_parts = head.life if head else key in self._with_parts
             if not (parts or has_parts):
                 direct = (
@@ -434,11 +434,11 @@ class DynamoDriver:
         before: Item,
         head: Head | None,
     ) -> bool:
-        """Save a body over what was read, if that or the body has parts."""
+        """Replace the record that was read with a body, if either has parts."""
         key, now = stored.key, stored.now
         kept, life = stored.kept_of(head, ttl), new_version()
         if head is not None and head.life and stored.keeps(head, ttl):
-            # Unchanged, so that concurrent saves do not conflict.
+            # Kept unchanged, so that concurrent saves do not conflict.
             life = head.life
         elif head is not None and head.life:
             kept = stored.kept_of(None, ttl)
@@ -460,9 +460,9 @@ class DynamoDriver:
         return saved.done
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
-        """Remove the record if it exists and carries `expect`; returns whether it did.
+        """Remove the record if it exists and carries `expect`, and return whether it did.
 
-        An expired record that DynamoDB has not removed yet does not exist, and is removed, too.
+        An expired record that DynamoDB has not removed yet counts as absent, and is removed, too.
         """
         version = None if expect is ANY else expect
 
@@ -509,7 +509,7 @@ class DynamoDriver:
         return await self._names(scope, after, limit, expired=True)
 
     async def finish_erasure(self) -> Remains:
-        """Return what remains of deleted records."""
+        """Describe what remains of deleted records."""
         return _REMAINS
 
     async def _names(self, scope: str, after: str, limit: int, *, expired: bool) -> Page:
@@ -527,7 +527,7 @@ class DynamoDriver:
         return await self._run("scan", work)
 
     def _use(self, client: Any) -> None:
-        """Make this the client; loads in progress continue on the one that they began with."""
+        """Use this client from now on; loads in progress continue on the client they began with."""
         self._client = client
         self._loads = Coalesced(
             functools.partial(self._fetch, client),
@@ -537,9 +537,9 @@ class DynamoDriver:
         )
 
     async def _fetch(self, client: Any, keys: Sequence[Key]) -> dict[Key, Item]:
-        """Return the heads of several records, `{}` for an absent one. Those left out must be read alone.
+        """Return the heads of several records, `{}` for absent ones. Those left out must be read one by one.
 
-        So the caller of a record that is throttled waits for it alone, until its own deadline.
+        So the caller of a throttled record waits for it alone, until its own deadline.
         """
         table = self._settings.table
         requests = Requests(client, table, until=0.0)  # retries nothing
@@ -549,7 +549,7 @@ class DynamoDriver:
             answer = await requests.send(statements.load_heads(keys))
         except ClientError as error:
             if len(keys) > 1 and code_of(error) == DENIED:
-                # The role may lack this permission alone, or may not read one of these records.
+                # The role may lack only this permission, or may not read one of these records.
                 self._shares_loads = False
             elif not is_passing(error):
                 raise
@@ -618,7 +618,7 @@ class DynamoDriver:
 
     @contextlib.contextmanager
     def _refusing(self, size: int) -> Generator[None]:
-        """Raise `TooLarge` where the server has no room for a value of `size` bytes that the traits allow."""
+        """Raise `TooLarge` if the server has no room for a value of `size` bytes that the traits allow."""
         try:
             yield
         except ClientError as error:

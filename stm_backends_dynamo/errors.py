@@ -1,4 +1,4 @@
-"""What each error of DynamoDB and of its client libraries means for the caller."""
+"""The meaning of each error of DynamoDB and its client libraries for the caller."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from stm_backends.drivers.edge import Meaning, passed_through
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, Unavailable
 
 NoConnection: Final = exceptions.ConnectionError
-"""The errors of a connection that could not be made."""
+"""The errors of a failed attempt to connect."""
 
 REFUSED: Final = "ConditionalCheckFailedException"
-"""Not an error, but the answer to a write whose condition does not hold."""
+"""Not an error, but the answer to a write with a condition that does not hold."""
 
 DENIED: Final = "AccessDeniedException"
 """The error of a role without the permission for a request, or for one of its keys."""
 
 INVALID: Final = "ValidationException"
-"""The error for a record that becomes too large, among others."""
+"""The error for a record that becomes too large, and for other invalid requests."""
 
 THROTTLED: Final = frozenset(
     {
@@ -32,13 +32,13 @@ THROTTLED: Final = frozenset(
         "ThrottlingException",
     }
 )
-"""Refused for a moment before anything was done; retried."""
+"""Refused temporarily before anything was done; retried."""
 
 CONFLICT: Final = "TransactionConflictException"
 """Refused because of a concurrent transaction on the same item; retried."""
 
 CANCELLED: Final = "TransactionCanceledException"
-"""A transaction that was not done; its reasons say why."""
+"""A cancelled transaction; its reasons say why."""
 
 _CONDITION_FAILED: Final = "ConditionalCheckFailed"
 _NOT_VALID: Final = "ValidationError"
@@ -55,7 +55,7 @@ _CONFLICT: Final[Meaning] = (
 _NO_TABLE: Final[Meaning] = (
     Unavailable,
     (
-        "there is no such table in this region; open once with create=True (`stm-backends ping --create "
+        "the table does not exist in this region; open once with create=True (`stm-backends ping --create "
         "--url URL` does), or run what `stm-backends schema --url URL` prints"
     ),
 )
@@ -63,7 +63,7 @@ _DENIED: Final[Meaning] = (Denied, "these credentials lack a permission, are inv
 _NO_CREDENTIALS: Final[Meaning] = (
     Denied,
     (
-        "no credentials were found, or they could not be loaded, where AWS programs look for them: "
+        "no credentials were found or could be loaded in the usual places of AWS programs: "
         "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, the role of the host"
     ),
 )
@@ -73,7 +73,7 @@ _CLOCK: Final[Meaning] = (
 )
 _ALTERED: Final[Meaning] = (
     Corrupt,
-    "the request does not fit the table or the record: it has other keys, or was changed by another program",
+    "the request does not fit the table or the record: the keys differ, or another program changed it",
 )
 _FAILED: Final[Meaning] = (OutcomeUnknown, "the server failed")
 _NO_CONNECTION: Final[Meaning] = (Unavailable, "no connection could be made")
@@ -128,7 +128,7 @@ def _status_of(error: ClientError) -> int:
 
 
 def is_refused(error: ClientError) -> bool:
-    """Return whether a write was refused on its condition, alone or in a transaction."""
+    """Return whether a write was refused because of its condition, alone or in a transaction."""
     return code_of(error) == REFUSED or _CONDITION_FAILED in _reasons_of(error)
 
 
@@ -153,25 +153,25 @@ def is_passing(error: ClientError) -> bool:
 
 
 def found_by(error: ClientError) -> dict[str, Any]:
-    """Return the current item from a refused write; `{}` if there is none or the server omits it."""
+    """Return the current item from a refused write; `{}` if it does not exist or the server omits it."""
     response = cast("dict[str, Any]", error.response)
     return response.get("Item") or _reasons_of(error).get(_CONDITION_FAILED, {}).get("Item", {})
 
 
 def was_sent_again(error: ClientError) -> bool:
-    """Return whether the client library had sent the request before, with an unknown outcome."""
+    """Return whether the client library had already sent the request, with an unknown outcome."""
     response = cast("dict[str, Any]", error.response)
     return response.get("ResponseMetadata", {}).get("RetryAttempts", 0) > 0
 
 
 def _reasons_of(error: ClientError) -> dict[str, dict[str, Any]]:
-    """Return the reasons of a cancelled transaction by their codes; `{}` for other errors."""
+    """Return the reasons of a cancelled transaction by code; `{}` for other errors."""
     reasons = cast("dict[str, Any]", error.response).get("CancellationReasons", [])
     return {reason.get("Code", "None"): reason for reason in reasons}
 
 
 def meaning(error: Exception) -> Meaning | None:
-    """Return what an error means, without its own text, which may quote a key."""
+    """Return the meaning of an error, without its own text, which may quote a key."""
     if isinstance(error, ClientError):
         if is_invalid(error):
             return _ALTERED
@@ -187,13 +187,13 @@ def meaning(error: Exception) -> Meaning | None:
 def before_sending(error: BaseException) -> bool:
     """Return whether an error that is not in the tables was raised before anything was sent.
 
-    Credentials are asked for, and may be renewed, when a request is signed.
+    Credentials are fetched, and may be renewed, when a request is signed.
     """
     return passed_through(error, {"aiobotocore", "botocore"}, {"sign"})
 
 
 def _was_connected(error: BotoCoreError) -> bool:
-    """Return whether a connection was lost: aiobotocore raises the same error as for a failed connect."""
+    """Return whether a connection was lost. aiobotocore raises the same error for a failed connect."""
     cause: object = cast("Any", error).kwargs.get("error")
     aiohttp = sys.modules.get("aiohttp")
     return (

@@ -1,8 +1,8 @@
-"""The conversion of a record to items of DynamoDB and back: a head, and the parts beside it.
+"""Conversion between a record and its DynamoDB items: a head, and possibly parts.
 
-A small record is its head alone. Large values are in parts: items that are written once and never
-changed, each a list of values. The head then holds references in their place, and it alone says which
-parts are the record's.
+A small record consists of its head alone. Large values are in parts: items that are written once and never
+changed, each a list of values. The head then holds references in their place, and it alone decides which
+parts belong to the record.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ Item: TypeAlias = dict[str, dict[str, Any]]
 """Attributes by their names, each with its type and value: `{"version": {"S": "..."}}`."""
 
 LAYOUT: Final = 2
-"""The layout of a record with parts. A record without them is of layout 1, a single item, and says nothing.
+"""The layout of a record with parts. A record without parts has layout 1, a single item, and does not say so.
 
 `readable_since` in a head is the oldest layout whose code can still use the record, as in `layouts.py`.
 """
 
 MAX_PLACES: Final = 100
-"""The most places that a rewrite sets: each is named in an expression of at most 4,096 bytes."""
+"""Maximum number of places that a rewrite sets; each is named in an expression of at most 4,096 bytes."""
 
 _NOTHING: Final = {"NULL": True}
 _EMPTY: Final[dict[str, Any]] = {"L": []}
-"""Represents empty bytes: servers older than May 2020 refuse an empty binary."""
+"""Represents empty bytes: servers older than May 2020 reject an empty binary."""
 
 _GRACE_S: Final = 7 * 86_400.0
-"""The least time a part is kept after its record expires, so that it is rarely prolonged."""
+"""Minimum time for which a part is kept after its record expires, so that it is rarely prolonged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How a record is divided; bytes. What is chosen costs units, and changes no answer.
+    """The sizes in bytes by which a record is divided. They affect cost, but no answer.
 
-    A value of more than `large` gets its own part at once. Smaller entries are in the head; each
-    time that another `loose` bytes of them were added, those that still stand there move into a part, of
-    at most `part` bytes and `places` entries. `record` is how much body and tail may hold together.
+    A value of more than `large` bytes immediately gets its own part. Smaller entries are in the head. Each
+    time another `loose` bytes of them have been added, those still in the head move into a part of at most
+    `part` bytes and `places` entries. `record` is the maximum size of body and tail together.
     """
 
     large: int = 2 * 1024
@@ -58,7 +58,7 @@ class Sizes:
 
 
 class Reference(NamedTuple):
-    """Some values of a part: from which on, how many, and how many bytes they are together."""
+    """A slice of a part: offset, count, and total bytes."""
 
     part: str
     first: int
@@ -72,11 +72,12 @@ Element: TypeAlias = bytes | Reference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The item that says what a record is.
+    """The item that defines a record.
 
-    `entries` counts those in parts, too. `life` is a token of a record with parts, and the rest is about
-    these: `seals` counts how often entries of the tail moved into one, `beside` is how many bytes they
-    hold, and `kept` is the moment until which DynamoDB's reaper leaves all of them; `None` is for ever.
+    `entries` counts those in parts, too. `life` is a token of a record with parts, and the other fields are
+    about its parts: `seals` counts how often entries of the tail moved into one, `beside` is the size of
+    their contents in bytes, and `kept` is the time until which DynamoDB's reaper leaves them; `None` means
+    forever.
     """
 
     version: str
@@ -91,7 +92,7 @@ class Head:
 
     @classmethod
     def of_body(cls, version: str, body: Element) -> Head:
-        """Return the head of a record with a body and no tail."""
+        """Return the head of a record with a body but no tail."""
         return cls(
             version=version,
             body=body,
@@ -106,22 +107,22 @@ class Head:
 
     @property
     def parts(self) -> set[str]:
-        """The names of the parts that the record consists of."""
+        """The names of the record's parts."""
         return {one.part for one in (self.body, *self.tail) if isinstance(one, Reference)}
 
     @property
     def in_parts(self) -> int:
-        """The bytes of the record that are in parts."""
+        """The size of the record's values in parts, in bytes."""
         return sum(one.size for one in (self.body, *self.tail) if isinstance(one, Reference))
 
     @property
     def size(self) -> int:
-        """The bytes of body and tail together."""
+        """The size of body and tail together, in bytes."""
         return sum(size_of(one) for one in (self.body or b"", *self.tail))
 
 
 class Cut(NamedTuple):
-    """What a fold does to a tail: so many places go, `rest` is what stays of the last of them, if anything.
+    """The effect of a fold on a tail: the number of places removed, and `rest`, what remains of the last one.
 
     `left` is the tail afterwards.
     """
@@ -137,7 +138,7 @@ def text(value: str) -> dict[str, Any]:
 
 
 def number(value: float) -> dict[str, Any]:
-    """Return a number as an attribute; what is no integer, to a microsecond."""
+    """Return a number as an attribute. Other numbers than integers are rounded to six decimals."""
     return {"N": str(value) if isinstance(value, int) else f"{value:.6f}"}
 
 
@@ -161,7 +162,7 @@ def owner_of(item: Item) -> Key:
 
 
 def partition_of(key: Key) -> dict[str, Any]:
-    """Return the partition key of a record's parts; no two records share it, and no scope is equal to it.
+    """Return the partition key of a record's parts. No two records share it, and no scope equals it.
 
     It begins with the scope, and so with the tenant. No scope and no name contains NUL.
     """
@@ -179,7 +180,7 @@ def new_part() -> str:
 
 
 def end_of(ttl: float | None, now: float) -> float | None:
-    """Return when a record with this time to live expires; `None` is never."""
+    """Return the time at which a record with this time to live expires; `None` means never."""
     return None if ttl is None else now + min(ttl, LONGEST_S)
 
 
@@ -192,17 +193,17 @@ def life(ttl: float | None, now: float) -> Item:
 
 
 def kept_until(expires: float | None, now: float) -> float | None:
-    """Return until when the parts of a record are kept; `None` means that they never expire."""
+    """Return the time until which the parts of a record are kept; `None` means forever."""
     return None if expires is None else math.ceil(expires + max(expires - now, _GRACE_S))
 
 
 def item_of(
     version: str, body: Element | None, tail: Sequence[Element], *, ttl: float | None, now: float
 ) -> Item:
-    """Return a new record's head, but for its key and for what it says about parts.
+    """Return a new record's head, without its key and the attributes about parts.
 
-    A body is always there, if only to say that there is none, and the entries are counted: what is
-    missing is missed.
+    The body is always present, even as a mark that there is none, and the entries are counted, so missing
+    data are noticed.
     """
     return {
         "version": text(version),
@@ -236,7 +237,7 @@ def head_of(item: Item) -> Head:
             kept=float(item["kept"]["N"]) if "kept" in item else None,
         )
     except (KeyError, TypeError, ValueError):
-        raise _not_whole("an attribute is missing or of another type") from None
+        raise _not_whole("an attribute is missing or has another type") from None
     if sum(count_of(element) for element in head.tail) != head.entries:
         raise _not_whole("entries are missing")
     return head
@@ -254,7 +255,7 @@ def record_of(head: Head, parts: Mapping[str, Sequence[bytes]], last: int | None
     """Return the record of a head and its parts. Raises `Corrupt` if they do not match."""
     body = None if head.body is None else entries_of([head.body], parts)[0]
     tail, skipped = entries_of(head.tail, parts), skipped_of(head.entries, last)
-    # The first part may have older entries, too.
+    # The first part may also have older entries.
     return Record(head.version, body, tuple(tail[len(tail) - head.entries + skipped :]), skipped)
 
 
@@ -275,7 +276,7 @@ def entries_of(elements: Iterable[Element], parts: Mapping[str, Sequence[bytes]]
         if isinstance(element, Reference):
             found = parts[element.part][element.first : element.first + element.length]
             if len(found) != element.length or sum(map(len, found)) != element.size:
-                raise _not_whole("a part holds something else than it should")
+                raise _not_whole("a part does not have the expected contents")
             entries += found
         else:
             entries.append(element)
@@ -285,9 +286,9 @@ def entries_of(elements: Iterable[Element], parts: Mapping[str, Sequence[bytes]]
 def elements_of(
     entries: Sequence[bytes], sizes: Sizes
 ) -> tuple[tuple[Element, ...], dict[str, Sequence[bytes]]]:
-    """Return what stands for rewritten entries in a head, and the new parts that it refers to.
+    """Return the head's elements for rewritten entries, and the new parts that they refer to.
 
-    A few small entries are in the head; else all of them are in parts.
+    A few small entries stay in the head; otherwise all of them are in parts.
     """
     weights = [weight_of(entry) for entry in entries]
     few = len(entries) <= MAX_PLACES and sum(weights) <= sizes.loose
@@ -306,9 +307,9 @@ def elements_of(
 
 
 def cut_of(head: Head, drop: int) -> Cut:
-    """Return what a fold of so many entries does to a head's tail, which has at least as many.
+    """Return the effect of a fold of `drop` entries on a head's tail, which has at least that many.
 
-    How many bytes the rest of a part has is not known here; its size is that of the whole.
+    The size of a part's remainder is not known here, so it has the size of the whole.
     """
     for place, element in enumerate(head.tail):
         if not drop:
@@ -322,9 +323,9 @@ def cut_of(head: Head, drop: int) -> Cut:
 
 
 def runs_of(head: Head, sizes: Sizes, *, least: int) -> list[tuple[int, list[Element]]]:
-    """Return the entries that stand in a head next to each other, with their first place.
+    """Return runs of adjacent entries in a head, with their first places.
 
-    As many as fit into a part and into an expression; none if all of them weigh less than `least`.
+    A run has as many as fit into a part and an expression. Returns none if all weigh less than `least`.
     """
     runs: list[tuple[int, list[Element]]] = []
     weight = count = 0
@@ -367,7 +368,7 @@ def is_alive(item: Item, now: float) -> bool:
     try:
         return "expires" not in item or float(item["expires"]["N"]) > now
     except (KeyError, TypeError, ValueError):
-        raise _not_whole("the end is of another type") from None
+        raise _not_whole("the expiry has another type") from None
 
 
 def count_of(element: Element) -> int:
@@ -385,7 +386,7 @@ def _weight_of_all(run: Iterable[Element]) -> int:
 
 
 def weight_of(entry: bytes) -> int:
-    """Return what an entry in the head counts towards `Sizes.loose`; an empty one counts too."""
+    """Return the weight of an entry in the head towards `Sizes.loose`; an empty one counts, too."""
     return len(entry) + 16
 
 

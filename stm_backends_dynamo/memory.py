@@ -1,6 +1,6 @@
-"""The memory and the state store on your own client.
+"""Short-term memory and state store on your own client.
 
-The table must exist: `stm-backends schema dynamo` prints what creates it.
+The table must exist: `stm-backends schema dynamo` prints the commands that create it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from stm_backends_dynamo.plugin import open_driver
 class DynamoShortTermMemory(ShortTermMemoryOnClient):
     """The memory of one conversation in DynamoDB, shared by every process that opens the same key.
 
-    `client` is one of boto3 or aiobotocore, which stays open. `options` are those of
+    `client` is from boto3 or aiobotocore, and is never closed. `options` are those of
     `open_backend("dynamo", client=client, ...)`, such as `table`.
     """
 
@@ -22,7 +22,7 @@ class DynamoShortTermMemory(ShortTermMemoryOnClient):
 class DynamoStateStore(StateStoreOnClient):
     """JSON objects under any string in DynamoDB; satisfies `SupportsMemoryState`.
 
-    Arguments as for `DynamoShortTermMemory`.
+    Takes the arguments of `DynamoShortTermMemory`.
     """
 
     open_driver = staticmethod(open_driver)

@@ -1,4 +1,4 @@
-"""How the backend `dynamo` is found by name and URL."""
+"""The entry point that finds the backend `dynamo` by name and URL."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def open_driver(
     clock: Callable[[], float] = time.time,
     **options: Any,
 ) -> Driver:
-    """Return a driver on the table that a URL, or the option `table`, names.
+    """Return a driver on the table named by a URL or by the option `table`.
 
-    `client` is one of boto3 or aiobotocore, which stays open. `options` are the fields of `DynamoSettings`;
-    beside a client, those that do not configure a connection. `create=True` creates the table and its time to
+    `client` is from boto3 or aiobotocore, and is never closed. `options` are the fields of `DynamoSettings`;
+    with a client, those that do not configure a connection. `create=True` creates the table and its time to
     live if they are missing.
     """
     settings = DynamoSettings.from_url(url, client=client, **options)
@@ -33,14 +33,14 @@ def open_driver(
 
 
 def schema(url: str | None, **options: Any) -> str:
-    """Return the commands that set up what `create=True` would. Arguments as for `open_driver`."""
+    """Return commands that do the same setup as `create=True`. Takes the arguments of `open_driver`."""
     options.pop("clock", None)
     return commands(DynamoSettings.from_url(url, **options))
 
 
 @hookimpl
 def stm_backend() -> BackendPlugin:
-    """Bring the backend `dynamo`."""
+    """Return the plugin for the backend `dynamo`."""
     return BackendPlugin(
         name="dynamo",
         url_schemes=DynamoSettings.url_schemes,

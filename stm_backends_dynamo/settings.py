@@ -14,23 +14,23 @@ from stm_backends.errors import ConfigurationError
 DEFAULT_TABLE: Final = "stm_backends"
 
 LARGEST_ENTRY: Final = 396 * 1024
-"""What every item of DynamoDB has room for: 400 KiB, less 4 KiB for keys, names and numbers."""
+"""The room in an item of DynamoDB: 400 KiB, less 4 KiB for keys, names and numbers."""
 
 MAX_ENTRY: Final = 392 * 1024
-"""What an item has room for on moto, too, which limits items to 405,000 bytes."""
+"""The room in an item on moto, too, which limits items to 405,000 bytes."""
 
 _TABLE: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DynamoSettings(Settings):
-    """Which table to use, in which region, and with which credentials.
+    """The table to use, its region, and the credentials.
 
-    A setting that is `None` comes from the places where every AWS program looks: the environment, the shared
-    files under `~/.aws`, and the role of the machine or container. `profile` names a section of those files.
+    A setting that is `None` comes from the usual places of AWS programs: the environment, the shared files
+    under `~/.aws`, and the role of the machine or container. `profile` names a section of those files.
     `access_key_id`, `secret_access_key` and `session_token` are never shown, and never part of a URL.
     `endpoint_url` replaces the region's own endpoint: a VPC endpoint, or DynamoDB Local. `pool_size` limits
-    the requests in progress at once.
+    the number of concurrent requests.
     """
 
     backend: ClassVar = "dynamo"
@@ -55,7 +55,7 @@ class DynamoSettings(Settings):
             )
         for name in ("region", "profile", "access_key_id", "secret_access_key", "session_token"):
             if getattr(self, name) == "":
-                raise ConfigurationError(f"{name} must be a string that is not empty, or None")
+                raise ConfigurationError(f"{name} must be a non-empty string or None")
         if self.endpoint_url is not None:
             _require_endpoint(self.endpoint_url)
         if (self.access_key_id is None) != (self.secret_access_key is None):
@@ -66,29 +66,29 @@ class DynamoSettings(Settings):
 
     @classmethod
     def before_query(cls, parts: SplitResult) -> dict[str, Any]:
-        """Return the table that a URL names: `dynamodb://TABLE?region=eu-west-1`.
+        """Return the table in a URL: `dynamodb://TABLE?region=eu-west-1`.
 
         Raises `ConfigurationError` for credentials, which are never part of a URL.
         """
         if "@" in parts.netloc:
             raise ConfigurationError(
-                "a dynamo URL holds no credentials; leave them to the environment, a profile or a role, or "
-                "give them as access_key_id=... and secret_access_key=..."
+                "a dynamo URL cannot contain credentials; use the environment, a profile or a role, or "
+                "pass them as access_key_id=... and secret_access_key=..."
             )
         if parts.path not in ("", "/"):
             raise ConfigurationError(
-                "a dynamo URL names a table and nothing below it, as in dynamodb://TABLE?region=eu-west-1"
+                "a dynamo URL names only a table, as in dynamodb://TABLE?region=eu-west-1"
             )
         if ":" in parts.netloc:
             raise ConfigurationError(
-                "a dynamo URL names a table where other URLs name a host; write another endpoint as "
+                "a dynamo URL names a table instead of a host; set another endpoint with "
                 "dynamodb://TABLE?endpoint_url=http://HOST:PORT"
             )
         return {"table": parts.netloc} if parts.netloc else {}
 
 
 def _require_endpoint(url: str) -> None:
-    """Raise `ConfigurationError` unless this is the URL of a host, without a user."""
+    """Raise `ConfigurationError` unless `url` is the URL of a host, without a user."""
     try:
         parts = urlsplit(url)
     except ValueError:

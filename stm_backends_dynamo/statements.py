@@ -1,22 +1,23 @@
-"""The requests of the DynamoDB driver, and why each operation is atomic.
+"""The requests of the DynamoDB driver, and the reasons why each operation is atomic.
 
 The head of a record defines its content, and a head is one item. DynamoDB executes the writes to an item one
-after the other, each with its condition on this item. A consistent read of an item sees it between two
-writes. So a statement that changes the head is atomic.
+after another, each with its condition on this item. A consistent read sees an item between two writes. So a
+statement that changes the head is atomic.
 
-Parts are items beside the head. A part is put before a head names it, never changed, and deleted after no
-head names it; its name is never reused. So a reader of a head finds all its parts, or finds that the head has
-changed. `life` is in every condition of a write that names a new part: it changes when the record is erased,
-and when parts that no head names are deleted. The first part of a record is put in one transaction with the
-head, so that every record with parts has the attributes for it.
+Parts are separate items. A part is put before any head names it, never changed, and deleted only once no head
+names it; its name is never reused. So a reader of a head finds all its parts, or finds that the head has
+changed. `life` is in the condition of every write that names a new part: it changes when the record is
+erased, and when parts that no head names are deleted. The first part of a record is put in one transaction
+with the head, so that every record with parts has the attributes for them.
 
-The condition states what the caller expects. A write whose condition fails has changed nothing, and returns
-the current item (`ReturnValuesOnConditionCheckFailure`; servers older than June 2023 return nothing, and the
-driver reads it).
+The condition states the caller's expectation. A write with a failed condition has changed nothing, and
+returns the current item (`ReturnValuesOnConditionCheckFailure`; servers older than June 2023 return nothing,
+so the driver reads it).
 
-`pk` and `sk` are the scope and the name, or for a part both and the part's name. `expires` is when a record
-expires. `reap_at` is the whole second after that, for DynamoDB's time to live, which removes items hours
-later. A part is removed no earlier than `kept` in its head says, and a head never expires after that.
+`pk` and `sk` are the scope and the name; for a part, `pk` combines both, and `sk` is the part's name.
+`expires` is the time of expiry. `reap_at` is the whole second after that, for DynamoDB's time to live, which
+removes items hours later. A part is removed no earlier than its head's `kept`, and a head never expires after
+that.
 """
 
 from __future__ import annotations
@@ -47,26 +48,26 @@ from stm_backends_dynamo.items import (
 from stm_backends_dynamo.settings import DynamoSettings
 
 MAX_DROP: Final = 250
-"""The most entries that one FOLD removes: each is named in an expression of at most 4,096 bytes."""
+"""Maximum number of entries that one FOLD removes; each is named in an expression of up to 4,096 bytes."""
 
 LARGEST_ITEM: Final = 400 * 1024
-"""The bytes of the largest item that DynamoDB stores."""
+"""Maximum size in bytes of an item in DynamoDB."""
 
 MAX_HEADS: Final = 32
-"""The most heads that one request reads. The server's limits, 100 items and 16 MB, are beyond it.
+"""Maximum number of heads read by one request. The server's limits, 100 items and 16 MB, are higher.
 
-More save little, and the event loop waits while an answer is parsed.
+More would save little, and the event loop waits while an answer is parsed.
 """
 
 MAX_BATCH: Final = 25
-"""The most items that DynamoDB deletes in one request."""
+"""Maximum number of items that DynamoDB deletes in one request."""
 
 TIME_TO_LIVE: Final = "reap_at"
 
 KEYS: Final = ("pk", "sk")
 
 _BEYOND: Final = 999_999
-"""A place beyond every tail: a value that is set there is added at the end."""
+"""An index beyond every tail; a value set there is added at the end."""
 
 _ALIVE = "attribute_exists(pk) AND (attribute_not_exists(expires) OR expires > :now)"
 _EXPIRED = "expires <= :now"
@@ -74,9 +75,9 @@ _ABSENT = "attribute_not_exists(pk) OR expires <= :now"
 _WHOLE = "attribute_not_exists(life)"
 """A record without parts."""
 _COMPLETE = f"{_WHOLE} AND size(tail) = entries"
-"""The same, and none of its entries is missing: a fold of places that are not there would hide that."""
+"""A record without parts and with all its entries: a fold of missing places would hide the loss."""
 _OF_PARTS: Final = ("life", "seals", "beside", "kept", "readable_since")
-"""The attributes of a head whose record has, or had, parts."""
+"""The attributes of the head of a record that has or had parts."""
 
 
 _WRITES: Final = frozenset(
@@ -87,7 +88,7 @@ _WRITES: Final = frozenset(
 class Statement(NamedTuple):
     """One request: its name in both client libraries, and its arguments without the table.
 
-    For `transact_write_items` and the two of a batch, the arguments are those of the items.
+    For `transact_write_items` and the two batch requests, the arguments are those of the items.
     """
 
     call: Literal[
@@ -108,11 +109,11 @@ class Statement(NamedTuple):
 
     @property
     def writes(self) -> bool:
-        """Whether it may change a record."""
+        """True if it may change a record."""
         return self.call in _WRITES
 
     def on(self, table: str) -> Mapping[str, Any]:
-        """Return the arguments with the table's name where this request has it."""
+        """Return the arguments with the table's name added where this request needs it."""
         match self.call:
             case "transact_write_items":
                 writes: Sequence[tuple[str, Item]] = self.arguments["writes"]
@@ -126,21 +127,21 @@ class Statement(NamedTuple):
 
 
 Seconds: TypeAlias = float
-"""A moment, in seconds since the epoch, with microseconds."""
+"""A time in seconds since the epoch, with microseconds."""
 
 
 # one head ------------------------------------------------------------------------------------------------
 
 
 def load(key: Key) -> Statement:
-    """Read the whole head; not what a replica still has, but what was acknowledged last."""
+    """Read the whole head with its last acknowledged content, not a replica's older one."""
     return Statement("get_item", {"Key": key_of(key), "ConsistentRead": True})
 
 
 def load_heads(keys: Iterable[Key]) -> Statement:
     """Read at most `MAX_HEADS` different heads, each as a consistent `load` does.
 
-    Each item is read by itself, for the same read units. The answer is in any order, and may leave out some.
+    Each item is read independently, for the same read units. The answer is unordered, and may be incomplete.
     """
     return Statement("batch_get_item", {"Keys": [key_of(key) for key in keys], "ConsistentRead": True})
 
@@ -148,10 +149,10 @@ def load_heads(keys: Iterable[Key]) -> Statement:
 def append(
     key: Key, entry: bytes, *, ttl: float | None, now: Seconds, most: int, seen: Item | None = None
 ) -> Statement:
-    """Add an entry to a living record, and answer the new length; the rest of the tail stays there.
+    """Add an entry to a live record, and return the new length; the rest of the tail is not returned.
 
-    Refused if the parts hold more than `most` bytes, or are not kept for as long as the record will live.
-    With `seen`, a head in which there was room, parts may hold more if nothing was added since.
+    Refused if the parts hold more than `most` bytes, or are not kept for the record's new lifetime. With
+    `seen`, a head that had room, parts may hold more if nothing was added since.
     """
     sets, removes, values = _lifetime(ttl, now)
     fits = "attribute_not_exists(beside) OR beside <= :most"
@@ -189,7 +190,7 @@ def append(
 def append_part(
     key: Key, reference: Reference, *, head: Head, ttl: float | None, now: Seconds, most: int
 ) -> Statement:
-    """Add an entry that is in a part; commutes with every append and with every fold."""
+    """Add an entry stored in a part; commutes with every append and every fold."""
     sets, removes, values = _lifetime(ttl, now)
     same, of_head = _same_life(head)
     return _update(
@@ -216,12 +217,12 @@ def append_part(
 
 
 def create(key: Key, item: Item, *, now: Seconds) -> Statement:
-    """Put a new head if there is none, or in place of an expired one, which it returns."""
+    """Put a new head if none exists, or in place of an expired one, which is returned."""
     return _put(key, item, condition=_ABSENT, values={":now": number(now)})
 
 
 def save(key: Key, item: Item, *, now: Seconds) -> Statement:
-    """Put a new head in place of one without parts, unless this is a retry of the same write."""
+    """Put a new head in place of a head without parts, unless this is a retry of the same write."""
     return _put(
         key,
         item,
@@ -256,7 +257,7 @@ def save_parts(
     ttl: float | None | KeepType,
     now: Seconds,
 ) -> Statement:
-    """Replace the content of a live record if it or the body is in parts; returns the old head."""
+    """Replace the content of a live record if it or the body is in parts. Returns the old head."""
     sets, removes, values = _lifetime(ttl, now)
     same, of_head = _same_life(head) if head.life else (_WHOLE, {})
     setting, removing, marks = _marks(of_parts)
@@ -289,9 +290,9 @@ def fold(
     ttl: float | None | KeepType,
     now: Seconds,
 ) -> Statement:
-    """Store a body and remove the oldest entries by their places; entries appended since move up and stay.
+    """Store a body and remove the oldest entries by place; entries appended since move up and stay.
 
-    Refused if the record has parts, because only the head says what is at a place.
+    Refused if the record has parts, because only the head knows the content of each place.
     """
     sets, removes, values = _lifetime(ttl, now)
     return _update(
@@ -320,7 +321,7 @@ def rewrite(
     ttl: float | None | KeepType,
     now: Seconds,
 ) -> Statement:
-    """Store a body and set the oldest entries by their places; refused as `fold` is."""
+    """Store a body and set the oldest entries by place; refused like `fold`."""
     sets, removes, values = _lifetime(ttl, now)
     return _update(
         key,
@@ -355,11 +356,11 @@ def fold_parts(
     ttl: float | None | KeepType,
     now: Seconds,
 ) -> Statement:
-    """Make of a record with parts what is to be after a fold or a rewrite; no fold and no seal came between.
+    """Store the result of a fold or rewrite of a record with parts, if no fold or seal came between.
 
-    `front` replaces what is cut. Places that are set precede those that are removed, so the order of the two
-    does not matter. If more places are needed than the cut has, the whole tail is set, and an append since
-    refuses the write.
+    `front` replaces the cut places. Places that are set precede those that are removed, so the order of the
+    two does not matter. If more places are needed than were cut, the whole tail is set, and an append in
+    between makes the write fail.
     """
     sets, removes, values = _lifetime(ttl, now)
     same, setting, removing, of_head = _as_seen(head, after, of_parts)
@@ -400,7 +401,7 @@ def fold_parts(
 
 
 def delete(key: Key, *, expect: str | None, now: Seconds, expired: bool = False) -> Statement:
-    """Remove a live, or an `expired`, record without parts; with `expect`, only of this version."""
+    """Remove a live, or an `expired`, record without parts; with `expect`, only in this version."""
     return Statement(
         "delete_item",
         {
@@ -416,11 +417,11 @@ def delete(key: Key, *, expect: str | None, now: Seconds, expired: bool = False)
 
 
 def scan(scope: str, *, after: str, limit: int, now: Seconds, expired: bool = False) -> Statement:
-    """List live records, or those that have `expired` and that DynamoDB has not removed yet.
+    """List live records, or `expired` ones that DynamoDB has not removed yet.
 
-    They are in the order of their sort key, which DynamoDB compares as UTF-8 bytes. The others are left out
-    after the page was cut, so it may be empty and not the last. A record whose parts are still being erased
-    is listed as live, so that erasing all listed records finds it again.
+    They are in the order of their sort key, which DynamoDB compares as UTF-8 bytes. Other records are
+    filtered out after the page was cut, so an empty page may not be the last. A record with parts that are
+    still being erased is listed as live, so that erasing all listed records finds it again.
     """
     return Statement(
         "query",
@@ -467,12 +468,12 @@ def load_part(key: Key, part: str) -> Statement:
 
 
 def put_part(key: Key, part: str, values: Iterable[bytes], *, kept: Seconds | None) -> Statement:
-    """Put a part. Its name is new, so a retry is harmless."""
+    """Put a part. Its name is unique, so a retry is harmless."""
     return Statement("put_item", {"Item": {**part_key_of(key, part), **part_of(values, kept)}})
 
 
 def keep_part(key: Key, part: str, *, kept: Seconds | None) -> Statement:
-    """Keep a part at least until then. Never shortens, so the order of writers does not matter."""
+    """Keep a part at least until `kept`. Never shortens the time, so the order of writers does not matter."""
     if kept is None:
         arguments: Mapping[str, Any] = {
             "UpdateExpression": "REMOVE reap_at",
@@ -494,7 +495,7 @@ def delete_parts(key: Key, parts: Iterable[str]) -> Statement:
 
 
 def together(*statements: Statement) -> Statement:
-    """Do several writes in one transaction; refused if a condition of one of them does not hold."""
+    """Do several writes in one transaction; refused if any of their conditions fails."""
     kinds = {"put_item": "Put", "update_item": "Update"}
     writes = [
         (kinds[one.call], {name: of for name, of in one.arguments.items() if name != "ReturnValues"})
@@ -512,10 +513,10 @@ def seal(
     emptied: Iterable[int],
     of_parts: Item,
 ) -> Statement:
-    """Set references at places of the tail, and remove the other places whose entries they refer to.
+    """Set references at places of the tail, and remove the other places whose entries they include.
 
     A concurrent append does not conflict; a concurrent fold or seal does. In each run, the place that is set
-    precedes those that are removed, and DynamoDB counts places as they were before the update.
+    precedes those that are removed, and DynamoDB counts places as before the update.
     """
     same, setting, removing, values = _as_seen(head, after, of_parts)
     return _update(
@@ -532,7 +533,7 @@ def seal(
 
 
 def mark(key: Key, *, head: Head, of_parts: Item) -> Statement:
-    """Say of a record that it may have parts, before its first one is put. Changes nothing else."""
+    """Mark a record as one that may have parts, before its first part is put. Changes nothing else."""
     setting, removing, marks = _marks(of_parts)
     return _update(
         key,
@@ -544,7 +545,7 @@ def mark(key: Key, *, head: Head, of_parts: Item) -> Statement:
 
 
 def prolong(key: Key, *, head: Head, kept: Seconds | None) -> Statement:
-    """Say that the parts of a head, and there are no others since, are kept until then."""
+    """Note that the parts of a head are kept until `kept`, if it has no new ones since."""
     same, of_head = _same_life(head)
     return _update(
         key,
@@ -562,7 +563,7 @@ def prolong(key: Key, *, head: Head, kept: Seconds | None) -> Statement:
 
 
 def fence(key: Key, *, life: Mapping[str, Any], new: str) -> Statement:
-    """Let no part that was put so far become a part of the record any more; answer the head."""
+    """Prevent all parts put so far from becoming parts of the record, and return the head."""
     return _update(
         key,
         sets=["life = :new"],
@@ -591,7 +592,7 @@ def erase(key: Key, *, expect: str | None, now: Seconds, expired: bool = False) 
 
 
 def bury(key: Key, *, life: Mapping[str, Any]) -> Statement:
-    """Delete the head of an erased record, unless another record has taken its place."""
+    """Delete the head of an erased record, unless a new record has taken its place."""
     return Statement(
         "delete_item",
         {
@@ -625,7 +626,7 @@ ENABLE_TIME_TO_LIVE: Final = Statement(
 
 
 def commands(settings: DynamoSettings) -> str:
-    """Return the commands of AWS's command line that set up the table."""
+    """Return the AWS command line's commands that set up the table."""
     place = [
         f"{option} {shlex.quote(value)}"
         for option, value in (
@@ -686,7 +687,7 @@ def _update(
 
 
 def _lifetime(ttl: float | None | KeepType, now: Seconds) -> tuple[list[str], list[str], Item]:
-    """Return what SET and what REMOVE say of a record's end, and the values that this takes."""
+    """Return the SET and REMOVE clauses for a record's expiry, and their values."""
     if ttl is KEEP:
         return [], [], {}
     if ttl is None:
@@ -696,12 +697,12 @@ def _lifetime(ttl: float | None | KeepType, now: Seconds) -> tuple[list[str], li
 
 
 def _kept_for(ttl: float | None) -> str:
-    """Return the condition that the parts, if there are any, are kept for as long as the record will live."""
+    """Return the condition that the parts, if any, are kept for the record's lifetime."""
     return f"(attribute_not_exists(kept){'' if ttl is None else ' OR kept >= :expires'})"
 
 
 def _same_life(head: Head) -> tuple[str, Item]:
-    """Return the condition that parts may be named that were put since a head was read, and its values."""
+    """Return the condition that allows naming parts put since a head was read, and its values."""
     values = {":seen_life": text(head.life or "")}
     if head.kept is None:
         return "life = :seen_life AND attribute_not_exists(kept)", values
@@ -709,10 +710,10 @@ def _same_life(head: Head) -> tuple[str, Item]:
 
 
 def _as_seen(head: Head, after: Head, of_parts: Item) -> tuple[str, list[str], list[str], Item]:
-    """Return the condition that places mean what they did, what to SET and REMOVE of parts, and the values.
+    """Return the condition that places are unchanged, the SET and REMOVE clauses for parts, and the values.
 
-    `of_parts` is what is said of a record that gets its first part. Of another one it is counted by how
-    many bytes its parts grow, and that its places have changed.
+    `of_parts` has the attributes for a record that gets its first part. For other records, the growth of the
+    parts in bytes and the change of the places are counted.
     """
     if not head.life:
         return _WHOLE, *_marks(of_parts)
@@ -726,12 +727,12 @@ def _as_seen(head: Head, after: Head, of_parts: Item) -> tuple[str, list[str], l
 
 
 def _in_time(values: Item, ttl: float | None | KeepType) -> str:
-    """Return the condition that a record, which will be kept that long, does not live longer by now."""
+    """Return the condition that the record does not by now live longer than its parts are kept."""
     return " AND expires <= :kept" if ttl is KEEP and ":kept" in values else ""
 
 
 def _marks(of_parts: Item) -> tuple[list[str], list[str], Item]:
-    """Return what SET and what REMOVE say of a record's parts, and the values that this takes."""
+    """Return the SET and REMOVE clauses for a record's parts, and their values."""
     return (
         [f"{name} = :{name}" for name in of_parts],
         [name for name in _OF_PARTS if name not in of_parts],

@@ -1,7 +1,7 @@
 """One record during one operation: its head, its parts, and the moves between them.
 
-Maintenance beside an operation (moving entries into a part, deleting parts that no head names) changes no
-record, and may be interrupted: that leaves only parts that no head names.
+Maintenance after an operation (moving entries into a part, deleting parts that no head names) changes no
+record. It may be interrupted, which leaves only parts that no head names.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from stm_backends_dynamo.parts import Parts
 T = TypeVar("T")
 
 ROUNDS: Final = 32
-"""How often an operation starts again because the record has changed between two requests."""
+"""Maximum number of rounds of an operation if the record changes between two requests."""
 
 _PAUSE_S: Final = 0.1
-"""How long to wait before unprocessed deletes, or reads of missing parts, are retried."""
+"""Pause before retrying unprocessed deletes or reads of missing parts, in seconds."""
 
 _AT_ONCE: Final = 16
-"""The most concurrent requests for parts of one operation."""
+"""Maximum number of concurrent requests for parts in one operation."""
 
 
 class Stored:
@@ -64,26 +64,26 @@ class Stored:
         self._sizes = sizes
         self._parts = parts
         self.littered = False
-        """Whether there may be parts that the head does not name."""
+        """True if parts may exist that the head does not name."""
         self.has_parts = False
-        """Whether the last look at the record found parts."""
+        """True if the last look at the record found parts."""
 
     async def item(self) -> Item:
-        """Return the item of the head as it is now, even if it has expired; `{}` if there is none."""
+        """Return the head's current item, even if it has expired; `{}` if it does not exist."""
         return (await self.requests.send(statements.load(self.key))).get("Item", {})
 
     async def look(self, found: Item | None = None) -> Head | None:
-        """Return the head of the live record, from the given item or as it is now."""
+        """Return the head of the live record, from the given item, or else read now."""
         item = found or await self.item()
         self.has_parts = "life" in item
         return head_of(item) if item and is_alive(item, self.now) else None
 
     async def load(self, item: Item, last: int | None = None) -> Record | None:
-        """Return the record whose head was just read. The head decides its content; parts never change.
+        """Return the record of a head that was just read. The head decides its content; parts never change.
 
-        A missing part was folded away, in which case the head no longer names it. Or a transaction has just
-        put it between the two reads, in which case it is visible a moment later. Given `last`, reads only the
-        parts with that many of the newest entries, one by one.
+        A part is missing if it was folded away, in which case the head no longer names it, or if a
+        transaction put it between the two reads, in which case it is visible a moment later. With `last`,
+        reads only the parts with that many of the newest entries, one by one.
         """
         listed: set[str] = set()
         missed: set[str] = set()
@@ -116,7 +116,7 @@ class Stored:
     async def admit(self, head: Head, size: int, ttl: float | None | KeepType) -> bool:
         """Prepare a record for a write that adds `size` bytes and sets its time to live to `ttl`.
 
-        Returns whether it was ready; if not, the head must be read again. Raises `TooLarge`.
+        Returns whether the record was ready; otherwise the head must be read again. Raises `TooLarge`.
         """
         if size > 0 and head.size + size > self._sizes.record:
             raise TooLarge("record", size=head.size + size, limit=self._sizes.record)
@@ -147,7 +147,7 @@ class Stored:
         }
 
     def kept_of(self, head: Head | None, ttl: float | None | KeepType) -> float | None:
-        """Return until when a new part is kept: as long as the other parts, or until its record expires."""
+        """Return the time until which a new part is kept: that of the other parts, or the record's expiry."""
         if head and head.life:
             return head.kept
         expires = end_of(ttl, self.now) if ttl is not KEEP else head.expires if head else None
@@ -172,7 +172,7 @@ class Stored:
         if answer.done:
             self._parts.keep(self.key, {part: tuple(values) for part, values in parts.items()})
         elif head is not None and head.life:
-            # A client may have sent it twice, so that the head names the parts already.
+            # The client may have sent it twice, so that the head already names the parts.
             self.littered = True
             found = await self.item()
             if found.get("life") != text(head.life):
@@ -181,12 +181,12 @@ class Stored:
         return answer
 
     async def mark(self, head: Head) -> None:
-        """Mark the head of a record without parts before the first one; it must be read again then."""
+        """Mark the head of a record without parts before the first one. It must then be read again."""
         marks = self.of_parts(new_version(), 0, self.kept_of(head, KEEP))
         await self.requests.attempt(statements.mark(self.key, head=head, of_parts=marks))
 
     async def cut(self, head: Head, drop: int) -> Cut | None:
-        """Return what a fold of `drop` entries does to the tail of a head; `None` if that has changed."""
+        """Return the effect of a fold of `drop` entries on a head's tail; `None` if the tail has changed."""
         cut = cut_of(head, drop)
         if cut.rest is None:
             return cut
@@ -203,9 +203,9 @@ class Stored:
         return places >= crowd and places % (crowd // 4) == 0
 
     async def seal(self, *, least: int) -> None:
-        """Move entries from the head into parts, while they weigh at least `least`.
+        """Move entries from the head into parts while they weigh at least `least`.
 
-        Many small parts are merged into larger ones, so that the references stay small.
+        Many small parts are merged into larger ones, to keep the references small.
         """
         for _ in range(ROUNDS):
             head = await self.look()
@@ -246,7 +246,7 @@ class Stored:
         """Delete the parts of an erased record, and then its head, which is marked as erased."""
         parts = await self._names()
         head = await self.item()
-        # The key may have a new record by now, with its own parts.
+        # By now the key may have a new record, with its own parts.
         if "erased" in head and head.get("life") == found["life"]:
             await self._delete(parts)
             await self.requests.attempt(statements.bury(self.key, life=found["life"]))
@@ -257,7 +257,7 @@ class Stored:
         head = await self.item()
         named: set[str] = set()
         if "life" in head:
-            # A part that was put already and is not named yet cannot become named after this.
+            # A part that was already put but is not named yet cannot become named after this.
             fenced = await self.requests.attempt(
                 statements.fence(self.key, life=head["life"], new=new_version())
             )
@@ -278,7 +278,7 @@ class Stored:
             await self.aside(self._delete(gone))
 
     async def aside(self, work: Awaitable[None]) -> None:
-        """Clean up after a write that was done; a failure here is not a failure of the write."""
+        """Clean up after a write that was done; a failure here does not make the write fail."""
         try:
             async with asyncio.timeout(self.requests.left_s / 2):
                 await work
@@ -297,7 +297,7 @@ class Stored:
         return parts if parts.keys() == names else None
 
     async def _read(self, names: set[str]) -> dict[str, Sequence[bytes]]:
-        """Return those of the named parts that are there."""
+        """Return the existing ones of the named parts."""
         parts: dict[str, Sequence[bytes]] = {}
         for some in _batches(names, _AT_ONCE):
             loading = (self.requests.send(statements.load_part(self.key, name)) for name in some)

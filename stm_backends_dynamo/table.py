@@ -1,4 +1,4 @@
-"""The setup of the table; safe in many processes at once."""
+"""The setup of the table; safe in many processes concurrently."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from stm_backends_dynamo.statements import (
 )
 
 PATIENCE_S: Final = 120.0
-"""How many seconds creating a table may take; DynamoDB needs about ten."""
+"""The time limit for creating a table, in seconds; DynamoDB needs about ten."""
 
 CHECK_S: Final = 2.0
-"""How many seconds the check of the time to live may take; opening needs nothing else of the table."""
+"""The time limit for checking the time to live, in seconds. Opening needs nothing else of the table."""
 
 _POLL_S: Final = 0.5
 
@@ -31,10 +31,10 @@ logger = logging.getLogger("stm_backends")
 
 
 async def prepare(edge: Edge, client: Any, table: str) -> None:
-    """Create the table and its time to live, each if it is missing, and wait until it can be used.
+    """Create the table and its time to live if they are missing, and wait until the table can be used.
 
-    Raises `ConfigurationError` for a table with other keys, or with its time to live on another attribute; it
-    is not changed.
+    Raises `ConfigurationError`, and changes nothing, for a table with other keys or with its time to live on
+    another attribute.
     """
     until = asyncio.get_running_loop().time() + PATIENCE_S
     requests = Requests(client, table, until=until)
@@ -42,10 +42,10 @@ async def prepare(edge: Edge, client: Any, table: str) -> None:
 
 
 async def check(edge: Edge, client: Any, table: str) -> None:
-    """Warn if the table has no time to live, so that DynamoDB never removes what has expired.
+    """Warn if the table has no time to live, which means that DynamoDB never removes expired records.
 
-    Raises nothing: the role may lack `dynamodb:DescribeTimeToLive`, and an outage is reported by the first
-    operation.
+    Raises nothing: the role may lack `dynamodb:DescribeTimeToLive`, and the first operation reports an
+    outage.
     """
     requests = Requests(client, table, until=asyncio.get_running_loop().time() + CHECK_S)
     try:
@@ -57,7 +57,7 @@ async def check(edge: Edge, client: Any, table: str) -> None:
         return
     if ends_nothing:
         logger.warning(
-            "the DynamoDB table has no time to live on %r: expired conversations are never shown, and never "
+            "the DynamoDB table has no time to live on %r: expired conversations are never shown, but never "
             "removed; enable it with `stm-backends ping --create --url URL`, or with the commands that "
             "`stm-backends schema --url URL` prints",
             TIME_TO_LIVE,
@@ -74,14 +74,14 @@ async def _prepare(requests: Requests) -> None:
             if code_of(error) != "ResourceInUseException":
                 raise
         description = await _description(requests)
-    # A new table is not visible on all servers for a moment.
+    # For a moment, a new table is not visible on all servers.
     while description is None or description["TableStatus"] in ("CREATING", "UPDATING"):
         await asyncio.sleep(_POLL_S)
         description = await _description(requests)
     kinds = {one["AttributeName"]: one["AttributeType"] for one in description["AttributeDefinitions"]}
     keys = [(one["AttributeName"], one["KeyType"]) for one in description["KeySchema"]]
     if keys != [(KEYS[0], "HASH"), (KEYS[1], "RANGE")] or any(kinds[name] != "S" for name in KEYS):
-        raise ConfigurationError("there is a table of this name with other keys; it was not changed")
+        raise ConfigurationError("a table with this name has other keys; it was not changed")
     if await _ends_nothing(requests):
         try:
             await requests.send(ENABLE_TIME_TO_LIVE)
@@ -107,6 +107,6 @@ async def _ends_nothing(requests: Requests) -> bool:
         return True
     if found["AttributeName"] != TIME_TO_LIVE:
         raise ConfigurationError(
-            f"the table's time to live is on another attribute than {TIME_TO_LIVE!r}; it was left as it is"
+            f"the table's time to live is on another attribute than {TIME_TO_LIVE!r}; it was not changed"
         )
     return False

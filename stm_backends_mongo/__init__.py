@@ -1,6 +1,6 @@
-"""The MongoDB driver: one document a record, one document an operation touches.
+"""The MongoDB driver: one document for each record, and one document touched by each operation.
 
-Importing this package imports no client library; its names are looked up when they are asked for.
+Importing this package imports no client library; its names are loaded on first access.
 """
 
 from __future__ import annotations

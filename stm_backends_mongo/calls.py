@@ -1,9 +1,10 @@
-"""Calls of the client, none of which is cancelled.
+"""Calls of the client, which are never cancelled.
 
-Before Python 3.12, `asyncio.wait_for` that is cancelled, while what it waits for ends at its own timeout,
-leaves that running. PyMongo waits so for a server and for a connection: it then releases a lock that another
-task holds, and the lock that is taken last is never released. Every later call of the client ends at its
-deadline. So a call whose caller gives up is left to PyMongo's own timeout, which comes before the deadline.
+Before Python 3.12, if `asyncio.wait_for` is cancelled at the moment when the awaited work ends by its own
+timeout, that work keeps running. PyMongo waits in this way for a server and for a connection. It then
+releases a lock that another task holds, and the lock that is taken last is never released, so every later
+call of the client ends at its deadline. So if a caller gives up, its call is left to PyMongo's own timeout,
+which comes before the deadline.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ T = TypeVar("T")
 
 
 class Calls:
-    """Runs each call in a task of its own, which is never cancelled."""
+    """Runs each call in a separate task, which is never cancelled."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Future[Any]] = set()
 
     async def run(self, call: Awaitable[T]) -> T:
-        """Return what a call returns. Cancelling this ends the waiting alone: the call may still be done."""
+        """Return the result of a call. Cancelling this ends only the waiting: the call may still be done."""
         task = asyncio.ensure_future(call)
         self._running.add(task)
         task.add_done_callback(self._ended)
@@ -30,11 +31,11 @@ class Calls:
         return task.result()
 
     async def ended(self, *, within: float) -> None:
-        """Wait for the calls in progress, those whose caller gave up too, for at most so many seconds."""
+        """Wait at most `within` seconds for calls in progress, including those whose caller gave up."""
         if self._running:
             await asyncio.wait(self._running, timeout=within)
 
     def _ended(self, task: asyncio.Future[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # else asyncio logs that it was never retrieved
+            task.exception()  # otherwise asyncio logs that it was never retrieved

@@ -1,4 +1,4 @@
-"""The client of MongoDB, made here from the settings or handed in."""
+"""The MongoDB client, created here from the settings or passed in."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from stm_backends_mongo.settings import MongoSettings
 
 
 def require_client(client: object) -> None:
-    """Raise `ConfigurationError` for PyMongo's synchronous client, and for what is no client."""
+    """Raise `ConfigurationError` for PyMongo's synchronous client and for other objects."""
     if isinstance(client, MongoClient):
-        raise ConfigurationError("this driver is asynchronous: hand in pymongo.AsyncMongoClient(...)")
+        raise ConfigurationError("this driver is asynchronous: pass pymongo.AsyncMongoClient(...)")
     if not hasattr(client, "get_database"):
         raise ConfigurationError(f"client must be a pymongo.AsyncMongoClient, not {type(client).__name__}")
 
 
 def retries_writes(client: Any) -> bool:
-    """Return whether a client sends a write again by itself; PyMongo does unless it is told otherwise."""
+    """Return whether a client retries writes by itself; PyMongo does unless told otherwise."""
     options = getattr(client, "options", None)
     return bool(getattr(options, "retry_writes", True))
 
@@ -30,7 +30,7 @@ def retries_writes(client: Any) -> bool:
 def make_client(settings: MongoSettings) -> AsyncMongoClient[dict[str, Any]]:
     """Return a client that has not connected yet. It belongs to the event loop that first uses it.
 
-    It does not retry a write by itself unless the settings say `retryWrites`. If a server does not answer its
+    It does not retry writes by itself unless the settings say `retryWrites`. If a server does not answer its
     monitor for one and a half deadlines, all connections to it are closed, because they may have been dropped
     silently. Raises `ConfigurationError` for a URL or an option that PyMongo does not accept, and never shows
     its value, which may be a secret.
@@ -39,7 +39,7 @@ def make_client(settings: MongoSettings) -> AsyncMongoClient[dict[str, Any]]:
     require_authorities({name: given.get(name) for name in ("tlsCAFile", "tlsCRLFile")})
     require_files({"tlsCertificateKeyFile": given.get("tlsCertificateKeyFile")})
     for name, value in given.items():
-        # PyMongo itself only warns of an invalid value, and ignores it.
+        # PyMongo itself only warns about an invalid value and ignores it.
         try:
             validate(name, value)
         except (PyMongoError, ValueError, TypeError, OSError):
@@ -48,8 +48,8 @@ def make_client(settings: MongoSettings) -> AsyncMongoClient[dict[str, Any]]:
     chosen: dict[str, Any] = {
         "appName": "stm-backends",
         "retryWrites": False,
-        # PyMongo keeps connections beside one that did not answer, until its monitor gets no answer either:
-        # after the sum of these two, which would be 30 seconds. A busy machine needs two to connect.
+        # PyMongo keeps other connections after one got no answer until its monitor gets none either: after
+        # the sum of these two, which would be 30 seconds. A busy machine needs two to connect.
         "heartbeatFrequencyMS": min(max(deadline_ms // 2, 500), 10_000),
         "connectTimeoutMS": min(max(deadline_ms, 2_000), 20_000),
     }

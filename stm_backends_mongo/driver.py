@@ -1,7 +1,7 @@
 """The MongoDB driver: conversations in one collection of a replica set, a cluster or a single server.
 
 A record is one document, and an operation is one command on it. Concurrent loads share a command. The client
-is PyMongo's `AsyncMongoClient`, or one of Motor that is handed in.
+is PyMongo's `AsyncMongoClient`, or a Motor client that was passed in.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ _REMAINS: Final = Remains(
 )
 
 _MAX_PAGE: Final = 10_000
-"""A larger page, with names of up to 1,000 bytes, may not fit into one answer."""
+"""Maximum page size; a larger page, with names of up to 1,000 bytes, may not fit into one answer."""
 
 
 def _encoded(update: list[Document]) -> Pipeline:
-    """Return an update as BSON, which PyMongo copies into each command as it is."""
+    """Return an update as BSON, which PyMongo copies into each command unchanged."""
     return [RawBSONDocument(bson.encode(stage)) for stage in update]
 
 
@@ -94,9 +94,9 @@ _REWRITE: Final = _encoded(statements.REWRITE)
 class MongoDriver:
     """The five operations on one collection.
 
-    A `client` that is handed in, an `AsyncMongoClient` or Motor's `AsyncIOMotorClient`, is never closed here,
-    and works without `open()`. A client belongs to one event loop, and so does an open driver.
-    `create=True` lets `open` set the collection up.
+    A `client` that was passed in, an `AsyncMongoClient` or Motor's `AsyncIOMotorClient`, is never closed,
+    and works without `open()`. A client belongs to one event loop, and so does an open driver. With
+    `create=True`, `open` sets the collection up.
     """
 
     name = "mongo"
@@ -108,12 +108,12 @@ class MongoDriver:
         self._create = create
         self._given = client
         if client is None:
-            # Does not connect; raises for settings that cannot work.
+            # Does not connect; raises for invalid settings.
             repeats = retries_writes(make_client(settings))
         else:
             require_client(client)
             repeats = retries_writes(client)
-        # PyMongo gives up before the edge does, and so can say whether anything was sent. While it selects a
+        # PyMongo gives up before the edge does, so it can say whether anything was sent. While it selects a
         # server, it checks its clock only every half second.
         self._patience_s = max(settings.deadline_s - 0.6, settings.deadline_s / 2)
         self._start_over()
@@ -130,7 +130,7 @@ class MongoDriver:
             max_record=settings.max_record_bytes,
             max_drop=settings.max_record_bytes,
             deadline=settings.deadline_s,
-            # The read concern `local` shows what the journal does not have yet.
+            # The read concern `local` shows data that is not in the journal yet.
             shows_unconfirmed=settings.durability != "majority",
         )
         self._edge = Edge(
@@ -150,7 +150,7 @@ class MongoDriver:
         await self._home.open(self._begin, self._end)
 
     async def close(self) -> None:
-        """Close the client, unless it was handed in, within the deadline. Twice is harmless."""
+        """Close the client, unless it was passed in, within the deadline. Closing twice is harmless."""
         await self._home.close(self._end)
 
     async def _begin(self) -> None:
@@ -168,15 +168,15 @@ class MongoDriver:
                 await self._loads.close()
                 await self._calls.ended(within=self._settings.deadline_s)
             finally:
-                # Also if the caller gives up, because no later `close` would.
+                # Also if the caller gives up, because no later `close` would do it.
                 if client is not None and client is not self._given:
                     await client.close()
 
     def _start_over(self) -> None:
-        """Make what belongs to one event loop."""
+        """Create the objects that belong to one event loop."""
         self._client: Client | None = self._given
         self._records = None if self._given is None else self._collection_of(self._given)
-        # The last write of a queue still has time to be done.
+        # This leaves the last write of a queue time to be done.
         self._turns = Turns(patience_s=self._patience_s - min(0.5, self._patience_s / 4))
         self._loads = Coalesced(self._fetch, size=_size_of)
         self._calls = Calls()
@@ -196,7 +196,7 @@ class MongoDriver:
         return None if found is None else self._record_of(found).newest(last)
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
-        """Add one entry at the end; the version stays, the time to live is reset."""
+        """Add one entry at the end. Keeps the version and resets the time to live."""
         require_append(entry, ttl, self.traits, backend=self.name)
         self._edge.require_fits("append", "record", len(entry))
         before = await self._write(
@@ -229,7 +229,7 @@ class MongoDriver:
         rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
-        """Store a body and its version if the record is what the caller expects."""
+        """Store a body and its version if the record meets the condition."""
         require_replace(body, rewrite, drop, expect, ttl, self.traits, backend=self.name)
         self._edge.require_fits("replace", "record", sum(map(len, rewrite), len(body)))
         keep = ttl is KEEP
@@ -260,13 +260,13 @@ class MongoDriver:
         return True
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
-        """Remove the record if it exists and carries `expect`; returns whether it did."""
+        """Remove the record if it exists and carries `expect`, and return whether it did."""
         query = statements.record(*key)
         if expect is not ANY:
             query["version"] = expect
 
         async def work(records: Collection) -> Document | None:
-            # Removes an expired document, too, which the TTL monitor has not removed yet.
+            # Also removes an expired document that the TTL monitor has not removed yet.
             return await self._in_turn(
                 key, lambda: records.find_one_and_delete(query, projection=statements.WAS_THERE)
             )
@@ -283,7 +283,7 @@ class MongoDriver:
         return await self._names(statements.names_after(scope, after, expired=True), limit)
 
     async def finish_erasure(self) -> Remains:
-        """Return what remains of deleted records."""
+        """Describe what remains of deleted records."""
         return _REMAINS
 
     async def _names(self, query: Document, limit: int) -> Page:
@@ -313,9 +313,9 @@ class MongoDriver:
         return found[0]["scope"] if found else None
 
     async def _fetch(self, wanted: Sequence[LoadKey]) -> dict[LoadKey, Document]:
-        """Return the documents for several loads by one command; each document is one snapshot.
+        """Return the documents for several loads with one command; each document is one snapshot.
 
-        A document has at least the entries that are wanted. Among several, what is large has no contents.
+        A document has at least the requested entries. Among several, large ones come without contents.
         """
         if self._records is None:
             raise self._edge.not_open("load")
@@ -323,7 +323,7 @@ class MongoDriver:
         for key, last in wanted:
             lasts[key] = max(last, lasts.get(key, 0))
         count, (parts, given) = len(lasts), statements.newest(lasts)
-        # A request that callers share is in no caller's context, so it has its own timeout.
+        # A shared request runs in no caller's context, so it has its own timeout.
         with pymongo.timeout(self._patience_s):
             found = await self._calls.run(
                 self._records.find(
@@ -334,9 +334,9 @@ class MongoDriver:
         return {one: by_key[one.key] for one in wanted if one.key in by_key}
 
     async def _prepare(self, records: Collection) -> None:
-        """Set the collection up if `create` is set, and check it; each command has a deadline of its own.
+        """Check the collection, after setting it up if `create` is true; each command has its own deadline.
 
-        Plain commands are the same with PyMongo and with Motor.
+        Plain commands are the same in PyMongo and in Motor.
         """
 
         async def send(command: Document) -> Document:
@@ -349,7 +349,7 @@ class MongoDriver:
         noted = await send({"find": records.name, "filter": statements.layout(), "limit": 1})
         found = _layout_in(noted["cursor"]["firstBatch"])
         if not self._create:
-            # The first version of this driver stored no layout in the collection.
+            # The first version of this driver did not store the layout in the collection.
             found = found or _FIRST_LAYOUT
             is_outdated(found, ours)
             require_usable(found, ours, oldest=_FIRST_LAYOUT.version)
@@ -366,7 +366,7 @@ class MongoDriver:
         present = await indexes()
         if any("collation" in index for index in present if index["key"] == {"_id": 1}):
             raise ConfigurationError(
-                "the collection has a collation, so that different keys may be equal; choose another "
+                "the collection has a collation, so different keys may be equal; choose another "
                 "collection"
             )
         if self._create and not _removes_expired(present):
@@ -382,11 +382,11 @@ class MongoDriver:
         level = "linearizable" if settings.linearizable else "majority" if majority else "local"
         return client[settings.database].get_collection(
             settings.collection,
-            # A client that is handed in may decode to other classes.
+            # A client that was passed in may decode to other classes.
             codec_options=cast("CodecOptions[Document]", CodecOptions()),
             read_preference=ReadPreference.PRIMARY,
             write_concern=WriteConcern(w="majority" if majority else 1, j=True),
-            # A failover cannot undo what a majority has, so a fold never covers entries that may disappear.
+            # A failover cannot undo data on a majority, so a fold never covers entries that may disappear.
             read_concern=ReadConcern(level),
         )
 
@@ -402,7 +402,7 @@ class MongoDriver:
         upsert: bool = False,
         when: bool = ReturnDocument.AFTER,
     ) -> Document | None:
-        """Update one document and return the projection `answer` of it; `None` if no document matches."""
+        """Update one document and return its projection `answer`; `None` if no document matches."""
         query = {**statements.record(*key), **({} if condition is None else {"$expr": condition})}
 
         async def work(records: Collection) -> Document | None:
@@ -416,18 +416,18 @@ class MongoDriver:
             except OperationFailure as error:
                 if error.code not in BEYOND_A_DOCUMENT:
                     raise
-                # So many entries that their numbers fill the document; the server does not say by how much.
+                # The numbers of the entries fill the document; the server does not say by how much.
                 size, limit = statements.LARGEST_DOCUMENT + 1, statements.LARGEST_DOCUMENT
                 raise TooLarge("record", size=size, limit=limit) from error
 
         return await self._run(operation, work)
 
     async def _in_turn(self, key: Key, send: Callable[[], Awaitable[T]]) -> T:
-        """Send a write at its turn; never, if it is cancelled before.
+        """Send a write in its turn, or never if it is cancelled before that.
 
         The turn lasts until the request has ended, which is before its deadline. A request that is still on
-        its way when its caller gives up must not be overtaken: a record that the next write deletes would be
-        there again.
+        its way when its caller gives up must not be overtaken: it would bring back a record that the next
+        write deletes.
         """
         async with self._turns.turn(key) as hand_over:
             request = asyncio.ensure_future(send())
@@ -438,7 +438,7 @@ class MongoDriver:
         records = self._records
         if records is None:
             raise self._edge.not_open(operation)
-        # PyMongo passes the remaining time on to the server as maxTimeMS.
+        # PyMongo passes the remaining time to the server as maxTimeMS.
         with pymongo.timeout(self._patience_s):
             return await self._edge.run(operation, lambda: work(records))
 
@@ -456,7 +456,7 @@ class MongoDriver:
 
 
 async def _carry_out(command: Document, database: AsyncDatabase[Document]) -> Document:
-    """Run a command of the setup or of its check."""
+    """Run a command of the setup or of the check."""
     try:
         return await database.command(command)
     except OperationFailure as error:
@@ -464,8 +464,8 @@ async def _carry_out(command: Document, database: AsyncDatabase[Document]) -> Do
             raise _not_set_up("it does not exist") from None
         if error.code in OF_ANOTHER_KIND:
             raise ConfigurationError(
-                "the collection is of another kind (a view, capped, a time series), or has an index of that "
-                "name already; it was not changed: choose another collection"
+                "the collection is of another kind (a view, capped, a time series), or already "
+                "has an index with this name; it was not changed: choose another collection"
             ) from error
         raise
 
@@ -497,7 +497,7 @@ def _layout_in(documents: list[Document]) -> Layout | None:
 
 
 def _removes_expired(indexes: Sequence[Document]) -> bool:
-    """Say whether one of these indexes has the server remove records that have expired."""
+    """Return whether one of these indexes makes the server remove expired records."""
     key = statements.EXPIRY_INDEX["key"]
     return any(index["key"] == key and index.get("expireAfterSeconds") == 0 for index in indexes)
 

@@ -1,4 +1,4 @@
-"""What each of PyMongo's exceptions and MongoDB's error codes means for the caller."""
+"""The meaning of PyMongo's exceptions and MongoDB's error codes for the caller."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from stm_backends.drivers.edge import Meaning, passed_through
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, Unavailable
 
 NOT_SET_UP: Final = frozenset({26})
-"""NamespaceNotFound: there is no such collection."""
+"""NamespaceNotFound: the collection does not exist."""
 
 OF_ANOTHER_KIND: Final = frozenset({67, 72, 85, 86, 166})
 """Setup errors for a capped collection, a time series, a conflicting index, and a view."""
 
 BEYOND_A_DOCUMENT: Final = frozenset({10334, 17419, 17420})
-"""BSONObjectTooLarge, and an update whose result would be too large for a document: not done."""
+"""BSONObjectTooLarge, and an update whose result would be too large for a document; nothing was done."""
 
 _ALTERED: Final = "the document was changed by another program and is no longer a record"
 _INTERRUPTED: Final = "the server was shut down or stepped down as primary during the operation"
@@ -50,7 +50,7 @@ _REASONS: Final[dict[str, str]] = {
         "here; for one member alone, set directConnection=true"
     ),
 }
-"""Causes that only PyMongo reports when it has found no server. The edge knows those of the system."""
+"""Causes that only PyMongo reports when it finds no server. The edge knows the system's."""
 
 _CODES: Final[dict[int, Meaning]] = {
     13: (Denied, "this user lacks permission in this database"),
@@ -76,7 +76,7 @@ _CODES: Final[dict[int, Meaning]] = {
     189: (OutcomeUnknown, _INTERRUPTED),
     11600: (OutcomeUnknown, _INTERRUPTED),
     11602: (OutcomeUnknown, _INTERRUPTED),
-    # The expressions of `statements` find another type than the driver stores.
+    # The expressions of `statements` found a type that the driver does not store.
     16554: (Corrupt, _ALTERED),
     16556: (Corrupt, _ALTERED),
     17124: (Corrupt, _ALTERED),
@@ -90,20 +90,20 @@ _REFUSED_BEFORE_WRITING: Final = frozenset({10107, 13435, 13436})
 _KINDS: Final[dict[type[Exception], Meaning]] = {
     WriteConcernError: (
         OutcomeUnknown,
-        "written by the primary, but not acknowledged in time by as many members as the durability asks for",
+        "written by the primary, but not acknowledged in time by as many members as the durability requires",
     ),
     WaitQueueTimeoutError: (Unavailable, "no connection was free within the deadline"),
     NetworkTimeout: (OutcomeUnknown, "no answer within the deadline"),
     AutoReconnect: (OutcomeUnknown, "the connection was lost"),
     ConnectionFailure: (OutcomeUnknown, "the connection was lost"),
     InvalidOperation: (Unavailable, "the client is closed"),
-    ConfigurationError: (Unavailable, "PyMongo cannot connect as it is configured, or found no DNS record"),
+    ConfigurationError: (Unavailable, "PyMongo cannot connect as configured, or found no DNS record"),
     PyMongoError: (OutcomeUnknown, "PyMongo raised an unknown error"),
 }
 
 
 def meaning(error: Exception) -> Meaning | None:
-    """Return what an exception means; `None` for one that does not come from the datastore.
+    """Return the meaning of an exception; `None` if it does not come from the datastore.
 
     The server's code decides, unless the primary wrote and only the confirmation of other members is missing.
     """
@@ -126,21 +126,21 @@ def meaning(error: Exception) -> Meaning | None:
 
 
 def meaning_of_last(error: Exception) -> Meaning | None:
-    """Return what the error of the last attempt means where the client sends a write again by itself.
+    """Return the meaning of the last attempt's error for a client that retries writes by itself.
 
-    The attempt before it may have been done. The server marks an error before which nothing was written.
+    The attempt before it may have been done. The server marks an error that nothing was written before.
     """
     found = meaning(error)
     refused = isinstance(error, WaitQueueTimeoutError) or _code_of(error) in _REFUSED_BEFORE_WRITING
     if refused and isinstance(error, PyMongoError) and not error.has_error_label("NoWritesPerformed"):
-        return OutcomeUnknown, "the client may have sent it before, and the outcome of that is unknown"
+        return OutcomeUnknown, "the client may have sent it before, with an unknown outcome"
     return found
 
 
 def before_sending(error: BaseException) -> bool:
     """Return whether an error that is not in the tables was raised before anything was sent.
 
-    A new connection calls what its client was given to log in with, such as an OIDC callback.
+    A new connection calls the client's own login function, such as an OIDC callback.
     """
     return passed_through(error, {"pymongo"}, {"connect", "authenticate"})
 

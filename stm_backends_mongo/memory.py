@@ -1,6 +1,6 @@
-"""The memory and the state store on your own client.
+"""Short-term memory and state store on your own client.
 
-The collection must exist: `stm-backends schema mongo` prints what creates it.
+The collection must exist: `stm-backends schema mongo` prints the commands that create it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from stm_backends_mongo.plugin import open_driver
 class MongoShortTermMemory(ShortTermMemoryOnClient):
     """The memory of one conversation in MongoDB, shared by every process that opens the same key.
 
-    `client` is an `AsyncMongoClient`, or Motor's, which stays open. `options` are those of
+    `client` is an `AsyncMongoClient`, or Motor's, and is never closed. `options` are those of
     `open_backend("mongo", client=client, ...)`, such as `database`.
     """
 
@@ -22,7 +22,7 @@ class MongoShortTermMemory(ShortTermMemoryOnClient):
 class MongoStateStore(StateStoreOnClient):
     """JSON objects under any string in MongoDB; satisfies `SupportsMemoryState`.
 
-    Arguments as for `MongoShortTermMemory`.
+    Takes the arguments of `MongoShortTermMemory`.
     """
 
     open_driver = staticmethod(open_driver)

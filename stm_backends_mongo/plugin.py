@@ -1,4 +1,4 @@
-"""How the backend `mongo` is found by name and URL."""
+"""The entry point that finds the backend `mongo` by name and URL."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from stm_backends_mongo.settings import MongoSettings
 
 
 def open_driver(url: str | None, *, create: bool = False, client: Any = None, **options: Any) -> Driver:
-    """Return a driver on the servers that a URL names, or on a client of PyMongo or Motor, which stays open.
+    """Return a driver on the servers of a URL, or on a client of PyMongo or Motor, which is never closed.
 
-    `options` are the fields of `MongoSettings` and MongoDB's own connection options; beside a client, those
+    `options` are the fields of `MongoSettings` and MongoDB's own connection options; with a client, those
     that do not configure a connection. `create=True` sets the collection up if it is missing.
     """
     settings = MongoSettings.from_url(url, client=client, **options)
@@ -24,7 +24,7 @@ def open_driver(url: str | None, *, create: bool = False, client: Any = None, **
 
 
 def schema(url: str | None, **options: Any) -> str:
-    """Return what `create=True` sends, as text for mongosh. Arguments as for `open_driver`."""
+    """Return the commands that `create=True` sends, as text for mongosh. Takes `open_driver`'s arguments."""
     settings = MongoSettings.from_url(url, **options)
     database = json.dumps(settings.database)
     commands = (json.dumps(command, indent=2) for command in statements.setup(settings.collection))
@@ -33,7 +33,7 @@ def schema(url: str | None, **options: Any) -> str:
 
 @hookimpl
 def stm_backend() -> BackendPlugin:
-    """Bring the backend `mongo`."""
+    """Return the plugin for the backend `mongo`."""
     return BackendPlugin(
         name="mongo",
         url_schemes=MongoSettings.url_schemes,

@@ -23,7 +23,7 @@ CLIENT_OPTIONS: Final = (
     *("tlsCRLFile", "tlsDisableOCSPEndpointCheck", "tlsInsecure", "w", "waitQueueTimeoutMS"),
     "zlibCompressionLevel",
 )
-"""MongoDB's own connection options, which are passed to PyMongo unchanged. Their case does not matter."""
+"""MongoDB's own connection options, which are passed to PyMongo unchanged. They are case-insensitive."""
 
 _CANONICAL: Final = {name.lower(): name for name in CLIENT_OPTIONS}
 
@@ -53,13 +53,13 @@ _DECIDED: Final[Mapping[str, tuple[str, str]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class MongoSettings(Settings):
-    """Which servers and collection to use, and how durable writes are.
+    """The servers and collection to use, and the durability of writes.
 
     `url` holds MongoDB's own options (`tls`, `authSource`, `maxPoolSize` and so on), and `client_options`
-    those that were given beside it; the repr shows neither. `durability="majority"`: an acknowledged write is
-    in the journals of a majority of the replica set. `"primary"`: in the primary's alone, and a failover may
-    undo it. `linearizable=True`: a read never comes from a former primary that does not know yet that another
-    was elected. It needs a replica set, and costs a round trip to the majority for each read.
+    those passed separately; the repr shows neither. With `durability="majority"`, an acknowledged write is in
+    the journals of a majority of the replica set. With `"primary"`, it is only in the primary's, and a
+    failover may undo it. With `linearizable=True`, a read never comes from a former primary that does not yet
+    know that another was elected. That needs a replica set, and a round trip to the majority for each read.
     `max_record_bytes` limits a body together with its tail.
     """
 
@@ -92,15 +92,15 @@ class MongoSettings(Settings):
 
     @property
     def given_options(self) -> dict[str, Any]:
-        """All options for PyMongo, by their canonical names."""
+        """All options for PyMongo, by canonical name."""
         in_url = _options_in(_parts(self.url)[-1])
         for name in in_url.keys() & self.client_options.keys():
-            raise ConfigurationError(f"the URL and the options both give {name}; leave out one of them")
+            raise ConfigurationError(f"the URL and the options both set {name}; leave one of them out")
         return {**in_url, **self.client_options}
 
     @classmethod
     def from_options(cls, /, **options: Any) -> Self:
-        """Return the settings that keyword arguments spell out, PyMongo's options among them."""
+        """Return the settings in keyword arguments, which may include PyMongo's options."""
         known = {"client", *(one.name for one in fields(cls))} - {"client_options"}
         theirs = {name: options.pop(name) for name in [*options] if name not in known}
         if theirs:
@@ -111,7 +111,7 @@ class MongoSettings(Settings):
 
     @classmethod
     def read_url(cls, url: str) -> dict[str, Any]:
-        """Return the settings in a URL. What remains of it is `url`, as MongoDB reads it.
+        """Return the settings in a URL. The rest of it becomes `url`, as MongoDB reads it.
 
         `mongodb://user:password@host1,host2/database?replicaSet=rs0`, or `mongodb+srv://`. Settings of this
         library are further parameters: `&collection=chats`.
@@ -150,7 +150,7 @@ def _parts(url: str) -> tuple[str, str, str]:
 
 
 def _options_in(query: str) -> dict[str, str]:
-    """Return PyMongo's options in a query. Raises for an unknown one, and for one that is given twice."""
+    """Return PyMongo's options in a query. Raises for an unknown or repeated one."""
     found: dict[str, str] = {}
     for pair in query.split("&") if query else ():
         name, _, text = pair.partition("=")
@@ -162,7 +162,7 @@ def _options_in(query: str) -> dict[str, str]:
 
 
 def _canonical(name: str, *, shown: bool = True) -> str:
-    """Return the name of a client's option as MongoDB writes it. Raises for an unknown one."""
+    """Return the name of a client's option as MongoDB writes it. Raises for an unknown name."""
     if name.lower() in _NOT_HERE:
         raise ConfigurationError(f"{name} cannot be given here: {_NOT_HERE[name.lower()]}")
     if name in query_parsers(MongoSettings):
@@ -177,7 +177,7 @@ def _require_undecided(settings: MongoSettings) -> None:
     """Raise `ConfigurationError` for an option of the client that contradicts the settings."""
     given = settings.given_options
     for name, (same, why) in _DECIDED.items():
-        # Connection strings as MongoDB Atlas hands them out say w=majority.
+        # MongoDB Atlas puts w=majority into its connection strings.
         says_the_same = str(given.get(name, same)).lower() == same
         if name in given and not (says_the_same and settings.durability == "majority"):
             raise ConfigurationError(f"leave out {name}: {why}")

@@ -1,9 +1,9 @@
-"""The commands of the MongoDB driver, and why each operation is atomic.
+"""The commands of the MongoDB driver, and the reasons why each operation is atomic.
 
 A record is one document, `{_id: {scope, name}, version, expires, size, body, tail}`, and every write is one
 command on this one document. MongoDB runs a command on one document atomically: it reads the document,
 evaluates conditions and update, and writes the result, or starts over if the document has changed in between.
-So every decision is made here, in expressions that the server evaluates, and never between two commands.
+So every decision is made here, in expressions that the server evaluates, never between two commands.
 
 Concurrent loads share a command that matches several documents. MongoDB reads each of them at one moment, so
 each answer is a snapshot of one record.
@@ -11,7 +11,7 @@ each answer is a snapshot of one record.
 `$$NOW` is the server's clock, and constant throughout a command. An expired record counts as absent, whether
 or not MongoDB's TTL monitor has removed it.
 
-The statements are constants. Variable values are passed by name in `let`, as `$$entry` is. `values` wraps
+The statements are constants. Variable values are passed by name in `let`, such as `$$entry`. `values` wraps
 each value in `$literal`, so that a dollar sign has no special meaning. Keys and versions are always values,
 never field names.
 """
@@ -28,9 +28,9 @@ from stm_backends.drivers.layouts import Layout
 Document: TypeAlias = dict[str, Any]
 
 LARGEST_DOCUMENT: Final = 16 * 1024 * 1024
-"""The bytes of the largest document that MongoDB stores."""
+"""Maximum size in bytes of a document in MongoDB."""
 
-# An absent document has no `expires` at all, so this is false for it, too.
+# An absent document has no `expires`, so this is false for it, too.
 IS_THERE: Final[Document] = {"$or": [{"$eq": ["$expires", None]}, {"$gt": ["$expires", "$$NOW"]}]}
 
 # Adding null gives null, which means that the record never expires.
@@ -52,7 +52,7 @@ _GROWN: Final[Document] = {"$add": ["$$record.size", {"$binarySize": "$$entry"}]
 # The filter names only the record, so that MongoDB itself retries when two writers create the same record at
 # once. (It also does not allow `$expr` in the filter of an upsert.) `record` is the live record, or a new one
 # in place of an absent or expired one. The update adds the entry, or changes nothing if it does not fit. The
-# answer is the length and the size of the record before; the length of an expired one is -1.
+# answer is the previous length and size of the record; the length of an expired one is -1.
 APPEND: Final[list[Document]] = [
     {
         "$replaceWith": {
@@ -111,7 +111,7 @@ _SAVED: Final[Document] = {
     "tail": [],
 }
 
-# `expect=ANY`: only a record that already carries the new version is not changed.
+# `expect=ANY`: every record is changed, unless it already carries the new version.
 SAVE: Final[list[Document]] = [
     {
         "$replaceWith": {
@@ -120,12 +120,12 @@ SAVE: Final[list[Document]] = [
     }
 ]
 
-# `expect=ABSENT`: an existing record is not changed; the version in the answer tells which write won.
+# `expect=ABSENT`: an existing record is not changed; the version in the answer shows which write won.
 CREATE: Final[list[Document]] = [{"$replaceWith": {"$cond": [IS_THERE, "$$ROOT", _SAVED]}}]
 
-# `expect=<version>`: the filter contains the condition, because nothing is created here. A record that
-# matches is changed, unless it already carries the new version or would become too large; the version in the
-# answer tells the two apart.
+# `expect=<version>`: the filter contains the condition, because nothing is created here. A matching record is
+# changed, unless it already carries the new version or would become too large; the version in the answer
+# distinguishes the two.
 FOLDABLE: Final[Document] = {
     "$and": [
         IS_THERE,
@@ -171,7 +171,7 @@ def _folding(size: Document, tail: Document) -> list[Document]:
 
 
 FOLD: Final[list[Document]] = _folding(FOLDED_SIZE, _STAYING)
-# A rewrite is a fold of as many entries, with the new ones before those that stay.
+# A rewrite is a fold of the same number of entries, with the new ones before the remaining ones.
 REWRITTEN_SIZE: Final[Document] = {"$add": [FOLDED_SIZE, _bytes_of("$$rewrite")]}
 REWRITE: Final[list[Document]] = _folding(REWRITTEN_SIZE, {"$concatArrays": ["$$rewrite", _STAYING]})
 AFTER: Final[Document] = {"_id": 0, "version": 1}
@@ -181,12 +181,12 @@ AFTER_REWRITE: Final[Document] = {"_id": 0, "version": 1, "size": REWRITTEN_SIZE
 LOADED: Final[Document] = {"_id": 1, "version": 1, "size": 1, "body": 1, "tail": 1}
 
 LEFT_OUT: Final = 8
-"""The server reads a whole document. So many bytes that it leaves out take as long as one that it returns."""
+"""The server reads whole documents. Leaving out this many bytes takes as long as returning one."""
 
-# A damaged record is returned as it is: an error would be one of all records of the command.
+# A damaged record is returned as it is: an error would affect all records of the command.
 _LENGTH: Final[Document] = {"$size": {"$cond": [{"$isArray": "$$tail"}, "$$tail", []]}}
 _IS_CUT: Final[Document] = {"$and": [{"$isNumber": "$size"}, {"$lt": ["$$last", "$$length"]}]}
-# What `weight` says, compared without a division.
+# The comparison of `weight`, without a division.
 _IS_LIGHT: Final[Document] = {
     "$cond": [
         "$$is_cut",
@@ -202,10 +202,10 @@ _IS_LIGHT: Final[Document] = {
 
 
 def _newest(last: Document | str, condition: Document | bool) -> Document:
-    """Return a projection to the newest entries and to the number of all, which `newest` contains.
+    """Return a projection to the newest entries and to the total number, which `newest` contains.
 
-    Unless the condition is met, there is neither the body nor an entry. Each `$tail` reads all entries, so
-    there is one.
+    Unless the condition holds, it includes neither the body nor entries. Each `$tail` reads all entries, so
+    only one is used.
     """
     entries: Document = {
         "$cond": ["$$is_cut", {"$slice": ["$$tail", {"$multiply": [-1, "$$last"]}]}, "$$tail"]
@@ -221,9 +221,9 @@ def _newest(last: Document | str, condition: Document | bool) -> Document:
 LOADED_LAST: Final = _newest("$$last", condition=True)
 """The newest `$$last` entries of one record."""
 LOADED_TOGETHER: Final = _newest("$$last", _IS_LIGHT)
-"""The newest `$$last` entries of each record; of what is large, neither the body nor an entry."""
+"""The newest `$$last` entries of each record; for large ones, neither the body nor entries."""
 LOADED_MIXED: Final = _newest({"$arrayElemAt": ["$$lasts", {"$indexOfArray": ["$$ids", "$_id"]}]}, _IS_LIGHT)
-"""The same, of each record in `$$ids` as many entries as `$$lasts` has at its place."""
+"""The same, with the number of entries for each record in `$$ids` at the same index of `$$lasts`."""
 WAS_THERE: Final[Document] = {"_id": 0, "there": IS_THERE}
 LISTED: Final[Document] = {"_id": 0, "name": "$_id.name"}
 SCOPE: Final[Document] = {"_id": 0, "scope": "$_id.scope"}
@@ -239,31 +239,31 @@ EXPIRY_INDEX: Final[Document] = {
 LAYOUT: Final = Layout(version=1, readable_since=1)
 
 STEPS: Final[dict[int, tuple[str, Document]]] = {1: ("createIndexes", {"indexes": [EXPIRY_INDEX]})}
-"""The migration to each layout from the one before: a command and its arguments, without the collection."""
+"""The migration to each layout from the previous one: a command and its arguments, without the collection."""
 
 _CONFIRMED: Final[Document] = {"writeConcern": {"w": "majority"}}
 
 
 def weight(size: int, length: int, last: int) -> int:
-    """Return the bytes of a load of the newest entries of more, and a part of those that it leaves out.
+    """Return the cost in bytes of loading the newest `last` entries, with a part of those that are left out.
 
-    It goes by the average entry.
+    It is based on the average entry.
     """
     return -(-size * (length + (LEFT_OUT - 1) * last) // (LEFT_OUT * length))
 
 
 def values(**named: object) -> Document:
-    """Return values for `let`, each of them literal: no text among them is an expression."""
+    """Return values for `let`, all literal, so that no text is taken as an expression."""
     return {name: {"$literal": value} for name, value in named.items()}
 
 
 def record(scope: str, name: str) -> Document:
-    """Return the filter for one record. Scope and name stay separate, so no two keys collide."""
+    """Return the filter for one record. Scope and name are separate fields, so no two keys collide."""
     return {"_id": {"scope": scope, "name": name}}
 
 
 def newest(lasts: Mapping[Key, int]) -> tuple[Document, Document]:
-    """Return the projection and the `let` for so many of the newest entries of one or several records."""
+    """Return the projection and the `let` for the newest entries of one or several records."""
     if len({*lasts.values()}) > 1:
         ids = [record(*key)["_id"] for key in lasts]
         return LOADED_MIXED, values(ids=ids, lasts=[*lasts.values()])
@@ -274,17 +274,16 @@ def newest(lasts: Mapping[Key, int]) -> tuple[Document, Document]:
 
 
 def records(keys: Iterable[Key]) -> Document:
-    """Return the filter for those of several records that exist."""
+    """Return the filter for the existing ones of several records."""
     ids = [record(*key)["_id"] for key in keys]
     return {"_id": ids[0] if len(ids) == 1 else {"$in": ids}, "$expr": IS_THERE}
 
 
 def names_after(scope: str, after: str, *, expired: bool = False) -> Document:
-    """Return the filter of a listing of what exists or, with `expired`, of what does not any more.
+    """Return the filter for a listing of existing records or, with `expired`, of expired ones.
 
     It reads a range of the index that every collection has. MongoDB orders documents field by field, and text
-    by the bytes of its UTF-8. Any document sorts after any text, so `{}` sorts after the last name of the
-    scope.
+    by its UTF-8 bytes. Any document sorts after any text, so `{}` sorts after the last name of the scope.
     """
     return {
         "_id": {"$gt": {"scope": scope, "name": after}, "$lt": {"scope": scope, "name": {}}},
@@ -300,7 +299,7 @@ def scopes_after(scope: str) -> Document:
 def layout() -> Document:
     """Return the filter of the document that stores the layout of the collection.
 
-    Its `_id` is text, and that of a record is a document; so it is not a record, and no listing contains it.
+    Its `_id` is text, not a document like a record's, so it is not a record and no listing contains it.
     """
     return {"_id": "stm_layout"}
 
@@ -308,7 +307,7 @@ def layout() -> Document:
 def setup(collection: str, *, since: int = 0) -> list[Document]:
     """Return the commands that bring a collection up to date. Safe to run repeatedly and concurrently."""
     steps = (STEPS[version] for version in range(since + 1, LAYOUT.version + 1))
-    # Older code does not lower the numbers.
+    # Older code must not lower the numbers.
     note = {"q": layout(), "u": {"$max": LAYOUT._asdict()}, "upsert": True}
     return [
         *({command: collection, **arguments, **_CONFIRMED} for command, arguments in steps),

@@ -1,7 +1,7 @@
-"""One write at a time to each document, in the order in which this process makes them.
+"""One write at a time to each document, in this process's order.
 
-MongoDB restarts a write when another one changed the same document first. Many at once restart again and
-again, and read the whole document each time, until the deadline ends some of them.
+MongoDB restarts a write if another one changed the same document first. Many concurrent writes restart again
+and again, each time reading the whole document, until some of them reach the deadline.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stm_backends.errors import Unavailable
 
 
 class _Queue(asyncio.Lock):
-    """A lock, which is first in, first out, and the number of writes that hold it or wait for it."""
+    """A first-in, first-out lock, with the number of writes that hold it or wait for it."""
 
     users = 0
 
@@ -33,10 +33,10 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, key: Hashable) -> AsyncGenerator[Callable[[asyncio.Future[Any]], None]]:
-        """Wait for earlier writes to the key, for at most `patience_s`; then raises `Unavailable`.
+        """Wait at most `patience_s` for earlier writes to the key, then raise `Unavailable`.
 
-        The turn ends with the block, unless the block hands it to a request by calling what it is given. Then
-        it ends with the request, which goes on if the block is cancelled.
+        The turn ends with the block, unless the block calls the yielded function with a request. Then it ends
+        with the request, which goes on if the block is cancelled.
         """
         with ExitStack() as end:
             queue = self._queues.setdefault(key, _Queue())

@@ -1,6 +1,6 @@
-"""The PostgreSQL driver: each operation one statement, on the tables of one schema.
+"""The PostgreSQL driver: each operation is one statement on the tables of one schema.
 
-Importing this package imports no client library; its names are looked up when they are asked for.
+Importing this package imports no client library; its names are loaded on first access.
 """
 
 from __future__ import annotations

@@ -12,16 +12,16 @@ from stm_backends.errors import StmError
 logger = logging.getLogger("stm_backends")
 
 _RUN_S: Final = 1.0
-"""A run that has taken this long begins no further step; the next run continues."""
+"""Seconds after which a run begins no further step; the next run continues."""
 
 
 class Cleaner:
     """Runs the steps of one driver, one at a time, and ends by itself.
 
-    `purge` is one step for expired records and returns `None` if there was none. `sweep` is one step for
-    entries below the tail of a record and returns whether there are more. Unfinished work stays in the
-    database: the next purge of any process finds expired records, and the next fold of a record finds the
-    entries below its tail.
+    `purge` is one step for expired records, and returns `None` if there were none. `sweep` is one step for
+    entries below the tail of a record, and returns whether more remain. Unfinished work stays in the
+    database: any process's next purge finds expired records, and a record's next fold finds the entries below
+    its tail.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class Cleaner:
                 elif await self._purge() is None:
                     self._is_due = False
         except StmError as error:
-            # The writes before it are done; a later run retries.
+            # The preceding writes are done; a later run retries.
             logger.debug("postgres: could not remove expired records: %s", type(error).__name__)
         finally:
-            # Nothing was awaited since the check that nothing is due, so no request is lost.
+            # There was no await since the check that nothing is due, so no request is lost.
             self._task, self._is_due = None, False
             self._unswept.clear()

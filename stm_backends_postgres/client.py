@@ -1,4 +1,4 @@
-"""What the driver uses of asyncpg, how it connects, and a pool that was handed in."""
+"""The parts of asyncpg that the driver uses, connecting, and pools that were passed in."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from stm_backends_postgres.settings import PostgresSettings
 logger = logging.getLogger("stm_backends")
 
 GROW_AGAIN_S: Final = 1.0
-"""How long a pool waits to grow after it could not."""
+"""Seconds that a pool waits to grow after it failed to."""
 
 
 class Row(Protocol):
-    """What the driver uses of an `asyncpg.Record`."""
+    """The part of `asyncpg.Record` that the driver uses."""
 
     def __getitem__(self, column: str) -> Any: ...
     def __iter__(self) -> Iterator[Any]: ...
 
 
 class Connection(Protocol):
-    """What the driver uses of an `asyncpg.Connection`."""
+    """The part of `asyncpg.Connection` that the driver uses."""
 
     async def execute(self, query: str) -> str: ...
     async def fetch(self, query: str, *arguments: object) -> list[Row]: ...
@@ -44,9 +44,9 @@ class Connection(Protocol):
 
 
 class Standby:
-    """Notes whether the server gave up to wait for a synchronous standby, after it had committed.
+    """Notes whether the server stopped waiting for a synchronous standby after it had committed.
 
-    That happens if the statement is cancelled then. The server answers as always, after a warning.
+    That happens if the statement is cancelled at that time. The server answers as usual, after a warning.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -58,19 +58,19 @@ class Standby:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A connection that was lost is no longer the borrower's; the loss is the error, and not this.
+        # A lost connection is no longer the borrower's; the loss is the error, not this.
         with contextlib.suppress(asyncpg.InterfaceError):
             self._connection.remove_log_listener(self._note)
 
     def _note(self, _: object, message: Any) -> None:
-        # Its text depends on the language of the server.
+        # Its text depends on the server's language.
         self.is_missed |= getattr(message, "server_source_filename", None) == "syncrep.c"
 
 
 class Lender(Protocol):
     """Lends a connection to one operation at a time.
 
-    After `take`, an operation calls `give_back` if it was answered, and `give_up` if it raised an error.
+    After `take`, an operation calls `give_back` if it was answered, or `give_up` if it raised an error.
     `loop` is the event loop that the connections belong to.
     """
 
@@ -84,7 +84,7 @@ class Lender(Protocol):
 
 
 class _Pool(Protocol):
-    """What the driver uses of an `asyncpg.Pool`."""
+    """The part of `asyncpg.Pool` that the driver uses."""
 
     async def acquire(self, *, timeout: float) -> Connection: ...
     async def release(self, connection: Connection, *, timeout: float) -> None: ...
@@ -95,27 +95,27 @@ class _Pool(Protocol):
 
 
 class HandedIn:
-    """A pool that was handed in, and stays open.
+    """A pool that was passed in; it is never closed.
 
-    Raises `ConfigurationError` for anything else. An operation waits for a connection at most `patience_s`
-    seconds. If the pool can open no more, operations share those that it has, in order of arrival, and one
-    of them tries to open another after a while.
+    Raises `ConfigurationError` for any other object. An operation waits for a connection at most `patience_s`
+    seconds. If the pool can open no more, operations share its connections in order of arrival, and one of
+    them tries to open another after a while.
     """
 
     def __init__(self, client: object, *, patience_s: float) -> None:
         if isinstance(client, asyncpg.Connection):
             raise ConfigurationError(
-                "an asyncpg.Connection runs one statement at a time; hand in an asyncpg.Pool"
+                "an asyncpg.Connection runs one statement at a time; pass an asyncpg.Pool"
             )
         if not isinstance(client, asyncpg.Pool):
             raise ConfigurationError(f"client must be an asyncpg.Pool, not {type(client).__name__}")
         self._pool = cast("_Pool", client)
         self._patience_s = patience_s
         self._releasing: set[asyncio.Task[None]] = set()
-        # How many operations ask the pool at this moment: as many of its idle connections are spoken for.
+        # The number of operations asking the pool now, for which this many idle connections are reserved.
         self._asking = 0
         self._waiting = WaitingLine[None]()
-        # When the pool may grow again; before the first refusal, at any time.
+        # The time at which the pool may grow again; before the first refusal, any time.
         self._grow_at = -math.inf
 
     @property
@@ -124,7 +124,7 @@ class HandedIn:
         return getattr(self._pool, "_loop", None) or asyncio.get_running_loop()
 
     async def take(self) -> Connection:
-        """Return a connection for one operation. Raises what asyncpg raises if the pool has none."""
+        """Return a connection for one operation. Raises asyncpg's error if the pool has none."""
         pool, now = self._pool, asyncio.get_running_loop().time
         async with asyncio.timeout(self._patience_s):
             while True:
@@ -133,7 +133,7 @@ class HandedIn:
                 try:
                     connection = await pool.acquire(timeout=self._patience_s)
                     if self._grow_at > -math.inf and pool.get_size() > size:
-                        self._grow_at = now()  # perhaps there is room for more
+                        self._grow_at = now()  # there may be room for more
                     return connection
                 except asyncpg.InterfaceError:  # the pool is closed
                     raise
@@ -151,16 +151,16 @@ class HandedIn:
         now = asyncio.get_running_loop().time
         while not self._is_one_idle():
             if now() >= self._grow_at:
-                self._grow_at = now() + GROW_AGAIN_S  # one operation alone finds out
+                self._grow_at = now() + GROW_AGAIN_S  # only one operation tries
                 break
-            # Others may use the pool too, and give back what this driver does not see.
+            # Others may use the pool, too, and this driver does not see the connections that they return.
             with contextlib.suppress(TimeoutError):
                 await self._waiting.wait(self._grow_at - now(), unused=lambda _: self._asked())
                 return
         self._asking += 1
 
     def _is_one_idle(self) -> bool:
-        """Return whether an operation may ask the pool: also if nothing is known of what it can open."""
+        """Return whether an operation may ask the pool; true if its ability to grow is unknown."""
         pool = self._pool
         return self._grow_at == -math.inf or not pool.get_size() or pool.get_idle_size() > self._asking
 
@@ -169,7 +169,7 @@ class HandedIn:
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """Let those that have waited longest ask the pool, before one that comes at this moment does."""
+        """Let the operations that have waited longest ask the pool before a new one does."""
         while self._waiting and self._is_one_idle():
             self._asking += 1
             self._waiting.serve(None)
@@ -182,10 +182,10 @@ class HandedIn:
             self._pass_on()
 
     def give_up(self, connection: Connection, error: BaseException) -> None:
-        """Release a connection in a task, because the server may not answer the cancel request."""
+        """Release a connection in a task, because the server may not answer a cancel request."""
 
         async def release() -> None:
-            # If this fails, the pool has ended the connection, and makes another when it needs one.
+            # If this fails, the pool has ended the connection, and opens another when it needs one.
             with contextlib.suppress(Exception):
                 try:
                     await self.give_back(connection)
@@ -198,7 +198,7 @@ class HandedIn:
         task.add_done_callback(self._releasing.discard)
 
     async def expire(self) -> None:
-        """Have the pool replace all connections."""
+        """Make the pool replace all connections."""
         await self._pool.expire_connections()
 
     async def close(self, patience_s: float) -> None:
@@ -208,7 +208,7 @@ class HandedIn:
 
 
 def warn_of_size(most: int, error: Exception) -> None:
-    """Say in the log why a pool has fewer connections than it may have."""
+    """Log the reason why a pool has fewer connections than it may have."""
     logger.warning(
         "postgres: the pool has fewer than %d connections, because no more can be opened: %s",
         *(most, unsent(error, "open") or type(error).__name__),
@@ -216,7 +216,7 @@ def warn_of_size(most: int, error: Exception) -> None:
 
 
 def connect_options(settings: PostgresSettings) -> dict[str, Any]:
-    """Return the arguments of `asyncpg.connect`, or of a pool, beside its time limit.
+    """Return the arguments of `asyncpg.connect` or of a pool, except its time limit.
 
     Behind PgBouncer, a connection keeps neither settings nor prepared statements.
     """
@@ -232,7 +232,7 @@ def connect_options(settings: PostgresSettings) -> dict[str, Any]:
 
 
 def _guarded(password: Callable[[], object], deadline_s: float) -> Callable[[], Awaitable[str]]:
-    """Return a function for a password that a function supplies, within less time than connecting takes."""
+    """Return a function that gets the password from the user's function, within the time to connect."""
 
     async def ask() -> str:
         try:
@@ -247,7 +247,7 @@ def _guarded(password: Callable[[], object], deadline_s: float) -> Callable[[], 
 
 
 async def connect(settings: PostgresSettings) -> Connection:
-    """Return a new connection, within half of the deadline and the time that the settings allow."""
+    """Return a new connection, within half of the deadline and the connect timeout."""
     options = connect_options(settings)
     patience_s = min(settings.connect_timeout_s or math.inf, settings.deadline_s / 2)
     return await asyncpg.connect(timeout=cast("Any", patience_s), **options)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] -- it has no types

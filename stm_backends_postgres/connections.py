@@ -15,27 +15,27 @@ from stm_backends.drivers.waiting import WaitingLine
 from stm_backends_postgres.client import GROW_AGAIN_S, Connection, warn_of_size
 
 LIFETIME_S: Final = 1800.0
-"""How long a connection is used, so that a new password, address or certificate reaches every connection."""
+"""Maximum age of a connection, so that a new password, address or certificate reaches every connection."""
 
 IDLE_S: Final = 300.0
-"""How long a connection may be unused before it is closed."""
+"""Maximum time for which a connection stays open unused."""
 
 LONGEST_PAUSE_S: Final = 30.0
-"""How long the pool waits at most to grow after it could not; the pause doubles after each attempt."""
+"""Maximum pause before the pool tries to grow again; the pause doubles after each attempt."""
 
 
 class Connections:
-    """Opens at most `size` connections, when operations need them, and lends each to one operation at a time.
+    """Opens at most `size` connections on demand, and lends each to one operation at a time.
 
-    The connection that was used last is lent first, so unneeded ones become idle. If all are in use,
-    operations wait in order of arrival, at most `patience_s` seconds. A task opens a further connection
-    meanwhile, and an operation takes the first that it can get. If no more can be opened, as when the server
-    accepts fewer than `size`, operations share those that there are, and the pool grows later. Only if there
-    is none do they fail.
+    The most recently used connection is lent first, so unneeded ones become idle. If all are in use,
+    operations wait in order of arrival, at most `patience_s` seconds. Meanwhile a task opens another
+    connection, and an operation takes the first one that it can get. If no more can be opened, for example
+    because the server accepts fewer than `size`, operations share the existing ones, and the pool grows
+    later. Operations fail only if there are none.
 
-    `asyncpg.Pool` does the same with five timers for each operation and a task for each release; here an
-    operation that does not wait needs neither. The deadline of an operation is the caller's: cancelling it
-    cancels the statement on the server.
+    `asyncpg.Pool` does the same with five timers for each operation and a task for each release; here, an
+    operation that does not wait needs neither. The caller sets an operation's deadline: cancelling the
+    operation cancels the statement on the server.
     """
 
     def __init__(self, connect: Callable[[], Awaitable[Connection]], *, size: int, patience_s: float) -> None:
@@ -44,12 +44,12 @@ class Connections:
         self._size = size
         self._patience_s = patience_s
         self._unopened = size
-        # When each connection began to be opened, and since when a free one is unused, oldest first.
+        # When each connection began to open, and since when a free one has been unused, oldest first.
         self._opened: dict[Connection, float] = {}
         self._free: dict[Connection, float] = {}
         self._waiting = WaitingLine[Connection]()
         self._growing: set[asyncio.Task[None]] = set()
-        # How often in a row the pool could not grow, and when it is to try again.
+        # The number of consecutive failures to grow, and the time of the next attempt.
         self._refusals = 0
         self._grow_at = -math.inf
         self._checks: set[asyncio.Task[None]] = set()
@@ -61,7 +61,7 @@ class Connections:
     async def take(self) -> Connection:
         """Return a connection for one operation. Raises `TimeoutError` if none becomes free in time.
 
-        Raises what `connect` raised if there is no connection, and none can be opened.
+        Raises the error of `connect` if there is no connection and none can be opened.
         """
         while self._free:
             connection, _ = self._free.popitem()
@@ -75,15 +75,15 @@ class Connections:
             self._report_unused()
 
     async def give_back(self, connection: Connection) -> None:
-        """Lend a connection again after an operation that was answered. Never waits."""
+        """Make a connection available after an operation that was answered. Never waits."""
         self._reuse(connection)
 
     def give_up(self, connection: Connection, error: BaseException) -> None:
-        """Decide whether a connection is used again after an operation that raised `error`.
+        """Decide whether a connection is reused after an operation that raised `error`.
 
-        The server's error is an answer. After anything else, such as a cancellation, a task waits for the
-        server to stop the statement, and the connection is used again only if it then answers another one.
-        If it does not answer for `patience_s` seconds, all that were opened before are replaced.
+        An error from the server is an answer. After anything else, such as a cancellation, a task waits for
+        the server to stop the statement, and the connection is reused only if it then answers another one. If
+        it does not answer for `patience_s` seconds, all connections opened before are replaced.
         """
         if isinstance(error, exceptions.PostgresError) or connection.is_closed():
             self._reuse(connection)
@@ -93,11 +93,11 @@ class Connections:
         task.add_done_callback(self._checks.discard)
 
     async def expire(self) -> None:
-        """Replace all connections, each when it is no longer in use."""
+        """Replace all connections, each one when it is no longer in use."""
         self._expire(self.loop.time())
 
     async def close(self, patience_s: float) -> None:
-        """Wait until no connection is in use, at most `patience_s` seconds, and close all."""
+        """Wait at most `patience_s` seconds until no connection is in use, and close all."""
         self._unused = self.loop.create_future()
         self._report_unused()
         try:
@@ -117,7 +117,7 @@ class Connections:
         await asyncio.gather(*self._growing, *self._checks, return_exceptions=True)
 
     def _grow(self, *, coming: int = 0) -> None:
-        """Start to open a connection if more are waited for, unless that failed a moment ago.
+        """Start to open a connection if operations wait for one, unless that just failed.
 
         `coming` operations are about to wait.
         """
@@ -125,7 +125,7 @@ class Connections:
         may_grow = not self._opened or self.loop.time() >= self._grow_at
         if opening < len(self._waiting) + coming and self._unopened and may_grow and not self._is_closed:
             self._unopened -= 1
-            # Not in the context of one caller, whose timeouts and traces are not those of the others.
+            # Not in one caller's context, because its timeouts and traces do not apply to the others.
             task = self.loop.create_task(
                 self._open(), name="stm-postgres-open", context=contextvars.Context()
             )
@@ -147,7 +147,7 @@ class Connections:
             self._reuse(connection)
 
     def _refuse(self, error: BaseException) -> None:
-        """Let the pool grow later if it has a connection; else end what waits, unless one is being opened."""
+        """Let the pool grow later if it has a connection; otherwise end the wait, unless one is opening."""
         if self._opened:
             pause = min(GROW_AGAIN_S * 2**self._refusals, LONGEST_PAUSE_S)
             self._refusals, self._grow_at = self._refusals + 1, self.loop.time() + pause
@@ -174,21 +174,21 @@ class Connections:
     async def _check(self, connection: Connection) -> None:
         is_clean, began = False, self.loop.time()
         try:
-            # Around the call, which first waits for the cancelled statement to end.
+            # The limit covers the whole call, which first waits for the cancelled statement to end.
             async with asyncio.timeout(self._patience_s):
-                # A cancel request that arrives late stops this statement, and never that of an operation.
+                # A cancel request that arrives late stops this statement, never that of an operation.
                 await connection.execute("SELECT")
             is_clean = True
         except TimeoutError:
             # The same cause, such as a firewall that drops connections, may have broken all that were open
-            # when the check began. One that is to be replaced already says nothing about those opened since:
-            # else ten checks that end one after the other would replace the healthy ones ten times.
+            # when the check began. A connection already due for replacement says nothing about newer ones:
+            # otherwise ten checks ending one after another would replace the healthy ones ten times.
             if self._opened[connection] > self._expired:
                 self._expire(began)
         except Exception:  # noqa: BLE001, S110 -- another connection takes its place
             pass
         finally:
-            # An event loop that was closed before its tasks had ended can close no connection any more.
+            # An event loop that was closed before its tasks ended can no longer close connections.
             if not self.loop.is_closed():
                 if not is_clean:
                     connection.terminate()
@@ -209,7 +209,7 @@ class Connections:
         self._report_unused()
 
     def _tidy(self) -> None:
-        """Close the connections that have long been unused, or opened."""
+        """Close the connections that are too old or have been unused for too long."""
         self._close_free(unused_since=self.loop.time() - IDLE_S)
         self._tidying = self.loop.call_later(IDLE_S, self._tidy) if self._free else None
 
@@ -220,7 +220,7 @@ class Connections:
                 self._drop(connection)
 
     def _report_unused(self) -> None:
-        """Let `close` continue if every connection is free, and none is waited for."""
+        """Let `close` continue if every connection is free and no operation waits."""
         is_unused = len(self._free) == len(self._opened) and not self._waiting
         if self._unused and not self._unused.done() and is_unused:
             self._unused.set_result(None)

@@ -1,4 +1,4 @@
-"""The PostgreSQL driver: each operation one statement, on the tables of one schema."""
+"""The PostgreSQL driver: each operation is one statement on the tables of one schema."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ T = TypeVar("T")
 logger = logging.getLogger("stm_backends")
 
 _PURGE_EVERY: Final = 16
-"""On average, one write in this many is followed by a removal of expired records."""
+"""The average number of writes between two removals of expired records."""
 
 _MAX_PAGE: Final = 10_000
 
@@ -65,7 +65,7 @@ _REMAINS: Final = Remains(
 _LEFT: Final = "Rows of expired or large records may remain until a later write"
 
 REMEMBERED: Final = 10_000
-"""How many records a driver remembers to exist. Each takes some 130 bytes."""
+"""Maximum number of existing records that a driver remembers. Each takes some 130 bytes."""
 
 _DURABILITY: Final = {
     "off": "survives the death of any client; a crash of the server may lose the last moments",
@@ -73,7 +73,7 @@ _DURABILITY: Final = {
     "remote_write": "survives a crash of the server, and of its synchronous standbys' PostgreSQL",
     "on": "survives a crash of the server, and the loss of the primary if it has synchronous standbys",
     "remote_apply": "survives a crash of the server, and can be read on its synchronous standbys",
-    None: "as `synchronous_commit` has it, which the role, the database or the pool sets",
+    None: "as set by `synchronous_commit` in the role, the database or the pool",
 }
 
 
@@ -89,12 +89,12 @@ class _Found(NamedTuple):
 
     @property
     def loaded(self) -> int:
-        """The bytes of what is here."""
+        """The size in bytes of the rows loaded."""
         return sum(map(len, self.tail), len(self.body or b""))
 
     @property
     def weight(self) -> int:
-        """The bytes of the load: by the average entry, as `LOAD` has it, or more if they are here."""
+        """The size of the load in bytes, by the average entry as in `LOAD`, or that of the rows if larger."""
         if self.last < self.length:
             return max(self.size * self.last // self.length, self.loaded)
         return self.size
@@ -103,9 +103,9 @@ class _Found(NamedTuple):
 class PostgresDriver:
     """The five operations on the tables of one schema.
 
-    A `client` that is handed in, an `asyncpg.Pool`, is never closed here, and works without `open()`: the
-    first operation checks it. Without one, the driver opens connections when it needs them, and `close()`
-    closes them. `create=True` lets `open` set the tables up, or bring them up to date.
+    A `client` that was passed in, an `asyncpg.Pool`, is never closed, and works without `open()`: the first
+    operation checks it. Without a client, the driver opens connections on demand, and `close()` closes them.
+    With `create=True`, `open` sets the tables up, or brings them up to date.
     """
 
     name = "postgres"
@@ -126,7 +126,7 @@ class PostgresDriver:
         self._purge_small_statement = self._statements.purge_small
         self._count_statement = self._statements.count_expired
         ours = self._given is None and not settings.pgbouncer
-        # Hashes of keys, the most recently used last; `None` where the server may let a statement wait for
+        # Hashes of keys, the most recently used last; `None` if the server may let a statement wait for
         # longer than the deadline, so that `extend` could judge expiry too early.
         self._known: Bounded[int, bool] | None = Bounded(REMEMBERED) if ours else None
         self.traits = Traits(
@@ -137,7 +137,7 @@ class PostgresDriver:
             max_record=settings.max_record_bytes,
             max_drop=settings.max_record_bytes,
             deadline=settings.deadline_s,
-            # A write that no synchronous standby has confirmed in time is visible to all readers.
+            # A write that was not confirmed by a synchronous standby in time is visible to all readers.
             shows_unconfirmed=True,
         )
         self._edge = Edge(
@@ -149,7 +149,7 @@ class PostgresDriver:
         )
 
     async def open(self) -> None:
-        """Connect, and check the tables, or set them up if `create` is set. Twice is harmless.
+        """Connect, and check the tables or, with `create`, set them up. Opening twice is harmless.
 
         Raises `Unavailable` if the tables do not exist or the server is a standby, and `ConfigurationError`
         if the tables, the role or the connections do not match the settings.
@@ -157,9 +157,9 @@ class PostgresDriver:
         await self._home.open(self._begin, self._end)
 
     async def close(self) -> None:
-        """Close the connections; a pool that was handed in stays open. Twice is harmless.
+        """Close the connections, but not a pool that was passed in. Closing twice is harmless.
 
-        Waits for operations in progress, and for a purge, at most one deadline each.
+        Waits at most one deadline for operations in progress, and another for a purge.
         """
         await self._home.close(self._end)
 
@@ -190,7 +190,7 @@ class PostgresDriver:
         await self._loads.close()
 
     def _start_over(self) -> None:
-        """Make what belongs to one event loop."""
+        """Create the objects that belong to one event loop."""
         given = self._handed_in
         self._lender = self._given = None if given is None else HandedIn(given, patience_s=self._patience_s)
         self._is_ready = False
@@ -201,7 +201,7 @@ class PostgresDriver:
     async def load(self, key: Key, *, last: int | None = None) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist.
 
-        Concurrent loads share statements; each statement reads all of its records from one snapshot.
+        Concurrent loads share statements; each statement reads all its records from one snapshot.
         """
         require_last(last)
         await self._require_ready("load")
@@ -216,16 +216,16 @@ class PostgresDriver:
         return Record(found.version, found.body, tuple(found.tail), skipped)
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
-        """Add one entry at the end; the version stays, the time to live is reset.
+        """Add one entry at the end. Keeps the version and resets the time to live.
 
-        Concurrent appends share statements, on connections of the driver's own.
+        Concurrent appends share statements, but only on connections that the driver opened.
         """
         require_append(entry, ttl, self.traits, backend=self.name)
         seconds = _seconds(ttl)
         # `extend` finds no record that expires soon.
         lasts = seconds is None or seconds > 2 * self.traits.deadline
         is_known = lasts and self._known is not None and hash(key) in self._known
-        # Bytes, because another type could fail the appends that this one shares a statement with.
+        # Converted to bytes, because another type could fail the other appends in the same statement.
         one = Append(key, bytes(entry), initial_version, seconds, is_known)
         await self._require_ready("append")
         send = self._append_alone if self._known is None else self._groups.append
@@ -249,7 +249,7 @@ class PostgresDriver:
         rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
-        """Store a body and its version if the record is what the caller expects."""
+        """Store a body and its version if the record meets the condition."""
         require_replace(body, rewrite, drop, expect, ttl, self.traits, backend=self.name)
         what = (*key, version, body, _seconds(ttl))
         if isinstance(expect, Expect):
@@ -271,9 +271,9 @@ class PostgresDriver:
         return False
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
-        """Remove the record if it exists and carries `expect`; returns whether it did.
+        """Remove the record if it exists and carries `expect`, and return whether it did.
 
-        The rows of a record of more than 1,000 entries or 16 MiB are removed in steps, after the answer.
+        The rows of a record with more than 1,000 entries or 16 MiB are removed in steps, after the answer.
         """
         version = None if expect is ANY else expect
         rows = await self._ask("delete", self._statements.delete, *key, version)
@@ -304,7 +304,7 @@ class PostgresDriver:
         return rows[0]["scope"] if rows else None
 
     async def finish_erasure(self) -> Remains:
-        """Remove the rows of large deleted records, within one deadline; returns what remains."""
+        """Remove the rows of large deleted records, within one deadline, and describe what remains."""
         now = asyncio.get_running_loop().time
         until = now() + self._settings.deadline_s
         try:
@@ -317,19 +317,19 @@ class PostgresDriver:
         return Remains(f"{_REMAINS.text} {_LEFT}.", finished=False)
 
     async def expired(self) -> int:
-        """Return how many expired records the tables still hold."""
+        """Return the number of expired records that the tables still hold."""
         (row,) = await self._ask("purge", self._count_statement)
         return row["expired"]
 
     async def purge(self, limit: int) -> int:
-        """Remove up to `limit` expired records from the tables; returns how many.
+        """Remove up to `limit` expired records from the tables, and return their number.
 
         Each statement removes up to 64 small records, or 1,000 entries of a larger one.
         """
         require_limit(limit)
         removed = 0
         while removed < limit:
-            # First what a deletion has ended, whose rows go entry by entry; then small records together.
+            # First records ended by a deletion, whose rows go entry by entry; then small records together.
             step = await self._purge_step(0)
             if step is None:
                 break
@@ -341,7 +341,7 @@ class PostgresDriver:
         return removed
 
     async def _purge_step(self, since_s: float) -> int | None:
-        """Return how many records one step removed; `None` if there was nothing to remove.
+        """Return the number of records that one step removed; `None` if there was nothing to remove.
 
         Records that expired less than `since_s` seconds ago may stay.
         """
@@ -349,12 +349,12 @@ class PostgresDriver:
         return rows[0]["purged"] if rows else None
 
     async def _sweep_step(self, record: int) -> bool:
-        """Remove entries below the bounds of a record's tail; returns whether any are left."""
+        """Remove entries below the bounds of a record's tail, and return whether any are left."""
         (row,) = await self._ask("purge", self._statements.sweep, record)
         return row["unswept"] is not None
 
     def _clean_after(self, row: Row) -> None:
-        """Start the removal of what a write has left and, at random, of expired records."""
+        """Start removing a write's leftovers and, at random, expired records."""
         if row["unswept"] is not None:
             self._cleaner.sweep(row["unswept"])
         if _is_purging():
@@ -369,7 +369,7 @@ class PostgresDriver:
         return await self._borrow("append", lambda connection: self._append_one(connection, one))
 
     async def _append_one(self, connection: Connection, one: Append) -> Row:
-        """Send the statement for a known record, and the one for all cases if that did nothing."""
+        """Send the statement for a known record, then the general one if that did nothing."""
         here, limit = self._statements, self.traits.max_record
         key, entry, version, seconds, is_known = one
         rows: list[Row] = []
@@ -379,7 +379,7 @@ class PostgresDriver:
         return row
 
     async def _append_together(self, take: Callable[[], Sequence[Append]]) -> list[Row | None]:
-        """Send what there is to take once there is a connection; returns a row for each that was done."""
+        """Send the appends that can be taken once there is a connection; returns a row for each one done."""
 
         async def send(connection: Connection) -> list[Row | None]:
             appends = take()
@@ -393,7 +393,7 @@ class PostgresDriver:
         return await self._borrow("append", send)
 
     async def _find(self, wanted: Sequence[LoadKey]) -> dict[LoadKey, _Found]:
-        """Return what several loads want, all from one snapshot; among several, what is large is empty."""
+        """Return the records for several loads from one snapshot; among several, large ones come empty."""
         here = self._statements
         if len(wanted) > 1:
             keys, lasts = zip(*wanted, strict=True)
@@ -405,19 +405,19 @@ class PostgresDriver:
         return _by_place(wanted, rows)
 
     async def _ask(self, operation: str, statement: str, *arguments: object) -> list[Row]:
-        """Send one statement; returns the rows of its answer."""
+        """Send one statement and return the rows of its answer."""
         return await self._run(operation, lambda connection: connection.fetch(statement, *arguments))
 
     async def _run(self, operation: str, send: Callable[[Connection], Awaitable[T]]) -> T:
-        """Use a connection, within the deadline."""
+        """Use a connection within the deadline."""
         await self._require_ready(operation)
         return await self._edge.run(operation, lambda: self._borrow(operation, send))
 
     async def _require_ready(self, operation: str) -> None:
         """Check the server and the tables, once.
 
-        A pool that was handed in may be used without `open()`, so the check of `open()` is made here. Waiting
-        for the check of another operation counts towards the deadline.
+        A pool that was passed in may be used without `open()`, so its check is made here. Waiting for another
+        operation's check counts towards the deadline.
         """
         if self._lender is None:
             raise self._edge.not_open(operation)
@@ -430,7 +430,7 @@ class PostgresDriver:
                 await self._make_ready()
 
     async def _make_ready(self) -> None:
-        """Check that this server, role and tables can be used; may set the tables up."""
+        """Check that the server, the role and the tables can be used; may set the tables up."""
 
         async def send(use: Callable[[Connection], Awaitable[T]]) -> T:
             return await self._edge.run("open", lambda: self._borrow("open", use))
@@ -458,7 +458,7 @@ class PostgresDriver:
                 self._has_warned = True
                 _, message = meaning(error) or (None, "")
                 logger.warning("postgres: reconnecting: %s", message)
-        # The server refused the statement, so it was not done. The other connections go to the same server.
+        # The server refused the statement, so nothing was done. Other connections lead to the same server.
         await lender.expire()
         return await self._use(lender, operation, send)
 
@@ -490,7 +490,7 @@ class PostgresDriver:
 
 
 def _by_place(wanted: Sequence[LoadKey], rows: Iterable[Row]) -> dict[LoadKey, _Found]:
-    """Return the records in the rows of a load; `place` is the number of what is wanted, from 1."""
+    """Return the records in the rows of a load; `place` is the number of the load, from 1."""
     found: dict[LoadKey, _Found] = {}
     before, tail = 0, list[bytes]()
     place: int
@@ -504,7 +504,7 @@ def _by_place(wanted: Sequence[LoadKey], rows: Iterable[Row]) -> dict[LoadKey, _
 
 
 def _columns(appends: Sequence[Append]) -> tuple[Sequence[str] | bytes, ...]:
-    """Return the columns of the records, and then the entries with theirs, as `APPEND_MANY` has them."""
+    """Return the columns of the records, and then the entries with theirs, as in `APPEND_MANY`."""
     records: dict[Key, list[Append]] = {}
     ranks: list[int] = []
     for one in appends:
@@ -533,14 +533,14 @@ def _text(column: Iterable[object]) -> str:
 
 
 def _joined(entries: Sequence[bytes]) -> tuple[bytes, list[str], list[str]]:
-    """Return all entries together, the places where they begin, from 1, and their lengths, both as text."""
+    """Return all entries joined, and their start positions, from 1, and lengths, both as text."""
     lengths = [len(entry) for entry in entries]
     starts = accumulate(lengths[:-1], initial=1)
     return b"".join(entries), [*map(str, starts)], [*map(str, lengths)]
 
 
 def _seconds(ttl: float | None | KeepType) -> float | None:
-    """Return a time to live for the statements; `KEEP` on an absent record never expires."""
+    """Return a time to live for the statements. `KEEP` means that an absent record never expires."""
     return None if ttl is None or ttl is KEEP else min(float(ttl), LONGEST_S)
 
 

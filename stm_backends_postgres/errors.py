@@ -1,4 +1,4 @@
-"""What each of asyncpg's exceptions and PostgreSQL's error codes means for the caller.
+"""The meaning of asyncpg's exceptions and PostgreSQL's error codes for the caller.
 
 PostgreSQL does not commit a statement that it answers with an error. The outcome is unknown only if the
 answer never came, or if the server itself failed.
@@ -25,11 +25,11 @@ MISSING: Final = (
 )
 _POOLER: Final = (
     "if a pooler in between gives each transaction another connection, set pgbouncer=True (or, on a pool "
-    "that is handed in, statement_cache_size=0)"
+    "passed in, statement_cache_size=0)"
 )
 _ENDED: Final[Meaning] = (
     Unavailable,
-    "the server, or an administrator, has ended this connection; nothing was done",
+    "the server or an administrator has ended this connection; nothing was done",
 )
 _LOST: Final = "the connection was lost before the answer came"
 NO_CONNECTION: Final = "no connection was free, or could be opened, within half of the deadline"
@@ -37,7 +37,7 @@ _FAULT: Final = "the server failed internally"
 _CANCELED: Final = "57014"
 
 _STATES: Final[dict[str, Meaning]] = {
-    # Codes, then the classes that they begin with.
+    # Codes, followed by the classes that they begin with.
     "08001": (Unavailable, "the server cannot be reached"),
     "08004": (Unavailable, "the server rejected the connection"),
     "08": (OutcomeUnknown, _LOST),
@@ -49,11 +49,11 @@ _STATES: Final[dict[str, Meaning]] = {
     "28": (
         Denied,
         (
-            "the server did not accept the user and the password, or the certificate; in a URL they are "
+            "the server rejected the user and password, or the certificate; in a URL, both are "
             "percent-encoded: postgresql://user:password@host/database"
         ),
     ),
-    "3D": (Unavailable, "there is no such database"),
+    "3D": (Unavailable, "the database does not exist"),
     "3F": (Unavailable, MISSING),
     "40003": (OutcomeUnknown, "the server does not know whether the statement was completed"),
     "40": (Unavailable, _BUSY),
@@ -67,7 +67,7 @@ _STATES: Final[dict[str, Meaning]] = {
     "53": (Unavailable, "the server is short of resources; nothing was done"),
     "54": (Unavailable, "the server's limits are too small for this; nothing was done"),
     "55": (Unavailable, _BUSY),
-    _CANCELED: (Unavailable, "cancelled by the server's time limit or by an administrator; nothing was done"),
+    _CANCELED: (Unavailable, "cancelled by the server's time limit or an administrator; nothing was done"),
     "57P02": (OutcomeUnknown, "the server crashed"),
     "57": (Unavailable, "the server is starting, stopping or ending connections; nothing was done"),
     "58": (OutcomeUnknown, _FAULT),
@@ -77,7 +77,7 @@ _STATES: Final[dict[str, Meaning]] = {
 }
 
 _SPENT: Final = ("25006", "26", "42P05")
-"""Errors that depend on the state of the connection, or on its prepared statements."""
+"""Errors that depend on the state of the connection, or its prepared statements."""
 
 _CLIENT: Final[dict[type[Exception], Meaning]] = {
     # Raised by asyncpg itself before anything is sent.
@@ -92,17 +92,17 @@ _CLIENT: Final[dict[type[Exception], Meaning]] = {
 }
 
 _CONNECTING: Final[dict[type[Exception], Meaning]] = {
-    FileNotFoundError: (Unavailable, "a socket or file that the settings name does not exist"),
+    FileNotFoundError: (Unavailable, "a socket or file named by the settings does not exist"),
     ssl.SSLError: (Unavailable, "no secure connection could be made"),
     TimeoutError: (Unavailable, NO_CONNECTION),
     OSError: (Unavailable, "the server cannot be reached"),
-    # Raised when a pooler refuses state that it cannot keep.
+    # Raised if a pooler refuses state that it cannot keep.
     exceptions.ProtocolViolationError: (Unavailable, f"the connection was refused; {_POOLER}"),
 }
 
 
 def meaning(error: Exception) -> Meaning | None:
-    """Return what an exception means; `None` for one that does not come from the datastore."""
+    """Return the meaning of an exception; `None` if it does not come from the datastore."""
     if isinstance(error, exceptions.PostgresError):
         state = _state(error)
         unexpected = (OutcomeUnknown, f"unexpected {type(error).__name__}")
@@ -115,7 +115,7 @@ def meaning(error: Exception) -> Meaning | None:
 def before_sending(error: BaseException) -> bool:
     """Return whether an error that is not in the tables was raised before anything was sent.
 
-    A new connection asks for its password, and a pool calls its `init` and `setup`.
+    A new connection requests its password, and a pool calls its `init` and `setup`.
     """
     return passed_through(error, {"asyncpg"}, {"connect", "_acquire"})
 
@@ -128,9 +128,9 @@ def is_spent(error: BaseException) -> bool:
 
 
 def is_refused(error: BaseException) -> bool:
-    """Return whether the server refused a statement, which was not done, and there is time for others.
+    """Return whether the server refused a statement, which was not done, and there is time for another one.
 
-    A statement that was cancelled has used up the time that the server gives it, or is not wanted.
+    A cancelled statement has used up the server's time limit, or is no longer wanted.
     """
     if not isinstance(error, exceptions.PostgresError) or _state(error) == _CANCELED:
         return False
@@ -151,7 +151,7 @@ def unsent(error: Exception, operation: str) -> StorageError | None:
 
 
 def _is_unsent(error: BaseException) -> bool:
-    """Return whether nothing was sent, because asyncpg still read why the server ended the connection."""
+    """Return whether nothing was sent because asyncpg was still reading why the connection ended."""
     return isinstance(error, exceptions.InternalClientError) and "another operation" in str(error)
 
 

@@ -16,17 +16,17 @@ from stm_backends_postgres.client import Row
 from stm_backends_postgres.errors import NO_CONNECTION, is_refused
 
 IN_FLIGHT: Final = 2
-"""How many statements are in progress at once before further appends wait, and share the next one."""
+"""Maximum number of concurrent statements; further appends wait, and share the next one."""
 
 MOST: Final = 64
-"""The most appends of one statement: as many outcomes are unknown if its answer is lost."""
+"""Maximum number of appends in one statement, and so of unknown outcomes if its answer is lost."""
 
 MOST_BYTES: Final = 1024 * 1024
-"""The most bytes of entries of one statement. An entry of more than `LARGE_BYTES` is sent alone."""
+"""Maximum size in bytes of the entries in one statement. An entry above `LARGE_BYTES` is sent alone."""
 
 
 class Append(NamedTuple):
-    """One append. `version` is for a record that it creates, and `seconds` is the time to live.
+    """One append. `version` is for a record that it creates; `seconds` is the time to live.
 
     `is_known` says that the record probably exists, and will not expire soon.
     """
@@ -39,7 +39,7 @@ class Append(NamedTuple):
 
 
 class _Alone(enum.Enum):
-    """What a caller gets instead of a row if it is to send its append itself."""
+    """The result for a caller that must send its append itself."""
 
     NOW = enum.auto()
 
@@ -48,10 +48,10 @@ Caller: TypeAlias = asyncio.Future[Row | None | _Alone]
 
 
 class _Group:
-    """The appends of one statement: none before it has a connection, and then those whose callers are left.
+    """The appends of one statement: none before it has a connection, and then those with remaining callers.
 
-    `waited` are the callers that waited when it began to ask for a connection, and `sent` those whose appends
-    the statement has, in their order.
+    `waited` are the callers that were waiting when it began to request a connection, and `sent` those whose
+    appends the statement has, in order.
     """
 
     task: asyncio.Task[Sequence[Row | None]]
@@ -66,20 +66,20 @@ class _Group:
 class Grouped:
     """Groups appends that wait at the same time; each caller gets the row for its own append.
 
-    `alone` sends one append. `together` gets a connection, then calls what it is given for the appends to
-    send, and returns a row for each in their order; `None` if the statement left that one out, so that
-    nothing was done and its caller sends it alone. After an error that says that the server refused the
-    statement, all are sent alone, so that each fails for itself. Any other error reaches all callers.
+    `alone` sends one append. `together` gets a connection, then calls the function that it is given for the
+    appends to send. It returns a row for each, in order, or `None` for one that the statement left out:
+    nothing was done, and its caller sends it alone. After an error by which the server refused the statement,
+    all are sent alone, so that each one fails by itself. Any other error reaches all callers.
 
-    An append that finds none in progress, or has no other to share with, is sent alone, without a task. At
-    most `IN_FLIGHT` statements are in progress, without those alone that a statement has left out; further
-    appends wait. A statement takes what waits when it has a connection, at most `MOST` appends and
-    `MOST_BYTES`. Appends to one record keep their order, unless they are large or were left out: none is sent
-    while a statement with an earlier one is in progress.
+    An append is sent alone, without a task, if none is in progress or it has no other to share with. At most
+    `IN_FLIGHT` statements are in progress, not counting appends sent alone after a statement left them out;
+    further appends wait. Once a statement has a connection, it takes waiting appends, at most `MOST` of them
+    and `MOST_BYTES`. Appends to one record keep their order, unless they are large or were left out: none is
+    sent while a statement with an earlier one is in progress.
 
-    Cancelling an append that waits takes it out. Once it is sent, it may be done, and the statement is
-    cancelled when no caller is left, so the deadline of the callers is its deadline too. An append that was
-    not sent within `patience_s` seconds is `Unavailable`.
+    Cancelling a waiting append removes it. Once it is sent, it may be done. The statement is cancelled when
+    no caller is left, so the callers' deadline is also its deadline. An append that was not sent within
+    `patience_s` seconds raises `Unavailable`.
     """
 
     def __init__(
@@ -93,19 +93,19 @@ class Grouped:
         self._together = together
         self._patience_s = patience_s
         self._free = IN_FLIGHT
-        # The records of appends that are sent alone, without those that a statement has left out.
+        # The records of appends sent alone, except those that a statement has left out.
         self._lone: set[Key] = set()
-        # What waits to be sent, and until when; the oldest first.
+        # The waiting appends, with the time until which they wait; oldest first.
         self._waiting: dict[Caller, tuple[Append, float]] = {}
         self._expiring: asyncio.TimerHandle | None = None
         self._groups: set[_Group] = set()
-        # The one that waits for a connection.
+        # The group that waits for a connection.
         self._next: _Group | None = None
-        # Whether what waits is looked at in the next iteration of the loop, with all that comes in this one.
+        # True if the next iteration of the loop handles the waiting appends, with those added in this one.
         self._is_due = False
 
     async def append(self, one: Append) -> Row:
-        """Return the row of the answer for an append; raises what `alone` and `together` raise."""
+        """Return the row for an append. Raises the errors of `alone` and `together`."""
         if len(one.entry) > LARGE_BYTES:
             return await self._alone(one)
         if self._free == IN_FLIGHT and not self._waiting:
@@ -114,13 +114,13 @@ class Grouped:
         row = await self._wait(one)
         if row is _Alone.NOW:
             return await self._send_alone(one)
-        # What was left out is in use, full, expired or gone: only the other statement decides that.
+        # The record of a left-out append is in use, full, expired or gone; only `alone` can tell.
         return await self._alone(one._replace(is_known=False)) if row is None else row
 
     async def drain(self, patience_s: float) -> None:
-        """Wait until each statement for what is here now was answered, at most so many seconds.
+        """Wait at most `patience_s` seconds until the statement of each current append was answered.
 
-        Then what was left out has asked for a connection.
+        By then, appends that were left out have requested a connection.
         """
         callers = [*self._waiting, *(caller for group in self._groups for caller in group.appends)]
         if callers:
@@ -156,22 +156,22 @@ class Grouped:
             raise
 
     def _leave(self, caller: Caller) -> None:
-        """Take out an append whose caller is gone, and end a statement that has none any more."""
+        """Remove an append whose caller is gone, and end a statement without remaining callers."""
         if caller.done() and not caller.cancelled():
-            caller.exception()  # else asyncio logs that it was never retrieved
+            caller.exception()  # otherwise asyncio logs that it was never retrieved
         self._waiting.pop(caller, None)
         for group in self._groups:
             if group.appends.pop(caller, None) is not None and not group.appends:
                 group.task.cancel()
 
     def _leave_turn(self, caller: Caller, key: Key) -> None:
-        """Let others have the place of a caller that was cancelled at the moment in which it was its turn."""
+        """Pass on the place of a caller that was cancelled at the moment of its turn."""
         has_answer = caller.done() and not caller.cancelled() and caller.exception() is None
         if has_answer and caller.result() is _Alone.NOW:
             self._end_alone(key)
 
     def _expire(self) -> None:
-        """End the appends that have waited for too long, and come back for the oldest of the rest."""
+        """Fail the appends that have waited too long, and schedule a check for the oldest of the rest."""
         loop = asyncio.get_running_loop()
         self._expiring = None
         for caller, (_, until) in [*self._waiting.items()]:
@@ -183,13 +183,13 @@ class Grouped:
                 caller.set_exception(Unavailable(NO_CONNECTION))
 
     def _send(self) -> None:
-        """Look at what waits, once for all that comes in this iteration of the loop."""
+        """Handle the waiting appends, once for all that are added in this iteration of the loop."""
         if self._free and self._next is None and self._waiting and not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._begin)
 
     def _begin(self) -> None:
-        """Have one more statement ask for a connection, or a caller send its append, if one may be sent."""
+        """Start one more statement, or let a caller send its append, if one may be sent."""
         self._is_due = False
         if not self._free or self._next is not None:
             return
@@ -207,7 +207,7 @@ class Grouped:
         self._free -= 1
         group = self._next = _Group()
         self._groups.add(group)
-        # Not in the context of one caller, whose timeouts and traces are not those of the others.
+        # Not in one caller's context, because its timeouts and traces do not apply to the others.
         group.task = asyncio.get_running_loop().create_task(
             self._run(group), name="stm-postgres-appends", context=contextvars.Context()
         )
@@ -218,7 +218,7 @@ class Grouped:
         return await self._together(functools.partial(self._take, group))
 
     def _take(self, group: _Group) -> Sequence[Append]:
-        """Return what a statement appends, which has a connection now; again if it was refused on another."""
+        """Return the appends of a statement that now has a connection, perhaps not its first."""
         if group is self._next:
             busy, size = self._busy(), 0
             for caller, (one, _) in self._waiting.items():
@@ -237,14 +237,14 @@ class Grouped:
         return [*group.appends.values()]
 
     def _busy(self) -> set[Key]:
-        """Return the records of which an append is in progress."""
+        """Return the records with an append in progress."""
         return self._lone.union(*(group.keys for group in self._groups))
 
     def _done(self, group: _Group, task: asyncio.Task[Sequence[Row | None]]) -> None:
         self._groups.discard(group)
         self._free += 1
         callers = group.sent
-        if group is self._next:  # it got no connection
+        if group is self._next:  # the group got no connection
             self._next = None
             callers = [caller for caller in group.waited if self._waiting.pop(caller, None) is not None]
         error = OutcomeUnknown("cancelled before the answer came") if task.cancelled() else task.exception()

@@ -1,6 +1,6 @@
-"""The memory and the state store on your own client.
+"""Short-term memory and state store on your own client.
 
-The tables must exist: `stm-backends schema postgres` prints what creates them.
+The tables must exist: `stm-backends schema postgres` prints the commands that create them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from stm_backends_postgres.plugin import open_driver
 class PostgresShortTermMemory(ShortTermMemoryOnClient):
     """The memory of one conversation in PostgreSQL, shared by every process that opens the same key.
 
-    `client` is an `asyncpg.Pool`, which stays open. `options` are those of
+    `client` is an `asyncpg.Pool`, and is never closed. `options` are those of
     `open_backend("postgres", client=client, ...)`, such as `schema`.
     """
 
@@ -22,7 +22,7 @@ class PostgresShortTermMemory(ShortTermMemoryOnClient):
 class PostgresStateStore(StateStoreOnClient):
     """JSON objects under any string in PostgreSQL; satisfies `SupportsMemoryState`.
 
-    Arguments as for `PostgresShortTermMemory`.
+    Takes the arguments of `PostgresShortTermMemory`.
     """
 
     open_driver = staticmethod(open_driver)

@@ -1,4 +1,4 @@
-"""How the backend `postgres` is found by name and URL."""
+"""The entry point that finds the backend `postgres` by name and URL."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from stm_backends_postgres.statements import setup
 
 
 def open_driver(url: str | None, *, create: bool = False, client: Any = None, **options: Any) -> Driver:
-    """Return a driver on the server that a URL names, or on an `asyncpg.Pool`, which stays open.
+    """Return a driver on the server of a URL, or on an `asyncpg.Pool`, which is never closed.
 
-    `options` are the fields of `PostgresSettings`; beside a client, those that do not configure a connection.
-    Without a URL and a client, the environment says where the server is, as for libpq. `create=True` sets the
+    `options` are the fields of `PostgresSettings`; with a client, those that do not configure a connection.
+    Without a URL and a client, the environment determines the server, as for libpq. `create=True` sets the
     tables up, or brings them up to date.
     """
     settings = PostgresSettings.from_url(url, client=client, **options)
@@ -24,14 +24,14 @@ def open_driver(url: str | None, *, create: bool = False, client: Any = None, **
 
 
 def schema(url: str | None, **options: Any) -> str:
-    """Return the SQL that `create=True` would run, as one transaction. Arguments as for `open_driver`."""
+    """Return the SQL that `create=True` runs, as one transaction. Takes the arguments of `open_driver`."""
     settings = PostgresSettings.from_url(url, **options)
     return f"BEGIN;\n{setup(settings.schema, settings.row_security)}COMMIT;\n"
 
 
 @hookimpl
 def stm_backend() -> BackendPlugin:
-    """Bring the backend `postgres`."""
+    """Return the plugin for the backend `postgres`."""
     return BackendPlugin(
         name="postgres",
         url_schemes=PostgresSettings.url_schemes,

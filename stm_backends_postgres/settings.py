@@ -29,7 +29,7 @@ SynchronousCommit: TypeAlias = Literal["off", "local", "remote_write", "on", "re
 Password: TypeAlias = str | Callable[[], str | Awaitable[str]]
 
 _MAX_TENANT: Final = 200
-"""Characters. An index entry of PostgreSQL has at most about 2,700 bytes, and a key may have 2,000."""
+"""Maximum length in characters. An index entry has at most about 2,700 bytes; a key may have 2,000."""
 
 _LIBPQ: Final = frozenset(
     {
@@ -55,7 +55,7 @@ _LIBPQ: Final = frozenset(
         "user",
     }
 )
-"""The parameters of libpq that asyncpg knows, and `options`, which it passes to the server as any other."""
+"""The parameters of libpq that asyncpg knows, and `options`, which it passes to the server like any other."""
 
 _CHECKED: Final = "with sslmode=verify-full and sslrootcert=system, no other server can be in between"
 _ALIVE: Final = "a dead connection is noticed within deadline_s"
@@ -66,28 +66,28 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
     "client_encoding": "text is sent as UTF8",
     "connection_limit": "pool_size limits the connections",
     "currentSchema": "schema names the schema",
-    "fallback_application_name": "application_name says this",
+    "fallback_application_name": "application_name sets this",
     "gssencmode": "asyncpg does not encrypt by Kerberos",
     "keepalives": _ALIVE,
     "keepalives_count": _ALIVE,
     "keepalives_idle": _ALIVE,
     "keepalives_interval": _ALIVE,
-    "load_balance_hosts": "the hosts are tried in their order",
+    "load_balance_hosts": "the hosts are tried in order",
     "pool_timeout": "deadline_s limits how long an operation waits for a connection",
     "require_auth": f"asyncpg accepts each way to log in; leave it out: {_CHECKED}",
     "search_path": "schema names the schema",
-    "ssl": "sslmode=require says this",
-    "sslaccept": "sslmode says this",
+    "ssl": "sslmode=require does this",
+    "sslaccept": "sslmode sets this",
     "sslcompression": "TLS is not compressed",
-    "sslnegotiation": "TLS is negotiated as by all versions of PostgreSQL",
+    "sslnegotiation": "TLS is negotiated as in all versions of PostgreSQL",
     "sslsni": "the name of the host is always sent",
-    "statement_cache_size": "pgbouncer=true says this",
+    "statement_cache_size": "pgbouncer=true does this",
     "statement_timeout": _LIMITED,
     "supa": "leave it out",
     "tcp_user_timeout": _ALIVE,
     "uselibpqcompat": "leave it out",
 }
-"""Parameters of libpq, and of other clients, which hosts print, and what to do instead."""
+"""Parameters of libpq and other clients in hosts' URLs, and what to do instead."""
 
 _CHOICES: Final = {
     "sslmode": ("disable", "allow", "prefer", "require", "verify-ca", "verify-full"),
@@ -97,23 +97,23 @@ _CHOICES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class PostgresSettings(Settings):
-    """Which server to use, which tables in it, and how durable writes are.
+    """The server and tables to use, and the durability of writes.
 
-    `dsn` is a URL as libpq reads it; without one, the environment says where the server is (`PGHOST`,
-    `PGUSER`, ...). `password` may be a function, which is called for each connection, and `ssl` is an
-    `ssl.SSLContext`. `pool_size` limits the connections. `schema` names the schema that holds the tables.
+    `dsn` is a URL as libpq reads it; without one, the environment determines the server (`PGHOST`, `PGUSER`,
+    ...). `password` may be a function, which is called for each connection, and `ssl` is an `ssl.SSLContext`.
+    `pool_size` limits the connections. `schema` names the schema that holds the tables.
 
     `synchronous_commit` is PostgreSQL's own setting. With `on`, the default here, an acknowledged write
     survives a crash of the server; with `off`, a crash may lose the last moments. `pgbouncer=True` keeps no
-    state on a connection, for poolers that change it with each transaction. Settings of the connection are
-    then refused, and belong to the role (`ALTER ROLE ... SET`).
+    state on a connection, for poolers that switch connections with each transaction. Settings of the
+    connection are then refused, and belong to the role (`ALTER ROLE ... SET`).
 
-    `row_security` says what the policies on the tables compare: the `role` that connects, or a `setting` of
-    the connection, `stm.tenant`, whose value is `tenant`.
+    `row_security` selects what the policies on the tables compare: the `role` that connects, or a `setting`
+    of the connection, `stm.tenant`, with the value of `tenant`.
 
     Half of `deadline_s` is for getting a connection, and half for the statement. `connect_timeout_s` limits
-    the time to open one further; libpq's `connect_timeout` in a URL says the same. `max_record_bytes` limits
-    a body together with its tail.
+    the time to open another one; libpq's `connect_timeout` in a URL sets the same limit. `max_record_bytes`
+    limits a body together with its tail.
     """
 
     backend: ClassVar = "postgres"
@@ -150,15 +150,15 @@ class PostgresSettings(Settings):
         self._require_tenant()
         if self.pgbouncer and (self.synchronous_commit is not None or self.tenant is not None):
             raise ConfigurationError(
-                "with pgbouncer=True a connection keeps no settings: leave out synchronous_commit and "
+                "with pgbouncer=True, a connection keeps no settings: leave out synchronous_commit and "
                 "tenant, and set them on the role (ALTER ROLE)"
             )
         address, _, query = self.dsn.partition("://")[2].partition("?")
         libpq = _libpq(query)
         if self.password is not None and ("password" in libpq or ":" in address.rpartition("@")[0]):
-            raise ConfigurationError("the URL and the options both give a password; leave out one of them")
+            raise ConfigurationError("the URL and the options both set a password; leave one of them out")
         if self.ssl is not None and any(name.startswith("ssl") for name in libpq):
-            raise ConfigurationError("the URL and ssl=... both configure TLS; leave out one of them")
+            raise ConfigurationError("the URL and ssl=... both configure TLS; leave one of them out")
 
     def _require_tenant(self) -> None:
         if self.tenant is None:
@@ -169,22 +169,22 @@ class PostgresSettings(Settings):
             raise ConfigurationError(f"tenant must be 1 to {_MAX_TENANT} printable ASCII characters")
 
     def server_settings(self) -> dict[str, str]:
-        """Return what a connection of ours says once, when it is made; behind PgBouncer nothing."""
+        """Return the settings sent once on each new connection; none behind PgBouncer."""
         if self.pgbouncer:
             return {}
         settings = {
             "synchronous_commit": self.synchronous_commit or "on",
-            # A warning says that a standby was not waited for.
+            # A warning tells that a standby was not waited for.
             "client_min_messages": "warning",
             # The statements are written for this level, and fail in others, where they would wait.
             "default_transaction_isolation": "read committed",
-            # Ends before the caller gives up, so that the answer is `not done` and not `perhaps done`.
+            # Ends before the caller gives up, so that the answer is `not done` instead of `perhaps done`.
             "statement_timeout": f"{max(1, round(self.deadline_s * 500))}",
-            # A plan that was made while the tables were empty reads them from end to end when they no longer
-            # are, until something analyses them.
+            # A plan made while the tables were empty reads them from end to end when they no longer are,
+            # until they are analysed.
             "enable_seqscan": "off",
-            # Compiling takes hundreds of milliseconds, and up to PostgreSQL 17 it is what the setting above
-            # leads to where a table is read from end to end all the same.
+            # Compiling takes hundreds of milliseconds. Up to PostgreSQL 17, the setting above leads to it
+            # when a table is read from end to end all the same.
             "jit": "off",
         }
         if self.tenant is not None:
@@ -201,15 +201,15 @@ class PostgresSettings(Settings):
 
     @property
     def trusts_system(self) -> bool:
-        """Whether the URL names the authorities that the system trusts, as libpq 16 and later can."""
+        """True if the URL names the system's trusted authorities, as is possible since libpq 16."""
         return _libpq(self.dsn.partition("?")[2]).get("sslrootcert") == SYSTEM
 
     @property
     def is_open_to_others(self) -> bool:
-        """Whether a server on another host may be used without TLS, or without a check of its certificate.
+        """True if a server on another host may be used without TLS, or without a check of its certificate.
 
-        That is so with `sslmode=prefer`, the default of PostgreSQL's clients, and with `allow`. Other modes
-        were chosen, and a service file may choose one.
+        That is possible with `sslmode=prefer`, the default of PostgreSQL's clients, and with `allow`. Other
+        modes were chosen deliberately, and a service file may choose one.
         """
         netloc, _, query = self.dsn.partition("://")[2].partition("?")
         libpq = _libpq(query)
@@ -223,7 +223,7 @@ class PostgresSettings(Settings):
 
     @classmethod
     def read_url(cls, url: str) -> dict[str, Any]:
-        """Return the settings in a URL. What remains of it is the `dsn`, as libpq reads it.
+        """Return the settings in a URL. The rest of it becomes the `dsn`, as libpq reads it.
 
         `postgresql://user@host:5432/database?sslmode=verify-full`, including several hosts and Unix sockets
         (`?host=/run/postgresql`). Settings of this library are further parameters: `&schema=memory`.
@@ -249,7 +249,7 @@ class PostgresSettings(Settings):
         login, at, hosts = parts.netloc.rpartition("@")
         require_no_placeholder(login)
         _require_ports(hosts, libpq.get("port", ""))
-        # asyncpg takes the first '@' for the one before the host.
+        # asyncpg takes the first '@' as the one before the host.
         dsn = f"postgresql://{login.replace('@', '%40')}{at}{hosts}{parts.path}?{urlencode(libpq)}"
         return {"dsn": dsn.removesuffix("?")}
 
@@ -266,13 +266,13 @@ class PostgresSettings(Settings):
 
 
 SYSTEM: Final = "system"
-"""The `sslrootcert` that stands for the authorities that the system trusts."""
+"""The `sslrootcert` that stands for the system's trusted authorities."""
 
 _SCHEMA: Final = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}")
 
 
 def _libpq(query: str) -> dict[str, str]:
-    """Return the parameters of libpq in a query. Raises `ConfigurationError` for one that is given twice."""
+    """Return the parameters of libpq in a query. Raises `ConfigurationError` for a repeated one."""
     found: dict[str, str] = {}
     for name, text in parse_qsl(query, keep_blank_values=True):
         if name in found and name in _LIBPQ:
@@ -301,7 +301,7 @@ def _require_ports(hosts: str, ports: str) -> None:
 
 
 def _require_system_alone(libpq: Mapping[str, str]) -> None:
-    """Raise `ConfigurationError` for what does not go together with `sslrootcert=system`."""
+    """Raise `ConfigurationError` for parameters that do not go together with `sslrootcert=system`."""
     if libpq.get("sslmode", "verify-full") != "verify-full":
         raise ConfigurationError(
             "sslrootcert=system needs sslmode=verify-full: other hosts have trusted certificates, too"
@@ -309,5 +309,5 @@ def _require_system_alone(libpq: Mapping[str, str]) -> None:
     others = [name for name in libpq if name.startswith("ssl") and name not in ("sslmode", "sslrootcert")]
     if others:
         raise ConfigurationError(
-            f"sslrootcert=system is used without {', '.join(others)}; give ssl=..., an ssl.SSLContext"
+            f"sslrootcert=system is used without {', '.join(others)}; pass ssl=..., an ssl.SSLContext"
         )

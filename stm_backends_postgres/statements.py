@@ -1,6 +1,6 @@
-"""The SQL of the PostgreSQL driver, and why each operation is atomic.
+"""The SQL of the PostgreSQL driver, and the reasons why each operation is atomic.
 
-Each operation is one statement, and a statement outside of a transaction is a transaction. All parts of a
+Each operation is one statement, and a statement outside a transaction is a transaction. All parts of a
 read see one snapshot. A write first locks the record's row, and then decides by the newest version of the
 row, not by the version when the statement began:
 
@@ -8,16 +8,16 @@ row, not by the version when the statement began:
 - `SELECT ... FOR UPDATE` waits for the row, and returns its newest version.
 - `SELECT ... FOR UPDATE SKIP LOCKED` returns the newest version of rows that no other transaction has locked.
 
-Other parts of the same statement see the snapshot from before the wait. That is why everything that must be
-exact (the version, the bounds of the tail, its size) is in the record's row, and why the locked row assigns
-the sequence numbers of the entries. The snapshot can miss only garbage: entries below the bounds, which no
+Other parts of the same statement see the snapshot from before the wait. Therefore everything that must be
+exact (the version, the bounds of the tail, its size) is in the record's row, and the locked row assigns the
+sequence numbers of the entries. The snapshot can miss only garbage: entries below the bounds, which no
 statement reads and which the next fold or deletion removes.
 
 No statement removes more than `STEP_ENTRIES` entries at once. If there are more, its answer says so, and
 `SWEEP` and `PURGE` remove the rest in steps.
 
 Writes decide expiry by `clock_timestamp()`, once, after the lock was taken: `now()` is the time at which the
-statement began to wait. Reads do not wait; they use `statement_timestamp()`, which can be used with an index.
+statement began to wait. Reads do not wait; they use `statement_timestamp()`, which works with an index.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ COLUMNS: Final = frozenset({"id", "scope", "name", "version", "body", "expires",
 """The columns that a table of records has in every layout."""
 
 STEP_ENTRIES: Final = 1_000
-"""The most entries that one statement removes."""
+"""Maximum number of entries that one statement removes."""
 
 DUE_S: Final = 15 * 60
 """The number of seconds that `due` is rounded down to; see `_STEP_3`."""
 
 STEP_RECORDS: Final = 64
-"""The most small records that one statement removes."""
+"""Maximum number of small records that one statement removes."""
 
 STEP_BYTES: Final = 16 * 1024 * 1024
-"""The most bytes of entries that a purge removes at once; a single entry may be larger."""
+"""Maximum size in bytes of the entries that a purge removes at once; a single entry may be larger."""
 
 # Removes entries below the bounds of the tail, at most one step; the numbers have no gaps. `unswept` is the
 # record if more entries are left.
@@ -63,18 +63,19 @@ _UNSWEPT: Final = (
     "(SELECT CASE WHEN upto < (SELECT {below}) THEN (SELECT id FROM {whose}) END FROM lowest) AS unswept"
 )
 
-# Ends a record that is too large to be removed in one step: it counts as expired from then on, even if the
-# clock is set back, and is the next one that a purge removes.
+# Ends a record that is too large to be removed in one step: from then on it counts as expired, even if the
+# clock is set back, and it is the next one that a purge removes.
 _END: Final = "SET version = '', body = NULL, expires = '-infinity', first = r.next, size = 0"
 
-# Only the first row of a record has the body. An array of entries would need one row only, but asyncpg has to
-# look up that type on each connection. `place` counts the loads that were asked for, from 1; each has its own
-# number of newest entries, $3. Among several, a load of more than $4 bytes has neither the body
-# nor an entry: they are the bytes of the record or, by the average entry, those of its newest entries.
+# Only the first row of a record has the body. An array of entries would need only one row, but asyncpg has to
+# look up that type on each connection. `place` counts the loads, from 1; each has its own number of newest
+# entries, $3. Among several, a load of more than $4 bytes has neither the body nor entries: counted are the
+# bytes of the record or, by the average entry, of its newest entries.
 #
-# LATERAL with OFFSET 0 keeps the entries a separate query, whose bounds are known before it reads. In a
+# LATERAL with OFFSET 0 keeps the entries a separate query with bounds that are known before it reads. In a
 # plain join of several records, the index finds all entries of a record, and the bounds only filter them.
-# `(SELECT $1)` hides how many loads there are from the planner, which would plan each statement of two anew.
+# `(SELECT $1)` hides the number of loads from the planner, which would otherwise plan each statement for two
+# again.
 LOAD: Final = """
     SELECT {place} AS place, version,
         CASE WHEN {whole} AND (seq IS NULL OR seq = {start}) THEN body END AS body,
@@ -103,9 +104,9 @@ _MANY: Final = {
     "start": "greatest(first, next - newest)",
 }
 
-# An append to a record that probably exists. It neither inserts a record nor sweeps. No row: nothing was
-# done, because the record is absent, expired or full, or will expire soon, and `APPEND` decides. The update
-# judges expiry before it waits for the row; $6 are more seconds than the server lets it wait.
+# An append to a record that probably exists. It neither inserts a record nor sweeps. No row means that
+# nothing was done because the record is absent, expired or full, or will expire soon; then `APPEND` decides.
+# The update judges expiry before it waits for the row; $6 is more seconds than the server lets it wait.
 EXTEND: Final = """
     WITH record AS (
         UPDATE {schema}.stm_record
@@ -149,19 +150,19 @@ APPEND: Final = """
     END AS size, {unswept}"""
 
 # Several appends, perhaps more than one to a record. First come the columns of the records: keys, the version
-# of one that is created, its time to live, how many entries it gets, and their bytes. Then come all entries,
-# and the columns of each: where in $7 it begins, its length, the number of its record, and how many entries
-# of the same record precede it here. Columns of numbers are texts, which cost asyncpg less than arrays. The
-# answer has a row for each entry that was added, with its place.
+# of a new record, its time to live, the number of its entries, and their bytes. Then come all entries, and
+# the columns of each: its start in $7, its length, the number of its record, and the number of entries of the
+# same record that precede it here. Columns of numbers are text, which costs asyncpg less than arrays. The
+# answer has a row for each added entry, with its place.
 #
-# No append may hold up the others. A row that another transaction has locked is skipped; so is one that has
-# expired or has no room for all that it would get, which is judged after it was locked. Only a record that
-# another transaction is creating is waited for. All statements create in the order of the keys, so no two
-# wait for each other.
+# No append may hold up the others. A row that another transaction has locked is skipped, as is one that has
+# expired or has no room for all its entries, which is judged after locking. Only a record that another
+# transaction is creating is waited for. All statements create records in key order, so no two wait for each
+# other.
 #
-# LATERAL, `= ANY` and the subquery bind each row to its index: a plan that was made while the tables were
-# small would join all rows, and be kept while they grow. `(SELECT $1)` hides how many there are: a plan for
-# few would be estimated to cost less than the one that is kept, so each such statement would be planned anew.
+# LATERAL, `= ANY` and the subquery bind each row to its index: a plan made while the tables were small would
+# join all rows, and be kept while they grow. `(SELECT $1)` hides the number of rows: a plan for few would be
+# estimated to cost less than the kept one, so each such statement would be planned again.
 APPEND_MANY: Final = """
     WITH wanted AS MATERIALIZED (
         SELECT number, in_scope, named, initial, seconds::float8 AS secs, entries::bigint AS entries,
@@ -208,8 +209,8 @@ APPEND_MANY: Final = """
     )
     SELECT place, length, NULL::bigint AS unswept FROM added"""
 
-# `replace` without a version: $6 says whether any record may be replaced, or only one that has expired. A
-# live record that already carries the new version is written unchanged.
+# `replace` without a version: $6 says whether any record may be replaced, or only an expired one. A live
+# record that already carries the new version is written unchanged.
 STORE: Final = """
     WITH record AS (
         INSERT INTO {schema}.stm_record AS r (scope, name, version, body, expires, first, next, size)
@@ -233,9 +234,10 @@ STORE: Final = """
     ), {swept}
     SELECT EXISTS (SELECT FROM record) AS stored, {unswept}"""
 
-# `replace` with a version. The caller has read the entries to be dropped, so they are in the snapshot; if
-# there are fewer, the record had fewer when this began, which is a lost race. No row: there is no record.
-# Else `may` says whether the condition holds, and `size` is the size that the record would have.
+# `replace` with a version. The caller has read the entries to drop, so they are in the snapshot. If there are
+# fewer, the record had fewer when this statement began, which is a lost race. No row means that the record
+# does not exist. Otherwise `may` says whether the condition holds, and `size` is the size the record would
+# have.
 FOLD: Final = """
     WITH found AS (
         SELECT id, version, body, expires, first, size
@@ -261,11 +263,11 @@ FOLD: Final = """
     ), {swept}
     SELECT version = $3 OR EXISTS (SELECT FROM written) AS stored, may, size, {unswept} FROM plan"""
 
-# `replace` that rewrites $6 entries. $9 has all of them, each from the byte in $10 on and as long as in $11,
-# because asyncpg has to look up an array of `bytea` on each connection. A rewrite that committed after the
-# snapshot has changed sizes. So the version in the snapshot must be the expected one, too; else the record
-# had another version when this began, which is a lost race. `FOLD` relies on its caller, who has read the
-# version and so has a later snapshot.
+# `replace` that rewrites $6 entries. $9 has all of them, with their starts in $10 and lengths in $11, because
+# asyncpg has to look up an array of `bytea` on each connection. A rewrite that committed after the snapshot
+# has changed sizes. So the version in the snapshot must be the expected one, too; otherwise the record had
+# another version when this statement began, which is a lost race. `FOLD` relies on its caller, which has read
+# the version and so has a later snapshot.
 REWRITE: Final = """
     WITH found AS (
         SELECT id, version, body, expires, first, size
@@ -299,11 +301,11 @@ REWRITE: Final = """
     SELECT version = $3 OR EXISTS (SELECT FROM written) AS stored, may, size, NULL::bigint AS unswept
     FROM plan"""
 
-# The entries go with the record: by a foreign key, whose own query sees what the snapshot may miss. A record
-# of more than one step is ended instead, and its rows are left to `PURGE`.
+# The entries are deleted with the record by a foreign key, whose own query sees what the snapshot may miss. A
+# record of more than one step is ended instead, and its rows are left to `PURGE`.
 #
-# If there is no record, this deletion may be a retry of one that a standby does not have yet. A commit waits
-# for the standby only if it has written something: a message in the log, which nothing reads.
+# If the record does not exist, this deletion may be a retry of one that a standby does not have yet. A commit
+# waits for the standby only if it has written something: here a message in the log, which nobody reads.
 DELETE: Final = """
     WITH found AS (
         SELECT id, next, size, expires FROM {schema}.stm_record
@@ -327,7 +329,7 @@ SCAN: Final = """
     WHERE scope = $1 AND name > $2 AND (expires IS NULL OR expires > statement_timestamp())
     ORDER BY name LIMIT $3"""
 
-# One search in the index of the keys. Row security leaves only the scopes of the role's tenant.
+# One search in the key index. Row security leaves only the scopes of the role's tenant.
 NEXT_SCOPE: Final = "SELECT scope FROM {schema}.stm_record WHERE scope > $1 ORDER BY scope LIMIT 1"
 
 SCAN_EXPIRED: Final = """
@@ -335,10 +337,10 @@ SCAN_EXPIRED: Final = """
     WHERE scope = $1 AND name > $2 AND expires <= statement_timestamp()
     ORDER BY name LIMIT $3"""
 
-# One step: an expired record, or the oldest entries of a larger one; the record's row is removed last. No
-# row: no record has expired, or others are removing them. It never waits for a lock, so it cannot deadlock.
-# The index has `due`, which is at most `DUE_S` before `expires`. With that number as $1, every row found in
-# the index has expired; with less, some of the newest have not, and are skipped.
+# One step: an expired record, or the oldest entries of a larger one; the record's row is removed last. No row
+# means that no record has expired, or others are removing them. It never waits for a lock, so it cannot
+# deadlock. The index has `due`, which is at most `DUE_S` before `expires`. With that number as $1, every row
+# found in the index has expired; with less, some of the newest have not, and are skipped.
 PURGE: Final = """
     WITH due AS MATERIALIZED (
         SELECT id FROM {schema}.stm_record
@@ -366,9 +368,9 @@ PURGE: Final = """
     )
     SELECT (SELECT count(*) FROM purged) AS purged FROM due"""
 
-# The same for small records, several at once: together at most as many entries and bytes as one step removes.
-# `next` is more than the number of a record's entries, those below its tail included. The cascade removes the
-# entries. A purge on demand uses it; the task behind writes takes one record at a time.
+# The same for several small records: together at most as many entries and bytes as one step removes. `next`
+# is greater than the number of a record's entries, including those below its tail. The cascade removes the
+# entries. A purge on demand uses this; the task that follows writes takes one record at a time.
 PURGE_SMALL: Final = """
     WITH due AS MATERIALIZED (
         SELECT id, next, size FROM {schema}.stm_record
@@ -397,9 +399,9 @@ SWEEP: Final = """
     SELECT {unswept}"""
 
 SAMPLES: Final[Mapping[str, object]] = {"int4": 1, "int8": 2, "bool": True, "text": "a", "bytea": b"a"}
-"""What `LOOK` returns of each type that the driver reads, unless the connection has a codec of its own."""
+"""The value of each type that `LOOK` returns, unless the connection has custom codecs."""
 
-# What `open` checks; it changes nothing.
+# The check of `open`; changes nothing.
 LOOK: Final = """
     SELECT 1::int4 AS int4, 2::int8 AS int8, true AS bool, 'a'::text AS text, 'a'::bytea AS bytea,
         found IS NOT NULL AS there, to_regclass($2) IS NOT NULL AS numbered,
@@ -411,16 +413,16 @@ LOOK: Final = """
     FROM to_regclass($1) AS found LEFT JOIN pg_class ON pg_class.oid = found
     LEFT JOIN pg_class AS entries ON entries.oid = to_regclass($3)"""
 
-# By the index, because `enable_seqscan` is off.
+# Uses the index, because `enable_seqscan` is off.
 NUMBERS: Final = "SELECT version, readable_since FROM {schema}.stm_layout WHERE one"
 
-# The lock runs one setup at a time, because IF NOT EXISTS fails if two sessions create a table at once. Its
-# number is the letters `stm`. Sent together, the statements are one transaction. CREATE SCHEMA is skipped for
-# an existing schema, because even IF NOT EXISTS needs the permission to create it.
+# The lock runs one setup at a time, because IF NOT EXISTS fails if two sessions create a table concurrently.
+# Its number is the letters `stm`. Sent together, the statements are one transaction. CREATE SCHEMA is skipped
+# for an existing schema, because even IF NOT EXISTS needs the permission to create it.
 #
 # First come the tables of layout 1, then a step for each later layout. So new and old tables take the same
-# path, and running it again changes nothing. Processes of layout 1 need the comment to open the tables. The
-# layout reveals nothing about the data, so every role may read it.
+# path, and running the script again changes nothing. Processes of layout 1 need the comment to open the
+# tables. The layout reveals nothing about the data, so every role may read it.
 _SETUP: Final = """\
 SELECT pg_advisory_xact_lock(7566445);
 DO $$ BEGIN
@@ -474,11 +476,11 @@ END $$;
 # finding an empty store.
 _WHOSE: Final = {"role": "CURRENT_USER", "setting": "current_setting('stm.tenant')"}
 
-# With row security, the tenant becomes part of the foreign key of an entry, and of the index of expired
-# records. Otherwise a deletion searches the entries of all tenants, and a tenant can insert entries for
-# another's record, and so hold its lock. NOT VALID skips the check of existing entries. From `tenant =
+# With row security, the tenant becomes part of the foreign key of an entry and of the index of expired
+# records. Otherwise a deletion would search the entries of all tenants, and a tenant could insert entries for
+# another's record and so hold its lock. NOT VALID skips the check of existing entries. From `tenant =
 # CURRENT_USER`, which compares a text and a `name`, the planner does not conclude that the rows of one tenant
-# are in the order of the index; from two texts it does.
+# are in index order; from two texts it does.
 _STEP_2: Final = """\
 -- From layout 1 to layout 2, which layout 1 can still use.
 DO $$ BEGIN
@@ -503,9 +505,9 @@ DO $$ BEGIN
 END $$;
 """
 
-# An append moves `expires`. If an index had that column, each append would add an entry to every index of
-# the table, and leave one to be removed. `due` is the same for a quarter of an hour, so the new row is stored
-# beside the old one, in the space that the fill factor keeps free (a HOT update). The server calculates it,
+# An append moves `expires`. If an index had that column, each append would add an entry to every index of the
+# table, and leave one to be removed. `due` is the same for a quarter of an hour, so the new row is stored
+# next to the old one, in the space that the fill factor keeps free (a HOT update). The server calculates it,
 # also for processes of earlier layouts.
 _STEP_3: Final = """\
 -- From layout 2 to layout 3, which earlier layouts can still use. It rewrites stm_record.
@@ -558,11 +560,11 @@ def setup(schema: str, row_security: RowSecurity) -> str:
 
 
 class Statements:
-    """The statements on the tables of one schema; `schema` is an identifier, quoted here."""
+    """The statements on the tables of one schema; `schema` is an identifier, which is quoted here."""
 
     def __init__(self, schema: str) -> None:
         def here(statement: str, whose: str = "", below: str = "", **parts: str) -> str:
-            """Fill in the schema, the record and the bound for the removal of entries, and other parts."""
+            """Fill in the schema, the record and bound for removing entries, and other parts."""
             for name, part in parts.items():
                 statement = statement.replace(f"{{{name}}}", part)
             return (

@@ -1,4 +1,4 @@
-"""Checks before the first operation: the server, the role, the tables and their layout."""
+"""Checks before the first operation of the server, the role, the tables and their layout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger("stm_backends")
 T = TypeVar("T")
 
 _ISOLATION: Final = ("read committed", "read uncommitted")
-"""Levels at which a statement sees what it waited for; PostgreSQL treats the two as the same."""
+"""Isolation levels at which a statement sees the rows it waited for; PostgreSQL treats the two alike."""
 
 
 class Send(Protocol):
@@ -31,7 +31,7 @@ async def make_ready(send: Send, settings: PostgresSettings, statements: Stateme
     """Check that the server, the role and the tables can be used; `create` sets tables up, or migrates them.
 
     Returns whether records have the column `due`. Raises `Unavailable` if the tables do not exist or the
-    server is a standby, and `ConfigurationError` for anything that has to be changed first.
+    server is a standby, and `ConfigurationError` for anything that must be changed first.
     """
     found, layout = await _look(send, statements)
     if create and (layout is None or is_outdated(layout, OURS)):
@@ -57,12 +57,12 @@ async def make_ready(send: Send, settings: PostgresSettings, statements: Stateme
 
 
 def _with_hint(error: Denied | Unavailable, schema: str) -> Denied | Unavailable:
-    """Return the error of a setup, which says what lets a role create tables if that was denied."""
+    """Return a setup's error, with a hint on how to let the role create tables if that was denied."""
     if not isinstance(error, Denied):
         return error
     return Denied(
-        f"the role may not set tables up in the schema {schema}, as none but the owner of a database may in "
-        "public since PostgreSQL 15; name another schema (schema=...), GRANT CREATE on this one, or let its "
+        f"the role may not set tables up in the schema {schema}; since PostgreSQL 15, only the owner of a "
+        "database may in public; name another schema (schema=...), GRANT CREATE on this one, or let its "
         "owner run what `stm-backends schema --url URL` prints"
     )
 
@@ -77,20 +77,20 @@ async def _look(send: Send, statements: Statements) -> tuple[Row, Layout | None]
         return found, None
     if not set(found["columns"].split()) >= COLUMNS:
         raise ConfigurationError(
-            "there is a table stm_record that this library did not set up; it was not changed"
+            "the table stm_record was not set up by this library; it was not changed"
         )
     numbers = await send(lambda connection: connection.fetch(statements.numbers)) if found["numbered"] else []
-    # Layout 1 had no such table.
+    # Layout 1 did not have this table.
     return found, Layout(*numbers[0]) if numbers else Layout(1, 1)
 
 
 def _require_codecs(found: Row) -> None:
-    """Raise `ConfigurationError` if a pool that was handed in reads values in a way of its own."""
+    """Raise `ConfigurationError` if a passed-in pool has custom codecs."""
     for kind, value in SAMPLES.items():
         if found[kind] != value or type(found[kind]) is not type(value):
             raise ConfigurationError(
-                f"the connections of this pool have a codec of their own for {kind} (set_type_codec); hand "
-                "in a pool without it"
+                f"the connections of this pool have a custom codec for {kind} (set_type_codec); pass a pool "
+                "without it"
             )
 
 
@@ -106,7 +106,7 @@ def _require_server(found: Row) -> None:
         )
     if found["isolation"] not in _ISOLATION:
         raise ConfigurationError(
-            f"transactions are {found['isolation']} by default, and concurrent writers would fail instead of "
+            f"transactions are {found['isolation']} by default, so concurrent writers would fail instead of "
             "waiting; set default_transaction_isolation to 'read committed' for the pool (server_settings), "
             "or for the role (ALTER ROLE)"
         )
@@ -132,6 +132,6 @@ def _require_security(found: Row, settings: PostgresSettings) -> None:
         )
     if settings.row_security == "setting" and not found["tenant"]:
         raise ConfigurationError(
-            "row_security='setting' needs a tenant: tenant=..., or on a pool handed in "
+            "row_security='setting' needs a tenant: tenant=..., or on a passed-in pool "
             "server_settings={'stm.tenant': ...}"
         )

@@ -1,6 +1,6 @@
-"""The Redis driver: conversations of many machines in Redis or Valkey, one server or a cluster.
+"""The Redis driver: conversations shared by many machines in Redis or Valkey, on one server or a cluster.
 
-Importing this package imports no client library; its names are looked up when they are asked for.
+Importing this package imports no client library; its names are loaded on first access.
 """
 
 from __future__ import annotations

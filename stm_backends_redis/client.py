@@ -1,4 +1,4 @@
-"""The client of Redis, made here or handed in."""
+"""The Redis client, created here or passed in."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Client: TypeAlias = "Redis | RedisCluster"
 
 
 class Sentinels(Sentinel):
-    """redis-py's sentinels of one service, which are asked once for all callers that wait for the answer.
+    """redis-py's sentinels of one service, asked once for all callers that wait for the answer.
 
-    redis-py asks for each connection that it makes, which after a failover are as many as the pool has. It
-    would open so many connections to each sentinel, and keep them. It also moves the sentinel that answered
-    to the front of the list, where concurrent calls overwrite each other's entries, until a dead sentinel
-    may be the only one left.
+    redis-py asks for each connection that it opens; after a failover, that is the whole pool. It would open
+    as many connections to each sentinel, and keep them. It also moves the sentinel that answered to the
+    front of the list, where concurrent calls overwrite each other's entries, until a dead sentinel may be
+    the only one left.
     """
 
     _asking: asyncio.Future[Any] | None = None
@@ -41,29 +41,29 @@ class Sentinels(Sentinel):
             question: Awaitable[Any] = cast("Any", super()).discover_master(service_name)
             asking = self._asking = asyncio.ensure_future(question)
             asking.add_done_callback(self._answered)
-        # Others may wait for the same answer, so a cancellation of one does not end the question.
+        # Others may wait for the same answer, so cancelling one caller does not end the query.
         await asyncio.wait({asking})
         if asking.cancelled():
-            raise NotConnected("closed while the sentinels were asked")
+            raise NotConnected("closed while asking the sentinels")
         return asking.result()
 
     def _answered(self, asking: asyncio.Future[Any]) -> None:
         self._asking = None
         if not asking.cancelled():
-            asking.exception()  # all who asked may have been cancelled
+            asking.exception()  # all callers may have been cancelled
 
     async def aclose(self) -> None:
         """Stop asking, and close the connections."""
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.wait({self._asking})
-        # One that fails to close keeps no other one open.
+        # A connection that fails to close does not keep others open.
         closing = (sentinel.aclose() for sentinel in cast("Any", self).sentinels)
         await asyncio.gather(*closing, return_exceptions=True)
 
 
 def require_client(client: object, *, silence_s: float) -> Connected:
-    """Return a client that was handed in, ready for use and never closed; raises for other objects."""
+    """Return a connection on the caller's client, which is never closed. Raises for other objects."""
     if isinstance(client, Redis):
         return Server(client, silence_s=silence_s)
     if not isinstance(client, RedisCluster):
@@ -82,7 +82,7 @@ def require_client(client: object, *, silence_s: float) -> Connected:
     def node_at(address: Address) -> Node:
         host, port = address
         node = cluster.get_node(host, port)
-        if node is None:  # newer than the client's topology; added there, so that the client closes it
+        if node is None:  # not in the client's topology yet; added there, so that the client closes it
             node = ClusterNode(host, port, **cast("Any", cluster.get_connection_kwargs()))
             manager.nodes_cache[node.name] = node
         return NodeOfClient(node, silence_s=silence_s)
@@ -91,10 +91,10 @@ def require_client(client: object, *, silence_s: float) -> Connected:
 
 
 def make_client(settings: RedisSettings) -> Connected:
-    """Return a connection to the servers of these settings; it connects when it is first used."""
+    """Return a connection to the servers of these settings, which connects on first use."""
     common = client_options(settings)
     # The client's own limit is never reached: our limit makes operations wait first. The stream keeps one
-    # connection, and two for a moment when it changes to another.
+    # connection, and briefly two when it switches to another.
     common |= {"max_connections": settings.pool_size + 1, "redis_connect_func": _greeting(settings)}
     count = max(1, settings.pool_size - 1)
 
@@ -115,7 +115,7 @@ def make_client(settings: RedisSettings) -> Connected:
     common["db"] = settings.db
     if settings.mode == "sentinel":
         login = {"username": settings.sentinel_username, "password": settings.sentinel_password}
-        # One that hangs must leave time to ask the others.
+        # A sentinel that hangs must leave time to ask the others.
         share = _connect_timeout(settings) / len(settings.hosts)
         patience = {"socket_timeout": share, "socket_connect_timeout": share}
         options = {**client_options(settings), **login, **patience}
@@ -126,14 +126,14 @@ def make_client(settings: RedisSettings) -> Connected:
 
 
 def client_options(settings: RedisSettings) -> dict[str, Any]:
-    """Return the options of all clients that are made here, including those of sentinels."""
+    """Return the options of all clients created here, including those for sentinels."""
     common: dict[str, Any] = {
         "username": settings.username or None,
         "password": settings.password or None,
         "socket_connect_timeout": _connect_timeout(settings),
-        # Only the deadline of the operation limits how long it waits for its answer.
+        # Only the operation's deadline limits the wait for its answer.
         "socket_timeout": None,
-        # So that the loss of an idle connection is noticed.
+        # To notice the loss of an idle connection.
         "socket_keepalive": True,
         # The core retries writes whose outcome is unknown, because it knows which are safe to repeat.
         "retry": Retry(NoBackoff(), 0),
@@ -157,7 +157,7 @@ def _connect_timeout(settings: RedisSettings) -> float:
 
 
 def _greeting(settings: RedisSettings) -> Any:
-    """Return what a new connection does first: log in, and select a database."""
+    """Return the first steps of a new connection: log in, and select a database."""
 
     async def greet(connection: AbstractConnection) -> None:
         try:

@@ -1,8 +1,8 @@
-"""A Redis Cluster: which node has a key, and what happens when it has moved.
+"""A Redis Cluster: finding the node that has a key, and following a key that has moved.
 
-The client library's own cluster client is not used for this. It sends ASKING and the command after it on
-different connections, so that a key which has moved ahead of its slot is often not found. And each failed
-call makes it read the whole topology again, or close the connections of all nodes.
+The client library's own cluster client is not used for this. It sends ASKING and the following command on
+different connections, so a key that has moved ahead of its slot is often not found. After each failed call,
+it also reads the whole topology again, or closes the connections of all nodes.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from stm_backends_redis.settings import Address
 Seeds: TypeAlias = Callable[[], Awaitable[Iterable[Address]]]
 
 _PAUSE_S: Final = 1.0
-"""The topology is read at most once in this many seconds, even if many calls fail."""
+"""Minimum number of seconds between two reads of the topology, even if many calls fail."""
 
 _PATIENCE_S: Final = 2.0
-"""How long one node may take to return the topology."""
+"""The time limit of one node for returning the topology, in seconds."""
 
 _REDIRECTIONS: Final = 5
-"""How many redirections one command follows before it counts as refused for the moment."""
+"""Maximum number of redirections that a command follows before it counts as refused for the moment."""
 
 _UNNAMED: Final = ("", "?")
-"""What a node returns instead of a host name that it does not know: the host of the node itself."""
+"""The host that a node returns if it does not know its name: the caller uses the node's own address."""
 
 
 class Cluster:
     """The nodes of a cluster.
 
-    `connect` connects to a node, `seeds` returns the nodes to ask first, and `remap` maps an address that the
-    cluster returns to one that can be reached from here.
+    `connect` connects to a node, `seeds` returns the nodes to ask first, and `remap` maps an address
+    announced by the cluster to one that can be reached from here.
     """
 
     is_cluster = True
@@ -85,7 +85,7 @@ class Cluster:
                 raise
             self._answered.add(address)
             answer = answers[0]
-            if isinstance(answer, client.AskError):  # which MOVED is a kind of
+            if isinstance(answer, client.AskError):  # MOVED is a subclass
                 where: Any = answer
                 address = self._address(where.host, where.port, told_by=address)
                 asking = not isinstance(answer, client.MovedError)
@@ -96,10 +96,10 @@ class Cluster:
             if isinstance(answer, client.ClusterDownError):
                 self._look_again(address)
             return answers
-        raise client.ClusterError("redirected too often")
+        raise client.ClusterError("redirected too many times")
 
     async def masters(self) -> Sequence[Exchange]:
-        """Return what sends to each node that has slots, on a new connection if it was left meanwhile."""
+        """Return a sender for each node that has slots; it connects again if the node was left meanwhile."""
         if not self._owners:
             await self._topology()
         return [functools.partial(self._ask, address) for address in dict.fromkeys(self._owners.values())]
@@ -117,7 +117,7 @@ class Cluster:
                 if leaving:
                     await asyncio.wait(leaving)
             except asyncio.CancelledError:
-                # All have begun by now, so each closes its connections before it ends.
+                # All have started by now, so each closes its connections before it ends.
                 for node in leaving:
                     node.cancel()
                 await asyncio.gather(*leaving, return_exceptions=True)
@@ -132,7 +132,7 @@ class Cluster:
         return await self._node(address).exchange(key, *commands)
 
     def _leave(self, addresses: Iterable[Address]) -> None:
-        """Begin to close nodes; each first waits for the operations that it has."""
+        """Begin to close nodes; each first waits for its operations in progress."""
         for address in [*addresses]:
             leaving = asyncio.create_task(self._nodes.pop(address).close(), name="stm-redis-leave")
             self._leaving.add(leaving)
@@ -141,7 +141,7 @@ class Cluster:
     def _left(self, leaving: asyncio.Task[None]) -> None:
         self._leaving.discard(leaving)
         if not leaving.cancelled():
-            leaving.exception()  # of a node that is no longer in use
+            leaving.exception()  # the node is no longer in use
 
     def _address(self, host: str, port: int, *, told_by: Address) -> Address:
         return self._remap((told_by[0] if host in _UNNAMED else host, port))
@@ -149,7 +149,7 @@ class Cluster:
     # Topology
 
     def _look_again(self, suspect: Address | None = None) -> None:
-        """Start to read the topology in the background, unless that is in progress or was done just now."""
+        """Start to read the topology in the background, unless that is in progress or has just been done."""
         now = asyncio.get_running_loop().time()
         if self._look is None and now - self._looked_at >= _PAUSE_S:
             self._begin(suspect)
@@ -159,7 +159,7 @@ class Cluster:
         look = self._look or self._begin(None)
         await asyncio.wait([look])
         if look.cancelled():
-            raise client.ClusterError("closed while the topology was read")
+            raise client.ClusterError("closed while reading the topology")
         look.result()
 
     def _begin(self, suspect: Address | None) -> asyncio.Task[None]:
@@ -172,10 +172,10 @@ class Cluster:
         if self._look is look:
             self._look = None
         if not look.cancelled():
-            look.exception()  # retrieved by those who wait; a background refresh ignores it
+            look.exception()  # callers that wait retrieve it; a background refresh ignores it
 
     async def _read(self, suspect: Address | None) -> None:
-        """Ask one node after the other, a suspect one last, until one returns the topology."""
+        """Ask one node after another, the suspect last, until one returns the topology."""
         seeds = [*await self._seeds()]
         known = list(dict.fromkeys([*self._owners.values(), *seeds]))
         random.shuffle(known)
@@ -198,7 +198,7 @@ class Cluster:
                 owner = self._address((host or b"").decode(), port, told_by=address)
                 owners.update(dict.fromkeys(range(first, last + 1), owner))
             self._owners = owners
-            # Where addresses change, as those of pods do, each would keep its connections for good.
+            # If addresses change, as those of pods do, old ones would keep their connections for good.
             here = {*owners.values(), *seeds}
             self._answered &= here
             self._leave(self._nodes.keys() - here)

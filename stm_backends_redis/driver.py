@@ -1,9 +1,9 @@
-"""The Redis driver: records in one Redis, in the master that sentinels name, or spread over a Redis Cluster.
+"""The Redis driver: records in one Redis, in a master found by sentinels, or spread over a Redis Cluster.
 
-Every operation is one command or one script, and one round trip. There are four exceptions, and none of them
-does anything twice. A server that does not know a script (it was restarted, or its scripts were flushed) is
-sent the text of it. A cluster that moves a slot redirects the operation. Or it asks for a retry a moment
-later. And what is large is loaded in slices.
+Every operation is one command or one script, and takes one round trip, with four exceptions that do nothing
+twice. A server that does not know a script (it was restarted, or its scripts were flushed) is sent the text.
+A cluster that moves a slot redirects the operation, or asks for a retry a moment later. Large records are
+loaded in slices.
 
 The keys of one scope share a hash tag, so that a record and the index of its scope are in one slot.
 """
@@ -43,7 +43,7 @@ from stm_backends_redis.statements import Statement
 from stm_backends_redis.tidying import Tidying, indexes
 
 _MAX_DROP: Final = 1_000
-"""A script that drops this many entries keeps the server from other clients for a few milliseconds."""
+"""Maximum number of entries that a script drops, which blocks other clients for a few milliseconds."""
 
 _REMAINS: Final = Remains(
     "Redis: the commands that wrote the deleted records remain in the append-only file until its next "
@@ -52,17 +52,17 @@ _REMAINS: Final = Remains(
 )
 
 _MAX_PAGE: Final = 10_000
-"""A larger page would keep the server from other clients for too long."""
+"""Maximum page size; a larger page would block the server's other clients for too long."""
 
 _SHARED_PAGE: Final = 1_000
-"""A larger page does not come on the connection that other commands share."""
+"""Larger pages do not use the connection that other commands share."""
 
 
 class RedisDriver:
     """The five operations on Redis.
 
     A `client` of `redis.asyncio` is never closed here, and works without `open()`, which then only checks the
-    server. Without one, `open` makes a client and `close` closes it.
+    server. Without a client, `open` creates one and `close` closes it.
     """
 
     name = "redis"
@@ -93,11 +93,11 @@ class RedisDriver:
         )
 
     async def open(self) -> None:
-        """Connect, log in, and check that the server supports the durability settings. Twice is harmless."""
+        """Connect, log in, and check that the server supports the durability settings. Harmless twice."""
         await self._home.open(self._begin, self._end)
 
     async def close(self) -> None:
-        """Wait for operations in progress; close the client unless it was handed in. Twice is harmless."""
+        """Wait for operations in progress; close the client unless it was passed in. Harmless twice."""
         await self._home.close(self._end)
 
     async def _begin(self) -> None:
@@ -115,7 +115,7 @@ class RedisDriver:
             await client.close()
 
     def _start_over(self) -> None:
-        """Make what belongs to one event loop."""
+        """Create the objects that belong to one event loop."""
         given, silence_s = self._handed_in, self._settings.deadline_s
         self._given = None if given is None else require_client(given, silence_s=silence_s)
         self._client = self._given
@@ -145,7 +145,7 @@ class RedisDriver:
         return await self._edge.run("load", read)
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
-        """Add one entry at the end; the version stays, the time to live is reset."""
+        """Add one entry at the end. Keeps the version and resets the time to live."""
         require_append(entry, ttl, self.traits, backend=self.name)
         most = self.traits.max_record
         length: int = await self._write(
@@ -164,7 +164,7 @@ class RedisDriver:
         rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
-        """Store a body and its version if the record is what the caller expects."""
+        """Store a body and its version if the record meets the condition."""
         require_replace(body, rewrite, drop, expect, ttl, self.traits, backend=self.name)
         condition, expected = ("is", expect) if isinstance(expect, str) else (expect.value, "")
         if rewrite:
@@ -197,7 +197,7 @@ class RedisDriver:
         return self._fitting("replace", stored) == 1
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
-        """Remove the record if it exists and carries `expect`; returns whether it did."""
+        """Remove the record if it exists and carries `expect`, and return whether it did."""
         condition, expected = ("any", "") if expect is ANY else ("is", expect)
         removed: int = await self._write(
             "delete", statements.DELETE, key, condition, expected.encode(), int(self._safeguard.is_asked)
@@ -224,20 +224,20 @@ class RedisDriver:
         return Page(tuple(names), following or None)
 
     async def finish_erasure(self) -> Remains:
-        """Return what remains of deleted records."""
+        """Describe what remains of deleted records."""
         return _REMAINS
 
     async def expired(self) -> int:
-        """Return how many names of expired records the indexes of all scopes still hold."""
+        """Return the number of names of expired records that the indexes of all scopes still hold."""
         tidying, total = self._new_tidying(count_only=True), 0
         while (step := await tidying.step(_MAX_PAGE)) is not None:
             total += step
         return total
 
     async def purge(self, limit: int) -> int:
-        """Remove up to `limit` names of expired records from the indexes; returns how many.
+        """Remove up to `limit` names of expired records from the indexes, and return their number.
 
-        A call that removed `limit` names is continued by the next one. On a cluster, all masters are asked.
+        After a call that removed `limit` names, the next call continues. On a cluster, all masters are asked.
         """
         require_limit(limit)
         client = self._client
@@ -259,7 +259,7 @@ class RedisDriver:
 
         async def ask(master: Exchange, command: Command) -> Any:
             async def send() -> Any:
-                if self._client is not client:  # sending after `close` would connect again
+                if self._client is not client:  # sending after `close` would reconnect
                     raise self._edge.not_open("purge")
                 (answer,) = await master(b"", command)
                 if isinstance(answer, Exception):
@@ -308,15 +308,15 @@ class RedisDriver:
         )
 
     def _require_open(self, operation: str) -> None:
-        """Raise if there is no client; the edge makes the event loop of what it runs the driver's home."""
+        """Raise if there is no client. The edge makes its event loop the driver's home."""
         if self._client is None:
             raise self._edge.not_open(operation)
 
     def _give_up_at(self) -> float:
-        """Return until when an operation that begins now is sent again after a refusal.
+        """Return the time until which a refused operation that begins now is sent again.
 
-        It is one time for all commands of the operation and for each retry of it, so that the reason of the
-        last refusal is raised before the deadline ends them.
+        All commands and retries of the operation share this time, so that the reason of the last refusal is
+        raised before the deadline ends them.
         """
         return asyncio.get_running_loop().time() + self._settings.deadline_s * 0.8
 
@@ -333,13 +333,13 @@ class RedisDriver:
     ) -> Any:
         """Return the answer to a command or a script; `behind` is sent after it in the same packet.
 
-        `apart` keeps it from the connection that commands share, as a large answer would hold up the others.
+        `apart` keeps it off the shared connection, where a large answer would hold up other commands.
         """
         client = self._client
-        # A WAIT behind a script that the server does not know would wait for nothing.
+        # A WAIT after a script unknown to the server would wait for nothing.
         command = statement.command if not behind or statement in self._sent else statement.in_full
         while True:
-            if client is None or self._client is not client:  # sending after `close` would connect again
+            if client is None or self._client is not client:  # sending after `close` would reconnect
                 raise self._edge.not_open(operation)
             try:
                 answer, *rest = await client.exchange(key, (*command, *arguments), *behind, apart=apart)
@@ -357,7 +357,7 @@ class RedisDriver:
                 await asyncio.sleep(random.uniform(0.005, 0.05))
 
     async def _greet(self, client: Connected) -> None:
-        """Check the login, the server and its kind, without a key: a user may have only those of a tenant."""
+        """Check the login, the server and its kind without a key: a user may have only one tenant's keys."""
         if not client.is_cluster:
             (facts,) = await client.exchange(b"", statements.HELLO)
             if statements.is_node_of_cluster(facts):
@@ -370,7 +370,7 @@ class RedisDriver:
     def _index(self, scope: str) -> bytes:
         """Return the key of a scope's index. Its braces put all keys of the scope in one slot of a cluster.
 
-        The prefix contains no brace, and the escaped scope no closing one, so no two scopes share a key.
+        The prefix has no brace and the escaped scope no closing brace, so no two scopes share a key.
         """
         tag = scope.replace("%", "%25").replace("}", "%7D")
         return f"{self._settings.key_prefix}{{{tag}}}".encode()
@@ -381,13 +381,13 @@ class RedisDriver:
         return index + b":" + key.name.encode(), index
 
     def _fitting(self, operation: str, answer: int) -> int:
-        """Return the answer of a script; raises `TooLarge` if it is minus the size of a record."""
+        """Return the answer of a script. Raises `TooLarge` for a negative one, the size of a record."""
         self._edge.require_fits(operation, "record", -answer)
         return answer
 
 
 def _record(elements: list[bytes], last: int | None) -> Record:
-    """Return the record that a list holds; raises `ValueError` if the list is incomplete."""
+    """Return the record in a list. Raises `ValueError` if the list is incomplete."""
     length, size, body_size = measured(elements)
     version, _, body, *tail = elements
     skipped, loaded = skipped_of(length, last), sum(map(len, tail))
@@ -399,7 +399,7 @@ def _record(elements: list[bytes], last: int | None) -> Record:
 
 
 def _milliseconds(ttl: float | None | KeepType) -> Argument:
-    """Return a time to live as the scripts take it."""
+    """Return a time to live as the scripts expect it."""
     if isinstance(ttl, Ttl):
         return ttl.value
     return "" if ttl is None else math.ceil(min(ttl, LONGEST_S) * 1000)

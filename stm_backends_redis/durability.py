@@ -1,4 +1,4 @@
-"""How durable an acknowledged write is, and the command that waits until it is durable."""
+"""The durability of acknowledged writes, and the command that waits for it."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from stm_backends_redis.settings import RedisSettings
 
 
 class Safeguard:
-    """WAIT or WAITAOF after a write, and what its answer means.
+    """WAIT or WAITAOF after a write, and the meaning of its answer.
 
-    From Redis 7.2 on, both wait for the last write of their own connection, and not at all if it has written
+    Since Redis 7.2, both wait for the last write of their own connection, and do not wait if it has written
     nothing. So a retry of a write that was already done writes once more, without effect.
     """
 
     def __init__(self, settings: RedisSettings) -> None:
         # Short enough to send an unknown script again, and wait again, within the deadline.
         replicas, patience = settings.wait_replicas, int(settings.deadline_s * 400)
-        # How many must confirm it: the server's own disk, if that is asked for, and replicas.
+        # The number of confirmations: of the server's own disk, if requested, and of replicas.
         self._asked = [1, replicas] if settings.wait_fsync else [replicas]
         self._name = "WAITAOF" if settings.wait_fsync else "WAIT"
         self._patience = patience
         self.is_asked = any(self._asked)
         self.behind: tuple[Command, ...] = ((self._name, *self._asked, patience),) if self.is_asked else ()
-        """The command to send after a write in the same packet; none if there is nothing to wait for."""
+        """The command to send after a write in the same packet, if there is anything to wait for."""
 
     @property
     def sentence(self) -> str:
-        """What an acknowledged write survives, for `Traits.durability`."""
+        """The events that an acknowledged write survives, for `Traits.durability`."""
         where: list[str] = []
         if len(self._asked) == 2:
             where.append("on the disk of the server")
@@ -60,12 +60,12 @@ class Safeguard:
         if self._name == "WAIT" or isinstance(error, NoPermissionError):
             raise error
         raise ConfigurationError(
-            "wait_fsync needs WAITAOF, which came with Redis 7.2, on a server with `appendonly yes`; "
+            "wait_fsync needs WAITAOF (Redis 7.2 or later) on a server with `appendonly yes`; "
             "leave it out, and set `appendfsync always` on the server instead"
         ) from error
 
     def confirmed(self, answer: Any, *behind: Any) -> Any:
-        """Return the answer to a write that is as durable as asked; raises `OutcomeUnknown` if it is not.
+        """Return the answer to a write that is as durable as requested; otherwise raises `OutcomeUnknown`.
 
         An answer below one means that nothing was written, so there is nothing to wait for.
         """
@@ -76,5 +76,5 @@ class Safeguard:
                 raise OutcomeUnknown("done, but the server refused to wait until it is durable") from safe
             reached = cast("list[int]", safe if isinstance(safe, list) else [safe])
             if any(one < least for one, least in zip(reached, self._asked, strict=True)):
-                raise OutcomeUnknown("done, but not confirmed in time by the number of servers asked for")
+                raise OutcomeUnknown("done, but not confirmed in time by the requested number of servers")
         return answer

@@ -1,4 +1,4 @@
-"""What each error of the client library, or of the server, means for the caller."""
+"""The meaning of each error of the client library or the server for the caller."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NotConnected(client.ConnectionError):
 
 
 class Unreachable(NotConnected):
-    """The same for a node of a cluster that never answered at the address that the cluster announces."""
+    """`NotConnected` to a cluster node that never answered at the address that the cluster announces."""
 
 
 NODE: Final = "the server is a node of a cluster; its URL begins with redis+cluster://"
@@ -30,7 +30,7 @@ _UNREACHABLE: Final[Meaning] = (
     Unavailable,
     (
         "a node cannot be reached at the address that the cluster announces; if it is not down, set "
-        "cluster-announce-ip or cluster-announce-hostname, or hand in a RedisCluster with address_remap=..."
+        "cluster-announce-ip or cluster-announce-hostname, or pass a RedisCluster with address_remap=..."
     ),
 )
 _BUSY_CLIENT: Final[Meaning] = (Unavailable, "all connections of the client are in use")
@@ -45,7 +45,7 @@ _NO_CLUSTER: Final[Meaning] = (
 _LOGIN: Final[Meaning] = (
     Denied,
     (
-        "the server does not accept this user and password, or wants some; in a URL, percent-encoded: "
+        "the server rejects this user and password, or requires them; in a URL, percent-encode them: "
         "redis://user:password@host"
     ),
 )
@@ -109,10 +109,10 @@ _CLASSES: Final[Mapping[type[Exception], Meaning]] = {
 """By class, or by the nearest base class that is listed."""
 
 _COMMAND: Final = re.compile(r"run the '([a-z|]+)' command")
-"""How a server names the command that it denies; within a script it names none."""
+"""The server's text about a denied command; within a script it names no command."""
 
 REFUSALS: Final = (client.TryAgainError, client.ClusterError)
-"""Answers of a cluster while it moves slots: not done; a retry succeeds a moment later."""
+"""Answers of a cluster while it moves slots: the command was not executed; a retry soon succeeds."""
 
 _NOT_SENT: Final = re.compile(
     r" connecting to |^No connection available|^max number of clients|^Too many connections"
@@ -124,7 +124,7 @@ _WORDLESS: Final[Mapping[str, Meaning]] = {
     "DB index is out of range": _NO_DATABASE,
     "invalid DB index": _NO_DATABASE,
 }
-"""Answers without such a word, or with the unspecific `ERR`, which is left out."""
+"""Answers without such a word, or with the generic `ERR`, which is left out."""
 
 _NO_COMMAND: Final[Meaning] = (
     Unavailable,
@@ -134,11 +134,11 @@ _NO_COMMAND: Final[Meaning] = (
 _FORBIDDEN_IN_SCRIPT: Final = "The user executing the script can't"
 
 _IN_SCRIPT: Final = re.compile(f"(?:^|: -?)({'|'.join(_CODES)}|{_FORBIDDEN_IN_SCRIPT})\\b")
-"""Before 7.0 a server embeds the error that ends a script in another message."""
+"""Before 7.0, a server embeds the error that ends a script in another message."""
 
 
 def meaning(error: BaseException) -> Meaning | None:
-    """Return what an error means; `None` for one that does not come from the datastore."""
+    """Return what an error means; `None` if it does not come from the datastore."""
     found = _meaning(error)
     if found is _FORBIDDEN and (command := _COMMAND.search(str(error))):
         return Denied, f"this user lacks permission for the command {command[1]!r}"
@@ -165,7 +165,7 @@ def _meaning(error: BaseException) -> Meaning | None:
             return _NO_CONNECTION
         if isinstance(
             error.__context__, client.ReadOnlyError
-        ):  # raised by a connection that sentinels manage
+        ):  # raised by a connection managed by sentinels
             return _REPLICA
     if found is None and isinstance(error, client.ResponseError):
         code = _IN_SCRIPT.search(str(error))
@@ -183,9 +183,9 @@ def is_read_only(error: BaseException) -> bool:
 
 
 def not_connected(error: BaseException) -> BaseException:
-    """Return the error of a command that was not sent, because there was no connection.
+    """Return the error for a command that was not sent because there was no connection.
 
-    An error that does not come from the client library is returned as it is.
+    An error that does not come from the client library is returned unchanged.
     """
     if meaning(error) is None:
         return error
@@ -195,6 +195,6 @@ def not_connected(error: BaseException) -> BaseException:
 
 
 def unconnected(error: BaseException) -> str | None:
-    """Return why a command got no connection; `None` if it had one, and may have been sent."""
+    """Return why a command got no connection; `None` if it had one and may have been sent."""
     found = meaning(error)
     return found[1] if found in (_NO_CONNECTION, _BUSY_CLIENT) else None

@@ -1,4 +1,4 @@
-"""The memory and the state store on your own client."""
+"""Short-term memory and state store on your own client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stm_backends_redis.plugin import open_driver
 class RedisShortTermMemory(ShortTermMemoryOnClient):
     """The memory of one conversation in Redis, shared by every process that opens the same key.
 
-    `client` is a `redis.asyncio.Redis` or `RedisCluster`, which stays open. `options` are those of
+    `client` is a `redis.asyncio.Redis` or `RedisCluster`, and is never closed. `options` are those of
     `open_backend("redis", client=client, ...)`, such as `key_prefix`.
     """
 
@@ -19,7 +19,7 @@ class RedisShortTermMemory(ShortTermMemoryOnClient):
 class RedisStateStore(StateStoreOnClient):
     """JSON objects under any string in Redis; satisfies `SupportsMemoryState`.
 
-    Arguments as for `RedisShortTermMemory`.
+    Takes the arguments of `RedisShortTermMemory`.
     """
 
     open_driver = staticmethod(open_driver)

@@ -1,4 +1,4 @@
-"""How the backend `redis` is found by name and URL."""
+"""The entry point that finds the backend `redis` by name and URL."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SETUP = "Redis needs no setup: keys are created when they are written."
 
 
 def open_driver(url: str | None, *, create: bool = False, client: Any = None, **options: Any) -> Driver:
-    """Return a driver on the servers that a URL names, or on a client of `redis.asyncio`, which stays open.
+    """Return a driver on the servers of a URL, or on a client of `redis.asyncio`, which is not closed.
 
-    `options` are the fields of `RedisSettings`; beside a client, those that do not configure a connection.
+    `options` are the fields of `RedisSettings`; with a client, those that do not configure a connection.
     """
-    del create  # there is nothing to create
+    del create  # Redis has nothing to create
     settings = RedisSettings.from_url(url, client=client, **options)
     from stm_backends_redis.driver import RedisDriver  # noqa: PLC0415 -- it imports the client library
 
@@ -24,14 +24,14 @@ def open_driver(url: str | None, *, create: bool = False, client: Any = None, **
 
 
 def schema(url: str | None, **options: Any) -> str:
-    """Return a sentence that says that there is nothing to set up. Arguments as for `open_driver`."""
+    """Return a sentence saying that Redis needs no setup. Takes the arguments of `open_driver`."""
     RedisSettings.from_url(url, **options)
     return SETUP
 
 
 @hookimpl
 def stm_backend() -> BackendPlugin:
-    """Bring the backend `redis`."""
+    """Return the plugin for the backend `redis`."""
     return BackendPlugin(
         name="redis",
         url_schemes=RedisSettings.url_schemes,

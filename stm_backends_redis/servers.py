@@ -1,4 +1,4 @@
-"""One server, and how commands are sent to it: on a connection that they share, or on separate ones."""
+"""One server, and sending commands to it: on a shared connection, or on separate ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ T = TypeVar("T")
 _ASKING: Final[Command] = ("ASKING",)
 
 _GROW_AGAIN_S: Final = 5.0
-"""How long no further connection is tried after one could not be opened."""
+"""Seconds without attempts to open more connections after one could not be opened."""
 
 logger = logging.getLogger("stm_backends")
 
@@ -59,31 +59,31 @@ _CONNECTIONS: Final = (
 
 
 class Closes(Protocol):
-    """What is closed together with a client that was made here."""
+    """An object that is closed together with a client created here."""
 
     async def aclose(self) -> None: ...
 
 
 class Connected(Protocol):
-    """Where commands are sent: one server, or the nodes of a cluster."""
+    """A destination for commands: one server, or the nodes of a cluster."""
 
     is_cluster: bool
 
     async def exchange(self, key: bytes, *commands: Command, apart: bool = False) -> list[Any]:
         """Send commands in one packet on one connection to the server that has this key.
 
-        With `apart`, no other task shares the connection, or waits for a large answer. Returns the answers in
-        order: bytes, never decoded, and errors of the server as values. Raises the client library's error if
-        there is no connection, or if it breaks.
+        With `apart`, no other task shares the connection or waits for a large answer. Returns the answers in
+        order: bytes, never decoded, and server errors as values. Raises the client library's error if there
+        is no connection or it breaks.
         """
         ...
 
     async def masters(self) -> Sequence[Exchange]:
-        """Return what sends to each of the servers that together have all keys."""
+        """Return a sender for each of the servers that together have all keys."""
         ...
 
     async def close(self) -> None:
-        """Wait for operations in progress, each limited by its deadline, and close what was made here."""
+        """Wait for operations in progress, each limited by its deadline, and close what was created here."""
         ...
 
 
@@ -93,18 +93,18 @@ class Node(Connected, Protocol):
     async def exchange(
         self, key: bytes, *commands: Command, apart: bool = False, asking: bool = False
     ) -> list[Any]:
-        """Do the same; `asking` sends ASKING directly before the first command, and drops its answer."""
+        """As `Connected.exchange`. `asking` sends ASKING just before the commands, and drops its answer."""
         ...
 
 
 class Capacity:
-    """Lets commands wait for each other where no further connection can be opened.
+    """Makes commands share connections when no more can be opened.
 
-    The server may accept fewer connections than the client may make, and a client that is handed in may make
-    fewer than there are commands. Then commands share those that there are, and more are opened later. A
-    command that ends hands its place to the one that has waited longest, so that none who comes at that
-    moment takes it. Only if there is no connection do they fail, and all that wait with them. A command waits
-    until `patience_s` seconds after it began, however often it got none.
+    The server may accept fewer connections than the client may open, and a client that was passed in may open
+    fewer than there are commands. Then commands share the open connections, and more are opened later. A
+    finished command passes its place to the one that has waited longest, so that no newcomer takes it. Only
+    without any connection do the waiting commands fail. A command waits until `patience_s` seconds after it
+    began, however often it got none.
     """
 
     def __init__(self, *, patience_s: float) -> None:
@@ -116,7 +116,7 @@ class Capacity:
         self._waiting = WaitingLine[None]()
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Call `work` when it may have a connection; once more each time that it got none."""
+        """Call `work` when it may have a connection, and again each time that it got none."""
         now = asyncio.get_running_loop().time
         until = now() + self._patience_s
         while True:
@@ -133,7 +133,7 @@ class Capacity:
                 if why is None:
                     raise
                 if self._in_use == 1 and self._ended == ended:
-                    # One that they share would keep the frames, and so the data, of each command.
+                    # A shared error would keep the frames, and so the data, of each command.
                     self._waiting.fail(partial(not_connected, error))
                     raise
                 self._refuse(why, until=now() + _GROW_AGAIN_S)
@@ -142,19 +142,19 @@ class Capacity:
 
     def _refuse(self, why: str, *, until: float) -> None:
         if self._most == math.inf:
-            logger.warning("redis: commands share connections, because no more can be opened: %s", why)
+            logger.warning("redis: commands share connections because no more can be opened: %s", why)
         self._most, self._grow_at = max(1, self._in_use - 1), until
 
     async def _turn(self, until: float) -> None:
-        """Wait for the place of another command. Raises `MaxConnectionsError` if there is none in time."""
-        # The error of the line would be the context of this one, and pass for its cause.
+        """Wait for the place of another command. Raises `MaxConnectionsError` if none is free in time."""
+        # The waiting line's error would be the context of this one, and look like its cause.
         with contextlib.suppress(TimeoutError):
             seconds = until - asyncio.get_running_loop().time()
             return await self._waiting.wait(seconds, unused=lambda _: self._end())
         raise MaxConnectionsError
 
     def _end(self) -> None:
-        # A command that was refused has no place to hand on: there are more in use than there may be.
+        # A refused command has no place to pass on: more are in use than allowed.
         if self._in_use <= self._most:
             self._ended += 1
             if self._waiting.serve(None):
@@ -166,9 +166,9 @@ class _Sending:
     """Sends the commands of both kinds of clients on connections of their `pool`, each at most once.
 
     Commands of concurrent tasks share one connection, a stream, if the client `can_spare` one. Related
-    commands each get a connection of the pool, as do large ones and those that are sent `apart`: the others
-    would wait for them. The client's own retries apply to no command, because a write that is repeated
-    blindly may be done twice, or be done and then count as refused.
+    commands, large ones and those sent `apart` each get a connection of the pool, because other commands
+    would wait behind them. The client's own retries apply to no command: a write repeated blindly may be done
+    twice, or be done and then count as refused.
     """
 
     is_cluster = False
@@ -193,10 +193,10 @@ class _Sending:
     async def exchange(
         self, key: bytes, *commands: Command, apart: bool = False, asking: bool = False
     ) -> list[Any]:
-        """Send commands in one packet on one connection; one server has all keys."""
+        """Send commands in one packet on one connection. The key is ignored: one server has all keys."""
         renewals = self._renewals
         answer = None
-        # A second command is WAIT, which blocks its connection.
+        # The second command is WAIT, which blocks its connection.
         if self._stream is not None and len(commands) == 1 and not apart:
             answer = self._stream.send(commands[0], asking=asking)
         if answer is not None:
@@ -204,18 +204,18 @@ class _Sending:
         else:
             sent = (_ASKING, *commands) if asking else commands
             answers = (await self._capacity.run(lambda: self._send(sent)))[len(sent) - len(commands) :]
-        # A late answer of a replica tells nothing about the connections that were made since.
+        # A late answer from a replica says nothing about newer connections.
         if renewals == self._renewals and any(map(_is_refusal, answers)):
             self._renewals += 1
             await self._renew()
         return answers
 
     async def masters(self) -> Sequence[Exchange]:
-        """Return what sends to this server alone."""
+        """Return the sender for this server."""
         return (self.exchange,)
 
     async def close(self) -> None:
-        """Wait for operations in progress, and give the connection of the stream back."""
+        """Wait for operations in progress, and return the stream's connection."""
         if self._stream is not None:
             await self._stream.close()
 
@@ -224,11 +224,11 @@ class _Sending:
         async with self._limit or contextlib.nullcontext():
             connection: Any = await self._connection()
             try:
-                await connection.check_health()  # which may repeat its PING
+                await connection.check_health()  # it may repeat its PING
                 await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
                 return [await _answer(connection) for _ in commands]
             except BaseException:
-                # An answer may still come, and the next command must not take it for its own.
+                # An answer may still come, and the next command must not read it as its own.
                 await connection.disconnect(nowait=True)
                 raise
             finally:
@@ -240,20 +240,20 @@ class _Sending:
         except (OSError, RedisError):
             raise
         except BaseException:
-            # The client keeps a connection that did not log in because its source of credentials failed.
+            # The client keeps a connection that did not log in because its credential provider failed.
             with contextlib.suppress(OSError, RedisError):
                 await self._pool.disconnect(inuse_connections=False)
             raise
 
     async def _renew(self) -> None:
-        """Use no connection again that is idle, because they lead to a replica."""
+        """Discard idle connections, because they lead to a replica."""
 
 
 class Server(_Sending):
     """One server, through a client of `redis.asyncio`.
 
-    A client that was made here comes with a `limit` for the connections other than the stream's. Only such a
-    client is closed, together with those in `also`.
+    A client created here comes with a `limit` for the connections other than the stream's. Only such a client
+    is closed, together with those in `also`.
     """
 
     def __init__(
@@ -271,7 +271,7 @@ class Server(_Sending):
             pool.connection_class,
             pool.connection_kwargs,
             silence_s=silence_s,
-            # Of the connections of a small pool, none is kept.
+            # A small pool has no connection to spare.
             can_spare=type(pool) in _POOLS and pool.max_connections > 2 and not is_single,
             limit=limit,
         )
@@ -279,7 +279,7 @@ class Server(_Sending):
         self._also = also
 
     async def _renew(self) -> None:
-        # A master that became a replica keeps its connections, while its host name may lead to the new
+        # A master that became a replica keeps its connections, while its host name may now lead to the new
         # master. A new connection resolves the name again.
         if self._stream is not None:
             self._stream.leave()
@@ -287,10 +287,10 @@ class Server(_Sending):
             await self._client.connection_pool.disconnect(inuse_connections=False)
 
     async def close(self) -> None:
-        """Wait for operations in progress, and close the client unless it was handed in."""
+        """Wait for operations in progress, and close the client unless it was passed in."""
         async with contextlib.AsyncExitStack() as stack:
             if self._limit is not None:
-                # Also if the caller gives up to wait, because no later `close` would.
+                # Also if the caller stops waiting, because no later `close` would.
                 for client in (self._client, *self._also):
                     stack.push_async_callback(client.aclose)
             await super().close()
@@ -299,7 +299,7 @@ class Server(_Sending):
 
 
 class NodeOfClient(_Sending):
-    """A node of a `RedisCluster` that was handed in, on the connections that this client keeps to it."""
+    """A node of the caller's `RedisCluster`, on the connections that this client keeps to it."""
 
     def __init__(self, node: ClusterNode, *, silence_s: float) -> None:
         found: Any = node
@@ -308,12 +308,12 @@ class NodeOfClient(_Sending):
             found.connection_class,
             found.connection_kwargs,
             silence_s=silence_s,
-            can_spare=hasattr(found, "release"),  # since version 8 of the client library
+            can_spare=hasattr(found, "release"),  # in version 8 of the client library or later
         )
 
 
 class _PatientPool:
-    """A pool whose connections the stream waits for, as commands do that have one of their own."""
+    """A pool that makes the stream wait for a connection, as commands with a separate one do."""
 
     def __init__(self, pool: Connections, capacity: Capacity) -> None:
         self._capacity = capacity
@@ -333,7 +333,7 @@ class _OneConnection:
 
     async def get_connection(self) -> AbstractConnection:
         await self._client.initialize()
-        lock: asyncio.Lock = self._client._single_conn_lock  # noqa: SLF001 -- there is no public way
+        lock: asyncio.Lock = self._client._single_conn_lock  # noqa: SLF001 -- no public API
         await lock.acquire()
         return self._client.connection
 
@@ -379,7 +379,7 @@ async def _answer(connection: Any) -> Any:
 
 
 def _is_refusal(answer: object) -> bool:
-    """Return whether an answer is that of a replica to a write."""
+    """Return whether an answer is a replica's refusal of a write."""
     return isinstance(answer, Exception) and is_read_only(answer)
 
 
@@ -388,9 +388,9 @@ def _stream(
 ) -> Stream | None:
     """Return a stream on the connections of a pool; `None` if such connections cannot be shared."""
     suits = (
-        # A subclass may do anything with what is sent.
+        # A subclass may do anything with sent commands.
         connection_class in _CONNECTIONS
-        # A connection in use is not logged in again by such a provider.
+        # Such a provider does not log in again on a connection in use.
         and not isinstance(options.get("credential_provider"), StreamingCredentialProvider)
         and hasattr(AbstractConnection, "_writer")
         and find_spec("hiredis")

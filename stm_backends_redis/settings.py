@@ -24,28 +24,28 @@ _SCHEMES: Final[Mapping[str, tuple[Mode, bool]]] = {
 }
 
 _ELSEWHERE: Final[Mapping[str, str]] = {
-    "client_name": "connections have no name; hand in a client of your own for that",
+    "client_name": "connections have no name; pass your own client to set one",
     "db": "the database is the URL's path, as in redis://localhost:6379/0",
     "decode_responses": "answers are read as bytes",
     "family": "both kinds of addresses are used",
     "health_check_interval": "a dead connection is noticed within deadline_s",
     "max_connections": "pool_size limits the connections",
     "password": "user and password precede the host, as in redis://user:password@host",
-    "protocol": "the version of the protocol makes no difference",
-    "retry_on_timeout": "reads are retried, and writes where that is safe",
+    "protocol": "the protocol version makes no difference",
+    "retry_on_timeout": "reads are retried, and writes if that is safe",
     "socket_connect_timeout": "connect_timeout_s limits how long a new connection may take",
     "socket_keepalive": "connections are always kept alive",
     "socket_timeout": "deadline_s limits how long an operation may take",
-    "ssl": "rediss:// says this",
+    "ssl": "rediss:// does this",
     "ssl_ca_certs": "tls_ca_file names the authority",
     "ssl_cert_reqs": (
-        "the server's certificate is always checked; name its authority as tls_ca_file, or hand in a "
-        "client of your own"
+        "the server's certificate is always checked; name its authority as tls_ca_file, or pass your own "
+        "client"
     ),
     "ssl_certfile": "tls_cert_file names the certificate",
-    "ssl_check_hostname": "tls_check_hostname says this",
+    "ssl_check_hostname": "tls_check_hostname sets this",
     "ssl_keyfile": "tls_key_file names the key",
-    "tls": "rediss:// says this",
+    "tls": "rediss:// does this",
     "username": "user and password precede the host, as in redis://user:password@host",
 }
 """Parameters of other clients, and what to do instead."""
@@ -53,17 +53,17 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RedisSettings(Settings):
-    """Which servers to use, how to log in, and how durable writes are.
+    """The servers to use, the login, and the durability of writes.
 
     `mode` is one server, a Redis Cluster found through any of `hosts`, or the master that the sentinels at
-    `hosts` name for `service`. `username` and `password` are those of the servers; sentinels have their own.
+    `hosts` name for `service`. `username` and `password` are for the servers; sentinels have another login.
 
     `pool_size` limits the connections, in a cluster to each node; concurrent operations share one of them.
     `connect_timeout_s` limits the time to open a connection, and is capped at half of `deadline_s`.
 
-    `wait_replicas=n`: a write is acknowledged once n replicas have it. `wait_fsync=True` (Redis 7.2): once
+    `wait_replicas=n` acknowledges a write once n replicas have it. `wait_fsync=True` (Redis 7.2) does so once
     it is in the append-only file on the disk of the server and of n replicas. A write that is not confirmed
-    in time raises `OutcomeUnknown`: it was done, but not as durably as asked.
+    in time raises `OutcomeUnknown`: it was done, but not as durably as requested.
 
     `max_record_bytes` limits a body together with its tail.
     """
@@ -98,12 +98,12 @@ class RedisSettings(Settings):
         super().__post_init__()
         if not self.hosts or (self.mode == "single" and len(self.hosts) > 1):
             raise ConfigurationError(
-                "several hosts are a cluster (redis+cluster://) or sentinels (redis+sentinel://); redis:// "
+                "several hosts mean a cluster (redis+cluster://) or sentinels (redis+sentinel://); redis:// "
                 "takes one"
             )
         if (self.mode == "sentinel") != bool(self.service):
             raise ConfigurationError(
-                "sentinels need a service, and nothing else takes one: redis+sentinel://host:26379/service"
+                "sentinels need a service, and nothing else has one: redis+sentinel://host:26379/service"
             )
         if self.mode == "cluster" and self.db:
             raise ConfigurationError("a cluster has one database, so its URL has no path")
@@ -115,7 +115,7 @@ class RedisSettings(Settings):
             raise ConfigurationError("db must be the number of a database, at least 0")
         if "{" in self.key_prefix or "}" in self.key_prefix:
             raise ConfigurationError(
-                "key_prefix must contain no braces: in a cluster, braces decide which node a key belongs to"
+                "key_prefix must contain no braces: in a cluster, braces determine the node of a key"
             )
         if self.wait_replicas < 0:
             raise ConfigurationError("wait_replicas must be at least 0")
@@ -128,7 +128,7 @@ class RedisSettings(Settings):
         """Return the servers, the login and the database of a URL, percent-decoded.
 
         `redis://user:password@host:6379/0`, `redis+cluster://host:7000,host:7001`,
-        `redis+sentinel://host:26379,host:26379/service/0`; `rediss` instead of `redis` for TLS.
+        `redis+sentinel://host:26379,host:26379/service/0`; `rediss` instead of `redis` means TLS.
         """
         if "@" in parts.path:
             raise ConfigurationError("in a redis URL, percent-encode '/' in a user name or password, as %2F")
@@ -163,7 +163,7 @@ def _hosts(hosts: str, *, default_port: int) -> tuple[Address, ...]:
 
 
 def _path(parts: SplitResult, mode: Mode) -> dict[str, Any]:
-    """Return the service and the database that a URL's path names."""
+    """Return the service and the database in a URL's path."""
     steps = [unquote(step) for step in parts.path.strip("/").split("/") if step]
     given: dict[str, Any] = {}
     if mode == "sentinel" and steps:

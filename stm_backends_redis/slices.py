@@ -1,7 +1,7 @@
-"""Loads of records: small ones at once, large ones in slices, between which others are served.
+"""Loads of records: small ones at once, large ones in slices, so that other clients are served in between.
 
-A server copies an answer before it does anything else. A record of 12 MB keeps it from all other clients for
-5 ms, and the connection for longer. Read one after the other, slices of it keep neither.
+A server copies an answer before it does anything else. A record of 12 MB blocks all other clients for 5 ms,
+and the connection for longer. Slices that are read one after another block neither.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from stm_backends_redis import statements
 from stm_backends_redis.statements import Statement
 
 LARGE: Final = 128 * 1024
-"""Loads of more bytes than this are large; they are read in slices of this size."""
+"""The size in bytes above which loads are large, and the minimum size of their slices."""
 
 _BYTES_A_SECOND: Final = 50_000_000
-"""A slice has so many bytes for each second of a round trip, so that a far server costs few round trips."""
+"""Bytes in a slice per second of round trip time, so that a distant server costs few round trips."""
 
 _AT_ONCE: Final = 2
-"""The number of large loads that are served at the same time."""
+"""The number of concurrent large loads."""
 
 _ATTEMPTS: Final = 2
-"""How often a record that changes meanwhile is read in slices, before it is read at once."""
+"""Number of attempts to read a changing record in slices before it is read at once."""
 
 _ANY_SIZE: Final = 2**53
 
 _REMEMBERED: Final = 10_000
-"""The number of loads whose size the driver remembers."""
+"""Maximum number of loads whose size the driver remembers."""
 
 
 class Ask(Protocol):
-    """Sends a statement for one record; `apart` keeps it from the connection that other commands share."""
+    """Sends a statement for one record; `apart` keeps it off the shared connection."""
 
     async def __call__(self, statement: Statement, *arguments: int, apart: bool = False) -> list[bytes]: ...
 
 
 class Slices:
-    """Reads the elements of records, of all entries or of the newest ones.
+    """Reads the elements of records, with all entries or the newest ones.
 
-    What the same load had last decides how it is read. If that is not known, a script returns no more than
-    the head where the rest is large. A whole record that has become large is read at once for a last time.
+    The size of the previous same load decides how to read. If that is unknown, a script returns only the head
+    of a large record. A whole record that has become large is read at once one last time.
     """
 
     def __init__(self) -> None:
@@ -50,9 +50,9 @@ class Slices:
         self._turn = asyncio.Semaphore(_AT_ONCE)
 
     async def read(self, key: bytes, ask: Ask, last: int = ALL) -> list[bytes]:
-        """Return the elements as they were at one moment, without older entries than the newest `last`.
+        """Return the elements as of one moment, with only the newest `last` entries.
 
-        There are none if there is no record. Raises `ValueError` if the head of the record is damaged.
+        Returns none if the record does not exist. Raises `ValueError` if the head of the record is damaged.
         """
         asked = hash((key, last))
         size = self._sizes.use(asked)
@@ -70,11 +70,11 @@ class Slices:
         return elements
 
     async def _in_slices(self, ask: Ask, last: int, before: int) -> list[bytes]:
-        """Read a record in slices, which are of one moment if its version is still the same after the last.
+        """Read a record in slices, which are of one moment if its version is unchanged after the last one.
 
-        Only a new version changes or drops an entry, and a record that is created again has another one.
-        Entries that were appended meanwhile are left out. `before` is how many bytes the same load had the
-        last time: the newest entries may be larger than the average.
+        Only a new version changes or drops an entry, and a record that is created again has a new version.
+        Entries appended meanwhile are left out. `before` is the number of bytes of the previous same load:
+        the newest entries may be larger than the average.
         """
         now = asyncio.get_running_loop().time
         for _ in range(_ATTEMPTS):
@@ -97,7 +97,7 @@ class Slices:
 
 
 def measured(elements: list[bytes]) -> tuple[int, int, int]:
-    """Return what the head of a record says: how many entries, their bytes, and the bytes of the body.
+    """Return the measure in the head of a record: the number of entries, their bytes, and the body's bytes.
 
     Raises `ValueError` if the head is incomplete.
     """

@@ -1,18 +1,17 @@
-"""The commands and scripts of the Redis driver, and why each operation is atomic.
+"""The commands and scripts of the Redis driver, and the reasons why each operation is atomic.
 
-A record is one list: version, measure, body, and then the tail, oldest entry first. The measure is the
-text `LENGTH SIZE BODY`: the number of entries, their bytes, and the bytes of the body (-1: there is no
-body). Reading a record is one command. Everything else is a script, and a server runs nothing else during a
-script.
+A record is one list: version, measure, body, and then the tail, oldest entry first. The measure is the text
+`LENGTH SIZE BODY`: the number of entries, their bytes, and the bytes of the body (-1 without a body). Reading
+a record is one command. Everything else is a script, during which a server runs nothing else.
 
-A scope has one more key, its index: a sorted set of equal scores, which Redis keeps in the order of bytes.
-A member is `name NUL expiry`, the expiry in milliseconds of the server's clock or empty. No name contains
-NUL, so members sort as names do, and a listing reads no record.
+A scope has one more key, its index: a sorted set with equal scores, which Redis keeps in byte order. A member
+is `name NUL expiry`; the expiry is in milliseconds of the server's clock, or empty. No name contains NUL, so
+members sort like names, and a listing reads no record.
 
-Scripts use no key that they do not declare. Two more rules matter while a slot of a cluster moves: the server
-that it leaves refuses each command on a key that it does not have, even in the middle of a script. So scripts
-read before they write, and a refused script has changed nothing. And a key that is rewritten is never empty
-in between, and one that has become empty is not read again.
+Scripts use only keys that they declare. Two more rules matter while a slot of a cluster moves. The old server
+refuses each command on a key that it no longer has, even in the middle of a script, so scripts read before
+they write, and a refused script has changed nothing. And a key that is rewritten is never empty in between,
+and a key that has become empty is not read again.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from hashlib import sha1
 from typing import Final, NamedTuple, cast
 
 INDEX_LOOKED_THROUGH: Final = 1_000
-"""A larger index is not scanned when an entry that never expires is removed."""
+"""Maximum size of an index that is scanned when an entry that never expires is removed."""
 
 CORRUPT: Final = "STMCORRUPT"
-"""The first word of the error that a script returns for a record that it cannot read."""
+"""The first word of a script's error about an unreadable record."""
 
 
 class Statement(NamedTuple):
@@ -39,21 +38,21 @@ def _script(text: str) -> Statement:
     return Statement(("EVALSHA", digest), ("EVAL", text))
 
 
-# What opening sends. Neither names a key, and every user may send HELLO. A script is refused while a server
-# loads its data, and for a user who may run none.
+# Sent on opening. Neither names a key, and every user may send HELLO. A script is refused while a server
+# loads its data, and for a user without permission to run scripts.
 HELLO: Final = ("HELLO",)
 GREET: Final = ("EVAL", "return 1", 0)
 
 
 def is_node_of_cluster(facts: object) -> bool:
-    """Return whether the answer to `HELLO` is that of a node of a cluster; `False` for an error."""
+    """Return whether the answer to `HELLO` comes from a cluster node; `False` for an error."""
     if isinstance(facts, list):
         listed = cast("list[object]", facts)
         facts = dict(zip(listed[::2], listed[1::2], strict=False))
     return isinstance(facts, dict) and cast("dict[object, object]", facts).get(b"mode") == b"cluster"
 
 
-# Argument: record, first, last. One command on one key: a snapshot, in which an expired record is absent.
+# Arguments: record, first, last. One command on one key: a snapshot, in which an expired record is absent.
 LOAD: Final = Statement(("LRANGE",), ("LRANGE",))
 
 _MEASURE: Final = """
@@ -63,9 +62,9 @@ local function measure(head)
   return tonumber(length), tonumber(size), tonumber(body)
 end
 """
-# KEYS: record. ARGV: the most bytes, how many of the newest entries. Returns the record without the others,
-# or version and measure alone if that has more bytes. It stops reading entries when they have.
-# A script costs the server more than LOAD, so it reads no whole record that is known to be small.
+# KEYS: record. ARGV: maximum bytes, number of newest entries. Returns the record with only these entries, or
+# only version and measure if that exceeds the maximum. Stops reading entries when it is exceeded. A script
+# costs the server more than LOAD, so it reads no whole record that is known to be small.
 LOAD_SMALL: Final = _script(
     f"""{_MEASURE}
 local head, most = redis.call('LRANGE', KEYS[1], 0, 1), tonumber(ARGV[1])
@@ -88,14 +87,14 @@ return found
 )
 
 HEAD_ALONE: Final = 2
-"""The number of elements that LOAD_SMALL returns of a large record. A whole one has at least three."""
+"""The number of elements that LOAD_SMALL returns for a large record. A whole record has at least three."""
 
-# The time at which a script decides expiry. As in Redis, a record is still alive in its last millisecond.
+# The time that decides expiry in a script. As in Redis, a record is still alive in its last millisecond.
 _NOW: Final = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 """
-# Gives an index a time to live again if all of its entries, passed here, expire.
+# Gives an index a time to live again if all its entries, passed here, expire.
 _SETTLE: Final = """
 local function settle(index, entries)
   local last = 0
@@ -109,8 +108,8 @@ local function settle(index, entries)
   end
 end
 """
-# For the only kind of write that may remove the last entry that never expires. A larger index is left to a
-# listing that reads all of it.
+# For the only kind of write that may remove the last entry that never expires. A larger index is left to the
+# next listing that reads all of it.
 _ANY_LEFT: Final = f"""{_SETTLE}
 local function left(old)
   if not old[1] or string.sub(old[1], -1) ~= '\\0' then return end
@@ -118,7 +117,7 @@ local function left(old)
   if #entries <= {INDEX_LOOKED_THROUGH} then settle(KEYS[2], entries) end
 end
 """
-# Replaces the index's entry of a name; adds before it removes, see above. The index itself expires a second
+# Replaces a name's entry in the index; adds before it removes, see above. The index itself expires a second
 # after the last of its records, unless one of them never expires. A write that creates a record checks four
 # other entries and removes those that have expired. On average, at most a quarter of all entries have
 # expired.
@@ -153,7 +152,7 @@ local function expire(expires)
 end
 """
 
-# KEYS: record, index. ARGV: name, initial version, ttl in ms or '', the most bytes of a record, entry.
+# KEYS: record, index. ARGV: name, initial version, ttl in ms or '', maximum bytes of a record, entry.
 # Returns the new length, or minus the size of a record that would be too large.
 APPEND: Final = _script(
     f"""{_MEASURE}{_ENTER}
@@ -177,7 +176,7 @@ return length
 """
 )
 
-# Adds up the bytes of elements of a record, some at a time.
+# Adds up the bytes of a record's elements, some at a time.
 _BYTES: Final = """\
 local function bytes(first, last, step)
   local sum = 0
@@ -190,19 +189,19 @@ local function bytes(first, last, step)
 end
 """
 
-# KEYS: record, index. ARGV: name, version, 'any' or 'absent' or 'is', the version that it is, drop, ttl in ms
-# or '' or 'keep', the most bytes of a record, body, whether WAIT follows. Returns 1, or 0 for a lost race, or
-# minus the size of a record that would be too large.
+# KEYS: record, index. ARGV: name, version, 'any' or 'absent' or 'is', expected version, drop, ttl in ms or ''
+# or 'keep', maximum bytes of a record, body, whether WAIT follows. Returns 1, or 0 for a lost race, or minus
+# the size of a record that would be too large.
 #
-# Only an answer above 0 means that something was written for WAIT to wait for. From Redis 7.2 on it waits for
-# the last write of its own connection. So if this write was done before, perhaps on another connection, the
-# version is written once more over itself.
+# Only an answer above 0 means that there is a write for WAIT to wait for. Since Redis 7.2, it waits for the
+# last write of its own connection. So if this write was already done, perhaps on another connection, the
+# version is overwritten with itself.
 #
 # The remaining bytes are counted on the smaller side of the cut, and in chunks: a server copies one large
 # answer to a script many times over.
 #
-# The new head overwrites the last three elements of the old head and the dropped entries, and the elements
-# before it are trimmed. The list is never empty, so it keeps its time to live.
+# The new head overwrites the last three elements of the old head and the dropped entries; the elements before
+# it are trimmed. The list is never empty, so it keeps its time to live.
 REPLACE: Final = _script(
     f"""{_MEASURE}{_ENTER}
 local name, version, condition, expected = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -248,9 +247,9 @@ return 1
 """
 )
 
-# KEYS: record, index. ARGV: name, version, the version that it is, ttl in ms or '' or 'keep', the most bytes
-# of a record, body, whether WAIT follows, and the entries that replace the oldest ones. Returns what REPLACE
-# does.
+# KEYS: record, index. ARGV: name, version, expected version, ttl in ms or '' or 'keep', maximum bytes of a
+# record, body, whether WAIT follows, and the entries that replace the oldest ones. Returns the same as
+# REPLACE.
 REWRITE: Final = _script(
     f"""{_MEASURE}{_ENTER}
 local name, version, expected, ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -279,11 +278,11 @@ return 1
 """
 )
 
-# KEYS: record, index. ARGV: name, 'any' or 'is', the version that it is, whether WAIT follows. Returns 1, or
-# 0 if it is another version, or 2 if there was no record. A corrupt record can still be erased, unless a
-# version is asked for.
+# KEYS: record, index. ARGV: name, 'any' or 'is', expected version, whether WAIT follows. Returns 1, or 0 for
+# another version, or 2 if the record did not exist. A corrupt record can still be erased, unless a version is
+# expected.
 #
-# There may be no record because this deletion is a retry, sent before on another connection. So, as above,
+# The record may be missing because this deletion is a retry of one sent on another connection. So, as above,
 # something is written for WAIT, and removed again.
 DELETE: Final = _script(
     f"""{_ANY_LEFT}
@@ -303,7 +302,7 @@ return there and 1 or 2
 """
 )
 
-# KEYS: index. ARGV: after, limit. Returns '' or where the next page begins, and then the names. Expired
+# KEYS: index. ARGV: after, limit. Returns '' or the start of the next page, and then the names. Expired
 # entries are left out and removed, at most as many as a page holds.
 SCAN: Final = _script(
     f"""{_NOW}{_SETTLE}
@@ -327,8 +326,8 @@ return page
 )
 
 # KEYS: index. ARGV: after, limit, '1' to count only. Returns how many of the next `limit` entries have
-# expired, and '' or where the rest begins. Removes those entries, and gives the index a time to live again if
-# all that is left expires and was read.
+# expired, and '' or the start of the rest. Removes those entries, and gives the index a time to live again
+# if all the remaining ones expire and were read.
 TIDY: Final = _script(
     f"""{_NOW}{_SETTLE}
 local limit, count_only = tonumber(ARGV[2]), ARGV[3] == '1'

@@ -1,8 +1,7 @@
 """One connection that concurrent tasks share: commands are written together, answers are matched by order.
 
-Commands that are sent in one turn of the event loop are written in one packet. A command that is cancelled
-before it is written is never sent. One that is cancelled afterwards keeps its place: its answer is read and
-dropped.
+Commands sent in one turn of the event loop are written in one packet. A command cancelled before it is
+written is never sent. A command cancelled afterwards keeps its place: its answer is read and dropped.
 """
 
 from __future__ import annotations
@@ -31,41 +30,40 @@ _PACK: Final[Callable[[tuple[bytes | str | int, ...]], bytes]] = cast("Any", hir
 _ASKING: Final = _PACK(("ASKING",))
 
 LARGE: Final = 64 * 1024
-"""Larger commands, in bytes, share no connection, because others would wait for them."""
+"""Maximum size in bytes of a command that shares a connection; others would wait for larger ones."""
 
 PACKET: Final = 4
-"""How many commands are written without waiting for more, so that the server and this process both work."""
+"""Number of commands written without waiting for more, so that server and process work in parallel."""
 
 MAX_OUTSTANDING: Final = 1024 * 1024
-"""How many bytes of commands a stream holds that are not written or not answered."""
+"""Maximum number of bytes of commands in a stream that are not written or not answered."""
 
 _UNFINISHED: Final = object()
 _PUSH: Final = getattr(hiredis, "PushNotification", ())
 
 
 class Connections(Protocol):
-    """Where a stream takes its connection from: the pool of a client."""
+    """The source of a stream's connection: the pool of a client."""
 
     async def get_connection(self) -> AbstractConnection:
         """Return a connection that is logged in."""
         ...
 
     async def release(self, connection: AbstractConnection) -> None:
-        """Take a connection back."""
+        """Return a connection to the pool."""
         ...
 
     async def disconnect(self, inuse_connections: bool = True) -> None:
-        """Disconnect what is kept; with `inuse_connections=False`, only what is idle."""
+        """Disconnect the pool's connections; with `inuse_connections=False`, only idle ones."""
         ...
 
 
 class Stream:
-    """Sends commands on one connection, which is taken when it is first needed and kept until `close`.
+    """Sends commands on one connection, taken on first use and kept until `close`.
 
-    If the connection is lost, each command that was written fails with the client library's
-    `ConnectionError`, because its outcome is unknown. Commands that were not written go out on the next
-    connection. A connection on which no command is answered for `silence_s` seconds is closed, and so is one
-    that takes longer to open.
+    If the connection is lost, each written command fails with the client library's `ConnectionError`, because
+    its outcome is unknown. Commands that were not written go out on the next connection. A connection is
+    closed if no command is answered for `silence_s` seconds, or if opening it takes longer.
     """
 
     def __init__(self, pool: Connections, *, silence_s: float) -> None:
@@ -80,10 +78,10 @@ class Stream:
         self._is_due = False
 
     def send(self, command: Sequence[bytes | str | int], *, asking: bool = False) -> Answer | None:
-        """Return the answer to come: bytes, never decoded, or the server's error as a value.
+        """Return the pending answer: bytes, never decoded, or the server's error as a value.
 
-        Returns `None`, and sends nothing, if the command is too large to share a connection, or if too much
-        is unanswered. `asking` sends ASKING, whose answer is dropped, directly before the command.
+        Returns `None`, and sends nothing, if the command is too large to share a connection, or too much is
+        unanswered. `asking` sends ASKING, whose answer is dropped, directly before the command.
         """
         line = self._line
         packed = _PACK(tuple(command))
@@ -100,14 +98,14 @@ class Stream:
         if line is None:
             self._connect()
         elif len(self._queue) >= PACKET or (not line.sent and line.batch < 2):
-            self._write()  # the server can begin, or only one task is at work
+            self._write()  # the server can begin, or only one task is active
         elif not self._is_due:
             self._is_due = True
             loop.call_soon(self._write)
         return answer
 
     def leave(self, line: Line | None = None) -> None:
-        """Send nothing more on the connection; it is closed after its last answer."""
+        """Stop sending on the connection, which closes after its last answer."""
         line = line or self._line
         if line is not None:
             if self._line is line:
@@ -115,7 +113,7 @@ class Stream:
             line.leave()
 
     def lost(self, line: Line) -> None:
-        """Give a lost connection back, and connect again if commands wait."""
+        """Return a lost connection to the pool, and connect again if commands are waiting."""
         if line in self._lines:
             self._lines.remove(line)
             self._begin(self._give_back(line))
@@ -125,7 +123,7 @@ class Stream:
             self._connect()
 
     async def close(self) -> None:
-        """Wait for all answers, each limited by its caller's deadline, and give the connection back."""
+        """Wait for all answers, each limited by its caller's deadline, and return the connection."""
         while pending := [
             answer
             for requests in (self._queue, *(line.sent for line in self._lines))
@@ -133,7 +131,7 @@ class Stream:
             if not answer.done()
         ]:
             await asyncio.wait(pending)
-        self._clear()  # what is left was cancelled, and needs no further connection
+        self._clear()  # the rest was cancelled and needs no further connection
         if self._connecting is not None:
             self._connecting.cancel()
         for line in list(self._lines):
@@ -147,7 +145,7 @@ class Stream:
 
     async def _take_connection(self) -> None:
         try:
-            # All callers wait for this one attempt, so none of their deadlines ends it.
+            # All callers wait for this one attempt, so no single deadline ends it.
             async with asyncio.timeout(self._silence_s):
                 connection = await self._pool.get_connection()
                 try:
@@ -159,13 +157,13 @@ class Stream:
             self._lines.add(self._line)
         except (asyncio.CancelledError, *PASSED):
             raise
-        except BaseException as error:  # noqa: BLE001 -- nothing was sent, on any error
+        except BaseException as error:  # noqa: BLE001 -- nothing was sent, whatever the error
             for _, answer, _ in self._queue:
                 if not answer.done():
                     answer.set_exception(not_connected(error))
             self._clear()
             if meaning(error) is None:
-                # The client keeps a connection that did not log in because its source of credentials failed.
+                # The client keeps a connection that did not log in because its credential provider failed.
                 with contextlib.suppress(Exception):
                     async with asyncio.timeout(self._silence_s):
                         await self._pool.disconnect(inuse_connections=False)
@@ -174,7 +172,7 @@ class Stream:
         self._write()
 
     def _write(self) -> None:
-        """Write all commands that wait, except those that were cancelled."""
+        """Write all waiting commands, except cancelled ones."""
         self._is_due = False
         line = self._line
         if line is None:
@@ -195,7 +193,7 @@ class Stream:
                 await line.connection.disconnect()
         finally:
             line.abort("the connection was closed")
-            with contextlib.suppress(KeyError):  # a pool that was reset does not know its connections
+            with contextlib.suppress(KeyError):  # a reset pool does not know its connections
                 await self._pool.release(line.connection)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -206,7 +204,7 @@ class Stream:
 
 
 class Line(asyncio.Protocol):
-    """A connection of the client library, logged in, whose answers are read here from now on."""
+    """A logged-in connection of the client library. From now on, its answers are read here."""
 
     def __init__(
         self, stream: Stream, connection: AbstractConnection, transport: asyncio.Transport, silence_s: float
@@ -216,7 +214,7 @@ class Line(asyncio.Protocol):
         self.unanswered = 0
         """Bytes of the commands in `sent`."""
         self.batch = 0
-        """How many commands were written last."""
+        """Number of commands written last."""
         self._stream = stream
         self._transport = transport
         self._silence_s = min(silence_s, connection.socket_timeout or math.inf)
@@ -240,7 +238,7 @@ class Line(asyncio.Protocol):
 
     @property
     def is_stale(self) -> bool:
-        """Whether the connection was idle for longer than the client's interval between health checks."""
+        """True if the connection was idle for longer than the client's interval between health checks."""
         return not self.sent and self._loop.time() - self._answered_at > self._rest_s
 
     def write(self, requests: Sequence[_Request]) -> None:
@@ -270,19 +268,19 @@ class Line(asyncio.Protocol):
             self._transport.close()
 
     def abort(self, why: str, failure: type[RedisError] = ConnectionLost) -> None:
-        """Close the connection now; the commands without an answer fail."""
+        """Close the connection now; unanswered commands fail."""
         self._why, self._failure = why, failure
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Give each answer to the oldest command that has none."""
+        """Assign each answer to the oldest unanswered command."""
         self._reader.feed(data)
         sent = self.sent
         before = len(sent)
         try:
             while (found := self._reader.gets()) is not _UNFINISHED:
                 if isinstance(found, _PUSH):
-                    if found[0] == b"MOVING":  # a new connection goes to the server's new address
+                    if found[0] == b"MOVING":  # a new connection leads to the server's new address
                         self._stream.leave(self)
                     continue
                 if not sent:
@@ -303,7 +301,7 @@ class Line(asyncio.Protocol):
             self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail what has no answer: whether it was done is unknown."""
+        """Fail the unanswered commands, whose outcome is unknown."""
         self._library.connection_lost(exc)  # the client library waits for this when it disconnects
         if self._timer is not None:
             self._timer.cancel()
@@ -316,7 +314,7 @@ class Line(asyncio.Protocol):
         self._stream.lost(self)
 
     def _check(self) -> None:
-        """Give up a connection on which no command is answered."""
+        """Give up a connection that answers no command."""
         self._timer = None
         if self.sent:
             ends = self._answered_at + self._silence_s
@@ -327,11 +325,11 @@ class Line(asyncio.Protocol):
 
 
 async def _transport(connection: AbstractConnection) -> asyncio.Transport:
-    """Return the transport of a connection on which nothing was received; connects again if need be."""
-    # The name before version 8 of the client library.
+    """Return the transport of a connection that has received nothing; reconnects if necessary."""
+    # The attribute's name before version 8 of the client library.
     has_data = getattr(connection, "can_read", connection.can_read_destructive)
     for _ in range(2):
-        writer: asyncio.StreamWriter = cast("Any", connection)._writer  # noqa: SLF001 -- there is no public way
+        writer: asyncio.StreamWriter = cast("Any", connection)._writer  # noqa: SLF001 -- no public API
         if not (writer.transport.is_closing() or await has_data()):
             return cast("asyncio.Transport", writer.transport)
         await connection.disconnect()

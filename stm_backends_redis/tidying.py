@@ -1,8 +1,8 @@
-"""Finding the names of expired records in the indexes of all scopes.
+"""Finds the names of expired records in the indexes of all scopes.
 
-Redis removes an expired record by itself, and an index with all of its records. An index that once had a
-record without a time to live does not expire, so names of expired records stay in it until a listing reads
-them.
+Redis removes an expired record by itself, and an index once all its records have expired. An index that once
+had a record without a time to live does not expire, so names of expired records stay in it until a listing
+reads them.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Final, TypeAlias
 from stm_backends_redis.servers import Command, Connected, Exchange
 
 Look: TypeAlias = Callable[[bytes, bytes, int], Awaitable[tuple[int, bytes]]]
-"""Looks at a page of an index after a name; returns how many have expired, and where the rest begins."""
+"""Checks a page of an index after a name; returns how many have expired, and the start of the rest."""
 
 _KEYS: Final = 1_000
-"""How many keys one SCAN goes through."""
+"""Number of keys that one SCAN covers."""
 
 _PAGE: Final = 200
-"""How many names of an index one script looks at."""
+"""Number of names in an index that one script checks."""
 
 
 class Tidying:
-    """One pass over all indexes, which continues where it stopped."""
+    """One pass over all indexes, which can be continued."""
 
     def __init__(self, indexes: AsyncIterator[bytes], look: Look) -> None:
         self._indexes = indexes
@@ -33,7 +33,7 @@ class Tidying:
         self._after = b""
 
     async def step(self, limit: int) -> int | None:
-        """Look at one page of at most `limit` names; returns how many had expired, `None` at the end."""
+        """Check one page of at most `limit` names. Returns how many had expired, or `None` at the end."""
         if self._index is None:
             self._index = await anext(self._indexes, None)
             if self._index is None:
@@ -58,7 +58,7 @@ async def indexes(
             position, found = await ask(master, command)
             for index in found:
                 yield index
-            # Bytes, or a number if the client library has read the answer.
+            # Bytes, or a number if the client library parsed the answer.
             cursor = int(position)
             if not cursor:
                 break

@@ -1,12 +1,12 @@
-"""Conversations that PenguiFlow's memory has saved: read from its states, and begun here as a whole.
+"""Taking over conversations from states saved by PenguiFlow's memory, each as a whole.
 
 A state has `version`, `health`, `summary`, `turns`, `pending`, `backlog` and `config_snapshot`. It does not
-say whose it is: that is its key in the store.
+name its conversation; the state's key in the store does.
 
-An `append` shows at once what it adds, and a `replace` that creates a record cannot add entries. So an
-adoption first appends as many entries as there are turns, which hold nothing. Then one `replace` stores the
-summary, and puts the turns in their place. Readers see the conversation as it was before or as it is after. A
-process that ends in between leaves entries that the next one uses. Of several at once, one wins that write.
+An `append` shows its entries at once, and a `replace` that creates a record cannot add entries. So an
+adoption first appends an empty entry for each turn. Then one `replace` stores the summary and puts the turns
+in place of these entries. Readers see the conversation either before or after it. If a process ends in
+between, the next one uses the entries that it left. Of several concurrent adoptions, one wins that write.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from stm_backends.types import MemoryKey, ShortTermMemoryConfig, StoredTurn, as_
 logger = logging.getLogger("stm_backends")
 
 ANSWERS_WITHIN_S: Final = 10.0
-"""How many seconds a store may take to load a state."""
+"""Maximum time for a store to load a state, in seconds."""
 
 Outcome: TypeAlias = Literal["adopted", "there", "nothing"]
-"""What came of an adoption: it was done; there is a conversation here; nothing is saved there."""
+"""The result of an adoption: done; a conversation already exists here; nothing is saved in the store."""
 
 _ANY: Final = ShortTermMemoryConfig()
-"""How a state is read does not depend on the configuration, but for a count of failures."""
+"""Reading a state does not depend on the configuration, except for a count of failures."""
 
 
 def is_saved(document: object) -> bool:
@@ -76,8 +76,8 @@ def exported(document: Mapping[str, Any], key: MemoryKey | str | None = None) ->
         raise InvalidKey('the saved state names its conversation itself, in the field "key"')
     if given is None:
         raise InvalidKey(
-            "a saved state does not say whose it is: pass the key that it was saved under, or add it as the "
-            'field "key"'
+            "a saved state does not name its conversation: pass the key that it was saved under, or add it "
+            'as the field "key"'
         )
     if isinstance(given, Mapping):
         parts = cast("Mapping[str, str]", given)
@@ -111,9 +111,9 @@ def require_store(store: object) -> None:
 
 
 class Adoption:
-    """Takes over what PenguiFlow's memory has saved in a store, which is only read.
+    """Takes over conversations that PenguiFlow's memory has saved in a store, which is only read.
 
-    A conversation lives `ttl` seconds from then on; `None` is for ever.
+    `ttl` is the time to live of an adopted conversation in seconds; `None` means forever.
     """
 
     def __init__(
@@ -138,11 +138,11 @@ class Adoption:
         self._observer = observer
 
     async def adopt(self, key: MemoryKey) -> Outcome:
-        """Begin a conversation with what is saved under its key, unless there is one here.
+        """Begin a conversation from the state saved under its key, unless one exists here.
 
-        Raises `Unavailable` if the store fails or does not answer in time, `Corrupt` if what it returns is no
-        state, and its own error if that is of this library; `LimitReached`, and the errors of the datastore.
-        Then nothing is shown of it, and the next call tries again.
+        Raises `Unavailable` if the store fails or does not answer in time, `Corrupt` if it returns no valid
+        state, and the store's error if that is of this library; also `LimitReached`, and the errors of the
+        datastore. After an error, nothing of the conversation is shown, and the next call tries again.
         """
         keys.require_key(key)
         keys.require_dialogue(key)
@@ -169,11 +169,11 @@ class Adoption:
         return outcome
 
     async def is_there(self, key: MemoryKey) -> bool:
-        """Do what `adopt` does, and return whether there is a conversation here from then on."""
+        """Adopt a conversation as `adopt` does, and return whether one exists here afterwards."""
         return await self.adopt(key) != "nothing"
 
     async def _begin(self, where: Key, body: Body, entries: Sequence[bytes]) -> Outcome | Lost:
-        """Store the conversation with one write, once the record has as many entries as that takes."""
+        """Store the conversation with one write, once the record has enough entries for it."""
         record = await self._driver.load(where)
         if self._is_there(record):
             return "there"
@@ -193,17 +193,17 @@ class Adoption:
         return "adopted" if stored else Lost(record and record.version)
 
     async def _append_nothing(self, where: Key) -> None:
-        """Append an entry that holds nothing, because no body names it."""
+        """Append an empty entry, which no body names."""
         data = seal_units(self._codec, as_turn_id(None), (), forks=True)
         await ledger.append(self._driver, where, data, ttl=self._ttl)
 
     async def _is_begun(self, where: Key) -> bool:
-        """Say whether there is a conversation; of a long one, the body tells."""
+        """Say whether a conversation exists; the body of a long one tells."""
         record = await self._driver.load(where, last=0)
         return record is not None and (bool(record.body) or self._is_there(await self._driver.load(where)))
 
     def _is_there(self, record: Record | None) -> bool:
-        """Say whether a record is more than what an adoption that ended early has left."""
+        """Say whether a record has more than the leftovers of an interrupted adoption."""
         if record is None or record.body:
             return record is not None
         with located(self._driver.name, "adopt"):
@@ -211,9 +211,9 @@ class Adoption:
         return not all(isinstance(one, Messages) and one.forks for one in opened)
 
     def _entries(self, turns: Sequence[StoredTurn], body: Body) -> list[bytes]:
-        """Return an entry for each turn; the first has several if one write cannot store so many.
+        """Return an entry for each turn; the first has several if one write cannot store that many.
 
-        Raises `LimitReached` for what exceeds the limits of a conversation.
+        Raises `LimitReached` for a state that exceeds the limits of a conversation.
         """
         for stored in turns:
             self._guard.require("turn_characters", partial(characters_of, stored.turn))
@@ -239,15 +239,15 @@ class Adoption:
 
 
 async def _no_body(record: Record, version: str) -> bytes:
-    """Return the body that says the same as none, which is what a record has that nothing has begun in."""
+    """Return the body that means the same as no body: that of a conversation that has not begun."""
     del record, version
     return b""
 
 
 async def loaded(store: Any, key: MemoryKey, failed: Report = ignore) -> State | None:
-    """Return what a store has saved under the composite of a key; `None` only if it says that it has nothing.
+    """Return the state that a store has saved under the composite of a key; `None` only if it has none.
 
-    Raises what `Adoption.adopt` does for a store that fails. `failed` is told of that.
+    Raises the errors of `Adoption.adopt` for a failing store, after calling `failed` with them.
     """
     try:
         content = await call(lambda: store.load_memory_state(key.composite()), within=ANSWERS_WITHIN_S)
@@ -256,25 +256,25 @@ async def loaded(store: Any, key: MemoryKey, failed: Report = ignore) -> State |
     except Exception as error:
         failed("adopt_from", error)
         raise Unavailable(
-            f"the store that conversations are adopted from failed ({described(error)}), so nothing is known "
-            "of this one; nothing was written",
+            f"the store that conversations are adopted from failed ({described(error)}), so the state of "
+            "this one is unknown; nothing was written",
             operation="adopt",
         ) from error
     if content is None:
         return None
     try:
         return await run_in_slices(load_steps(content, _ANY))
-    except Exception as error:  # noqa: BLE001 -- a mapping of the store's own may raise anything
+    except Exception as error:  # noqa: BLE001 -- a mapping class of the store may raise anything
         failed("adopt_from", error)
-        # What such a mapping raises may quote the conversation.
+        # An error of such a mapping may quote the conversation.
         is_ours = isinstance(error, ValueError) and type(content) is dict
         raise Corrupt(
-            "what the store has saved of this conversation is no state of a memory "
+            "the store's data for this conversation is not the state of a memory "
             f"({error if is_ours else type(error).__name__}); nothing was written",
             operation="adopt",
         ) from None
 
 
 def _body_of(state: State) -> Body:
-    """Return the body of a conversation that goes on from a state: its turns are all in its record."""
+    """Return the body of a conversation that continues from a state; all its turns are in its record."""
     return replace(state.body.unleased(), transcript=None, fork=None)

@@ -52,10 +52,10 @@ KINDS: Final[tuple[keys.Kind, ...]] = tuple(
 Paused runs expire within an hour, so neither they nor the notes that name their users are copied."""
 
 CARDS: Final[tuple[keys.Kind, ...]] = ("card", "recent")
-"""What comes with conversations, and is not counted: their cards, and then the names in the index."""
+"""Kinds copied with conversations and not counted: their cards, then the names in the index."""
 
 _SHARED: Final[tuple[keys.Kind, ...]] = ("blob",)
-"""What no user owns: states of a tenant as a whole, and states whose keys name no tenant."""
+"""Kinds that no user owns: states of a tenant as a whole, and states whose keys name no tenant."""
 
 
 class Owner(NamedTuple):
@@ -84,7 +84,7 @@ class Item(NamedTuple):
 
 
 class Comparison(Enum):
-    """How a record at the target compares to the one at the source."""
+    """The comparison of a record at the target with the one at the source."""
 
     ABSENT = "absent"
     BEGUN = "begun"
@@ -105,10 +105,10 @@ def compare(source: Record, target: Record | None) -> Comparison:
 
 
 Written: TypeAlias = Literal["copied", "completed", "replaced"]
-"""What was written: an absent record, the rest of a begun one, or a replacement."""
+"""The kind of write: an absent record, the rest of a begun one, or a replacement."""
 
 Problem: TypeAlias = Literal["left", "behind", "changed", "failed"]
-"""Why a record is not the same at both ends.
+"""The reason why a record differs between both ends.
 
 - `"left"`: the target had a different record, which was not changed.
 - `"behind"`: the source has grown since the copy; copying again adds the rest.
@@ -130,7 +130,7 @@ class Copy:
 
     Both drivers must be open and are not closed. With `replace`, different records of the target are
     replaced. `ttl` is the time to live in seconds of every record that is written, except for those of
-    graphs, which never expire; `None` is for ever.
+    graphs, which never expire; `None` means forever.
     `on_problem` is called once for each record that is not equal at both ends, and `observer` receives each
     record that was written. Memory use depends on the number of those records, not of all records.
     """
@@ -165,11 +165,11 @@ class Copy:
 
     @property
     def ok(self) -> bool:
-        """Whether every record that was verified is equal at both ends."""
+        """True if every record that was verified is equal at both ends."""
         return not any(self.tally[problem] for problem in get_args(Problem))
 
     async def count(self) -> Mapping[Owner, int]:
-        """Return how many records there are to copy, for each owner."""
+        """Return the number of records to copy, for each owner."""
         return {owner: await _length(_items(owner, self._source)) for owner in self._owners}
 
     async def copy(self, on_record: Callable[[int], None] = lambda done: None) -> None:
@@ -196,7 +196,7 @@ class Copy:
         *,
         kinds: Sequence[keys.Kind] = KINDS,
     ) -> None:
-        """Process each record that any of the ends has, several at a time."""
+        """Process each record that either end has, several at a time."""
         done = 0
 
         async def one(item: Item) -> None:
@@ -359,14 +359,14 @@ class Copy:
             part = await self._source.load(Key(scope, name))
             if part is None or part.body is None:
                 continue
-            # What a part says of its time to live is sealed, so nothing would extend another one. `purge`
+            # The time to live in a part is sealed, so nothing would extend another one. `purge`
             # removes the parts of expired records.
             await self._directory.note_parts(key, None)
             change = ledger.Change(part.body, version=part.version, ttl=None)
             await ledger.replace(self._target, Key(scope, name), change, expect=ABSENT)
 
     async def _write(self, key: Key, source: Record, target: Record | None, ttl: float | None) -> bool:
-        """Write what is missing; returns `False` if another process wrote the same record."""
+        """Write the missing data; returns `False` if another process wrote the same record."""
         version, body = source.version, source.body
         try:
             # First, so that no pointer is without its parts.
@@ -435,7 +435,7 @@ def _judged(source: Record | None, target: Record | None) -> Outcome:
 
 
 async def _items(owner: Owner, *ends: Driver, kinds: Sequence[keys.Kind] = KINDS) -> AsyncIterator[Item]:
-    """Yield the records of an owner that any of the ends has, each once."""
+    """Yield the records of an owner that either end has, each once."""
     shared: Sequence[keys.Kind] = [kind for kind in _SHARED if kind in kinds]
     async for user in _users(owner, *ends):
         for kind in kinds if user else shared:
@@ -451,7 +451,7 @@ async def _users(owner: Owner, *ends: Driver) -> AsyncIterator[str]:
     scope = keys.directory_scope(owner.tenant)
     async for name in _union(*(operations.names(end, scope) for end in ends)):
         yield keys.unname(name)
-    # What the tenant has as a whole.
+    # Records of the tenant as a whole.
     yield ""
 
 

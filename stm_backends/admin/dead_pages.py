@@ -1,8 +1,8 @@
-"""The pages that no record has or comes to have, as earlier lives of conversations and imports leave them.
+"""Pages that no record has or will have, left by earlier lives of conversations and by imports.
 
-What removes the pages of a conversation or a user removes these alone, so that a life that begins meanwhile
-keeps its own. Their names are listed first: a page comes after its record, so the pages of a life that begins
-after the listing are not in it. An import is the exception: its pages come first. See `Import`.
+Removing the pages of a conversation or a user removes only such pages, so that a conversation that begins
+again meanwhile keeps its own. Their names are listed first: a page comes after its record, so the list has no
+pages of a life that begins later. An import is the exception: its pages come first. See `Import`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stm_backends.records.codec import Codec
 from stm_backends.records.large.pointers import time_of
 
 IMPORTING_S: Final = 86_400.0
-"""The seconds for which an import keeps its pages before it has stored its record."""
+"""Seconds for which the pages of an import are kept before its record is stored."""
 
 PAGED: Final[tuple[keys.Kind, ...]] = ("memory", *keys.LOG_KINDS)
 """The kinds of records that have pages."""
@@ -41,14 +41,14 @@ def imported_after(until: float) -> Callable[[str], bool]:
 
 
 def transcript_of(kind: str, codec: Codec, body: bytes | None) -> Transcript | None:
-    """Return what the body of a conversation, or of an item log, says of its transcript."""
+    """Return the transcript according to the body of a conversation or an item log."""
     return (codec.open_body(body) if kind == "memory" else items.open_folded(body, codec)).transcript
 
 
 class DeadPages:
-    """Finds dead pages, which no record of theirs has or comes to have; removes nothing.
+    """Finds dead pages, which no record has or will have; removes nothing.
 
-    `spared` says which names of pages never count as dead.
+    Pages whose names satisfy `spared` never count as dead.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class DeadPages:
         return len(await self._dead(key, places)) < len(places)
 
     async def _dead(self, key: Key, places: Sequence[Key]) -> list[Key]:
-        """Return the dead ones of pages of a record that were listed before; none if it cannot be read."""
+        """Return the dead pages among those listed before for a record; none if it cannot be read."""
 
         async def load() -> tuple[str | None, Transcript | None]:
             record = await self._driver.load(key, last=0)
@@ -109,8 +109,8 @@ class DeadPages:
 async def erase_replaced(driver: Driver, codec: Codec, key: Key, before: Transcript | None) -> None:
     """Remove the pages of a record that was replaced without a condition.
 
-    `before` is the transcript of one that was loaded before. Another process may have changed that since. The
-    pages of another import may be in use.
+    `before` is the transcript of the record as it was loaded before; another process may have changed it
+    since. The pages of another import may be in use.
     """
     is_import = imported_after(time.time() - IMPORTING_S)
 

@@ -1,4 +1,4 @@
-"""What the records of a conversation say of it, for a card that is missing."""
+"""Describing a conversation from its records, in place of a missing card."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stm_backends.records.pages import Pages
 from stm_backends.types import MemoryKey, StoredTurn
 
 OPENING: Final = 8
-"""Among how many of the first messages the title is looked for: instructions of the agent may come first."""
+"""Number of first messages searched for the title: instructions of the agent may come first."""
 
 
 def catalogue_on(
@@ -37,10 +37,10 @@ def catalogue_on(
 async def describe(
     driver: Driver, codec: Codec, key: MemoryKey, kinds: Sequence[str] = ()
 ) -> Activity | None:
-    """Return the last activity in the records of a conversation; `None` if nothing is in them.
+    """Return the last activity in the records of a conversation; `None` if they are empty.
 
-    Reads those of some kinds, or of all for none. A record that cannot be read is one of which nothing is
-    known.
+    Reads the records of the given kinds, or of all kinds if none is given. Records that cannot be read do not
+    count.
     """
     places: dict[str, Callable[[], Awaitable[Activity | None]]] = {}
     if not kinds or "memory" in kinds:

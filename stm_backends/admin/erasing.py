@@ -57,8 +57,8 @@ class Erasure:
     async def erase(self, tenant: str, user: str | None = None, session: str | None = None) -> Receipt:
         """Erase a conversation, a user or a tenant, and return the receipt.
 
-        Raises `KeyMismatch` for a user or a tenant if the keys are not those of the data: then they would
-        stay, and the receipt would not say so.
+        Raises `KeyMismatch` for a user or a tenant if the keys are not those of the data: otherwise the right
+        keys would stay, and the receipt would not say so.
         """
         began = datetime.now(UTC)
         if session is None:
@@ -110,7 +110,7 @@ class Erasure:
     async def _conversation(self, key: MemoryKey) -> None:
         # Computed first: an invalid key raises before anything is erased.
         places: dict[Key, Counted] = {keys.memory_key(key): "conversations"}
-        with suppress(InvalidKey):  # with so long a key, there is no short-term memory
+        with suppress(InvalidKey):  # a key this long has no short-term memory
             places[keys.memory_key(keys.short_term_of(key))] = "conversations"
         places |= {keys.log_key(key, kind): "logs" for kind in keys.LOG_KINDS}
         beside = [one for place in places for one in keys.beside_of(place)]
@@ -128,14 +128,14 @@ class Erasure:
         # Last: a process that writes a card looks for the conversation afterwards.
         card = keys.card_key(key)
         await self._card(card)
-        # As a process that indexes words looks for the card afterwards.
+        # Likewise, a process that indexes words looks for the card afterwards.
         words = WordIndex(self._driver, self._codec, self._directory, (key.tenant_id, key.user_id))
         await words.forget(card.name)
         async for place in self._beneath(prefixes):
             await self._record(place, "states")
         async for place in self._beneath(prefixes, expired=True):
             await self._expired(place)
-        # Records are deleted even if they are not there, and so confirmed.
+        # Records are deleted even if absent, which confirms the erasure.
         listed = {of(place).scope for place in places for of in (keys.parts_of, keys.pages_of)}
         listed |= {beneath.scope for beneath in prefixes}
         recent = keys.scope(key.tenant_id, key.user_id, "recent")
@@ -174,9 +174,9 @@ class Erasure:
             await self._expired(part)
 
     async def _pages(self, place: Key, kind: Counted) -> None:
-        """Erase the pages of a record, expired or not, but for those of one that was begun meanwhile.
+        """Erase the pages of a record, expired or not, except those of a record begun meanwhile.
 
-        One that an import has stored meanwhile is erased, too: some of its pages are gone.
+        A record that an import has stored meanwhile is erased, too: some of its pages are gone.
         """
         dead = await self._dead_pages.of_record(place)
         self._erased["pages"] += await pages.remove(self._driver, dead)
@@ -189,7 +189,7 @@ class Erasure:
     async def _pages_of_user(self, tenant: str, user: str) -> bool:
         """Erase the pages of a user whose records are erased; returns whether there were any.
 
-        Those of conversations that were begun meanwhile stay. One that an import has stored is erased.
+        Pages of conversations begun meanwhile stay. A conversation that an import has stored is erased.
         """
         dead, again = await self._dead_pages.of_user(tenant, user), False
         self._erased["pages"] += await pages.remove(self._driver, dead)
@@ -219,7 +219,7 @@ class Erasure:
         await self._record(card, "cards")
 
     async def _expired(self, place: Key) -> None:
-        """Remove a record that has expired, and that the datastore has not removed."""
+        """Remove an expired record that the datastore has not removed."""
         await self._driver.delete(place)
         self._erased["expired"] += 1
 
@@ -265,7 +265,7 @@ class Erasure:
         self._observer.erased(Subject(tenant, user), self._records - before)
 
     async def _second_reading(self, tenant: str, user: str) -> tuple[bool, set[str]]:
-        """Count what was written in the meantime; returns whether there is any, and conversations' names."""
+        """Count records written in the meantime; returns whether there are any, and conversations' names."""
         found, begun = False, set[str]()
         for kind in keys.KINDS:
             scope = keys.scope(tenant, user, kind)
@@ -280,9 +280,9 @@ class Erasure:
         return found, begun
 
     async def _list(self, tenant: str, user: str, begun: Iterable[str]) -> None:
-        """Give a card to conversations that began while they were erased, if that has removed theirs.
+        """Restore the cards of conversations that began during the erasure, if it removed them.
 
-        The next touch of a process may never come. Only logs a failure: what was to be erased is.
+        The next touch of a process may never come. A failure is only logged: the erasure itself is done.
         """
         for name in begun:
             try:
@@ -302,7 +302,7 @@ class Erasure:
                 async for _ in operations.names_of(self._driver, prefix.scope, prefix.name):
                     self._undecided += 1
         except Denied:
-            # Nor those of the tenant's other users.
+            # Then it does not list those of the tenant's other users either.
             self._undecided = None
         except InvalidKey:
             pass
@@ -330,7 +330,7 @@ class Erasure:
         async for user in self._directory.users(tenant):
             await self._user(tenant, user)
         await confirming.confirm(self._driver, (keys.directory_scope(tenant),))
-        # Whose entries have expired, but have not been removed. There may be such records, too.
+        # Users with expired entries that were not removed may have such records, too.
         async for name in expired_names(self._driver, keys.directory_scope(tenant)):
             await self._user(tenant, keys.unname(name))
         of_users = self._erased["states"]
@@ -366,7 +366,7 @@ def _counted(kind: keys.Kind) -> Counted:
 
 
 def _states_of(key: MemoryKey) -> tuple[list[Key], list[Key]]:
-    """Return the keys of a conversation's saved states, and the prefixes of the states beneath it."""
+    """Return the keys of a conversation's saved states, and the prefixes of the states below it."""
     composite = ""
     with suppress(InvalidKey):
         composite = key.composite()
@@ -380,7 +380,7 @@ def _states_of(key: MemoryKey) -> tuple[list[Key], list[Key]]:
     places: dict[str, Key] = {}
     beneath: list[Key] = []
     for text in texts:
-        # There is no state under a key that is too long.
+        # A key that is too long has no state.
         with suppress(InvalidKey):
             place, owned_by = keys.blob(text)
             if owned_by == owner:

@@ -1,4 +1,4 @@
-"""Giving what is stored a time to live.
+"""Giving stored records a time to live.
 
 The body is stored again, unchanged, under a new version and with the time to live; the entries stay. The
 write names the version that was read, so nothing is lost. An entry that is added afterwards resets the time
@@ -27,21 +27,21 @@ from stm_backends.records.directory import Directory
 from stm_backends.records.pages import Pages
 
 Kind: TypeAlias = Literal["memory", "blob", "page"] | keys.LogKind
-"""What gets a time to live. Paused runs expire by themselves, and parts follow their record. The vertices of
-a graph and the records of its index belong together, so none of them expires."""
+"""Kinds that get a time to live. Paused runs expire by themselves, and parts follow their record. The
+vertices of a graph and the records of its index belong together, so none of them expires."""
 
 EXPIRING: Final[tuple[Kind, ...]] = ("memory", *keys.LOG_KINDS, "blob", "page")
-"""Pages come after the conversations that they belong to, so none ends earlier."""
+"""Pages come after the conversations that they belong to, so none expires earlier."""
 
 _FIELDS: Final[Mapping[Kind, str]] = {"memory": "conversations", "blob": "states", "page": "pages"}
 
 
 @dataclass(slots=True)
 class Expiring:
-    """How many records got the time to live, by what they are; updated as it goes.
+    """Counts of the records that got the time to live, by kind; updated as the work goes on.
 
-    `changed` were replaced by others at each attempt, and `failed` cannot be read or have no room for a body.
-    Both are as they were.
+    `changed` counts records that other processes replaced at each attempt, and `failed` those that cannot be
+    read or have no room for a body. Both are left unchanged.
     """
 
     conversations: int = 0
@@ -53,7 +53,7 @@ class Expiring:
 
     @property
     def looked_at(self) -> int:
-        """How many records were counted so far."""
+        """Number of records counted so far."""
         return sum(getattr(self, name) for name in self.__slots__)
 
 
@@ -109,7 +109,7 @@ class Expire:
         await operations.each(operations.names(self._driver, scope), one)
 
     async def _expire_card(self, scope: str, name: str) -> None:
-        """Give a card the time to live. It counts with its conversation, also if it cannot be read."""
+        """Give a card the time to live. It counts with its conversation, even if it cannot be read."""
         with suppress(Corrupt, TooLarge):
             await self._catalogue.expire(Key(scope, name), self._ttl)
 
@@ -125,7 +125,7 @@ class Expire:
             body, version = record.body or self._body(kind, record), version_after(record.version)
             return ledger.Change(body, version=version, ttl=self._ttl), _FIELDS.get(kind, "logs")
 
-        # The user stays listed for as long as the record.
+        # The user stays listed until the record expires.
         listing = self._directory.listed(keys.owner_of(key.scope), self._ttl)
         try:
             outcome = await ledger.update(self._driver, key, decided, listing=listing)

@@ -14,17 +14,17 @@
             "artifacts_shown", "artifacts_hidden_refs", "ts"}, ...],     oldest first
  "card":  {"title", "metadata", "pinned", "archived"},     as far as they were set for the catalogue
  "transcript": {"first", "base", "missing", "gap", "revision"},   if pages come before it
- "branches": [{"revision", "first", "turns"}]}             what edits have taken out of the view
+ "branches": [{"revision", "first", "turns"}]}             turns that edits have removed from the view
 ```
 
-`missing` is how many of the numbers from `first` to `base - 1` are on no page: their turns are stored no
-more, or could not be read. `gap` is left out if there is none. A conversation whose turns are all in its
-record has one line, which every version can import. A version without transcripts refuses a page, and so the
-file, before it imports anything. In a single document, `pages` has the pages without `format`, `version` and
-`key`. A message is one of the `turns`: {"turn_id": "ENTRY.PLACE", "item": message, "at": ...}. Once there
-were edits, pages have the `revision`, too.
+`missing` counts the numbers from `first` to `base - 1` that are on no page: their turns are no longer stored,
+or could not be read. `gap` is left out if there is none. A conversation whose turns are all in its record has
+one line, which every version can import. A version without transcripts refuses a page, and so the file,
+before it imports anything. In a single document, `pages` has the pages without `format`, `version` and `key`.
+A message is one of the `turns`: {"turn_id": "ENTRY.PLACE", "item": message, "at": ...}. After an edit, pages
+have the `revision`, too.
 
-`version` is 2 of what an older version would import in part: a document with pages, and messages.
+`version` is 2 if an older version would import only a part: for a document with pages, and for messages.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from stm_backends.types import MemoryKey, StoredTurn
 FORMAT: Final = "stm-session"
 PAGE_FORMAT: Final = "stm-transcript"
 FORMAT_VERSION: Final = 2
-"""That of messages, and of a document with pages: older versions would import them in part. Others have 1."""
+"""Version of messages, and of a document with pages: older ones would import only a part. Others have 1."""
 
 _OF_PAGES: Final = frozenset(("format", "version", "key"))
-"""What a page has in common with its conversation."""
+"""Fields that a page shares with its conversation."""
 
 
 def dump_key(key: MemoryKey) -> dict[str, str]:
@@ -69,7 +69,7 @@ def joined(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def lines_in(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the lines that were joined, for checks to come; anything else as it is."""
+    """Yield the lines that were joined, before any check; anything else is yielded as it is."""
     found: object = document.get("pages") if isinstance(document, Mapping) else None  # pyright: ignore[reportUnnecessaryIsInstance] -- it comes from a file
     if not isinstance(found, list):
         yield document
@@ -143,7 +143,7 @@ class Export:
             "format": FORMAT,
             "version": self._version,
             "key": self._key,
-            # Without the transcript: an import makes another one.
+            # Without the transcript: an import creates another one.
             "body": dump_body(replace(snapshot.body.unleased(), transcript=None)),
             "turns": turns,
             **({"card": shown} if shown else {}),
@@ -189,7 +189,7 @@ class Export:
         return lines
 
     async def _branch(self, transcript: Transcript, branch: Branch) -> dict[str, Any]:
-        """Return what an edit has taken out of the view, as far as it is stored."""
+        """Return the turns that an edit has removed from the view, as far as they are stored."""
         first = max(branch.first, transcript.first)
         found = await self._pages.between(self._where, transcript.as_of(branch), first, branch.end)
         first = max([first - 1, *(number for number in range(first, branch.end) if number not in found)]) + 1
@@ -217,5 +217,5 @@ def _turn(stored: StoredTurn, content: Mapping[str, Any]) -> dict[str, Any]:
     """Return a turn or a message with all fields, those of a newer version included."""
     if stored.said is not None:
         return dict(content)
-    # The time as it is read: an import refuses what is none, and NaN is not JSON.
+    # The time as it is read: an import refuses an invalid one, and NaN is not JSON.
     return {**dump_turn(stored), **content, "ts": stored.turn.ts}

@@ -45,7 +45,7 @@ from stm_backends.telemetry.observer import SILENT, Observer, Subject
 from stm_backends.types import MemoryHealth, MemoryKey
 
 OnConflict: TypeAlias = Literal["refuse", "merge", "replace"]
-"""What an import does if the conversation already exists."""
+"""Action of an import if the conversation already exists."""
 
 Turns: TypeAlias = Mapping[str, Mapping[str, Any]]
 """Turns by id, oldest first."""
@@ -53,10 +53,10 @@ Turns: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A valid exported conversation. `card` is what was set for its card.
+    """A valid exported conversation. `card` has the fields that were set on its card.
 
-    `transcript` has no epoch; it is `None` if the conversation has none. `missing` are the numbers of its
-    turns that no page before the conversation has. `branches` has what edits have taken out of the view.
+    `transcript` has no epoch; it is `None` if the conversation has none. `missing` has the numbers of turns
+    that no page before the conversation has. `branches` has turns that edits have removed from the view.
     """
 
     key: MemoryKey
@@ -105,17 +105,17 @@ class Lines:
         self._last = ""
 
     def spoil(self) -> None:
-        """Refuse the conversation of which a page was refused."""
+        """Refuse the conversation after one of its pages was refused."""
         if self.begun:
             self._numbers.spoil()
 
     @property
     def begun(self) -> bool:
-        """Pages came, and their conversation has not come yet."""
+        """Pages have come whose conversation has not come yet."""
         return self._key is not None
 
     def read(self, document: Mapping[str, Any]) -> Session | Page:
-        """Return what a line holds. Raises `InvalidState` and `InvalidKey`."""
+        """Return the content of a line. Raises `InvalidState` and `InvalidKey`."""
         if is_page(document):
             return self._page(document)
         session = _parse(document)
@@ -129,7 +129,7 @@ class Lines:
         if given is not None and key in (None, session.key):
             missing = numbers.missing(given.first, given.base, given.extra["missing"])
         if given is None or missing is None:
-            raise InvalidState("the pages of the transcript are not all right before the conversation")
+            raise InvalidState("the pages of the transcript do not all come directly before the conversation")
         return replace(session, transcript=replace(given, extra={}), missing=missing)
 
     def _page(self, document: Mapping[str, Any]) -> Page:
@@ -181,17 +181,17 @@ class Import:
         self._logs = log_lines.LogImport(
             driver, codec, directory, on_conflict=on_conflict, ttl=ttl, guard=guard
         )
-        # That of the pages that were stored of the conversation that comes next; "" if they are left out.
+        # Epoch of the pages stored for the next conversation; "" if they are left out.
         self._epoch: str | None = None
         self._stored = set[int]()
-        # Whose pages were stored last, and their epoch.
+        # Key of the pages that were stored last, and their epoch.
         self._begun: tuple[MemoryKey, str] | None = None
 
     async def add(self, document: Mapping[str, Any]) -> MemoryKey | None:
-        """Store a line; returns the key of a conversation that is complete with it, and `None` for a page.
+        """Store a line; returns the key of the conversation that it completes, and `None` for a page.
 
-        Lines of the logs of agent frameworks, too, and saved states that name their key. Raises what
-        `Sessions.import_` does. A conversation or log of which a page was refused is refused, too.
+        Also accepts lines of agent frameworks' logs, and saved states that name their key. Raises the errors
+        of `Sessions.import_`. A conversation or log is refused if one of its pages was refused.
         """
         try:
             return await self._add(exported(document) if is_saved(document) else document)
@@ -209,7 +209,7 @@ class Import:
             line = self._lines.read(document)
         finally:
             if not self._lines.begun:
-                # Also if the line is refused: the pages of the next conversation have another epoch.
+                # Even if the line is refused: the pages of the next conversation have another epoch.
                 self._epoch = None
         whose = Whose(line.key.tenant_id, line.key.user_id, line.key.session_id)
         with self._guard.reporting(whose, "import"):
@@ -218,7 +218,7 @@ class Import:
                 return None
             try:
                 if line.transcript is not None and epoch is None:
-                    # None of its pages is there.
+                    # None of its pages is stored.
                     epoch = await self._begin(keys.memory_key(line.key), line.key)
                 refers = await self._store(line, epoch)
             except SessionExists:
@@ -230,7 +230,7 @@ class Import:
         return line.key
 
     async def discard(self) -> None:
-        """Remove the pages that were stored last, unless the record of their conversation was, too."""
+        """Remove the pages that were stored last, unless the record of their conversation was stored, too."""
         if self._begun is not None:
             key, epoch = self._begun
             await self._remove(key, epoch)
@@ -248,9 +248,10 @@ class Import:
         return line.key
 
     async def _remove(self, key: MemoryKey, epoch: str | None) -> None:
-        """Remove the pages that were stored of a conversation, unless its record refers to them.
+        """Remove the stored pages of a conversation, unless its record refers to them.
 
-        It may have been stored by a write whose answer was lost, and changed by another process since.
+        The record may have been stored by a write whose answer was lost, and changed by another process
+        since.
         """
         if epoch:
             dead = await self._dead_pages.of_record(keys.memory_key(key), epoch=epoch)
@@ -272,7 +273,7 @@ class Import:
         self._stored.add(page.first // pages.TURNS)
 
     async def _begin(self, where: Key, key: MemoryKey) -> str:
-        """Return the epoch of the pages that come; `""` if a merge keeps the conversation that exists."""
+        """Return the epoch of the next pages; `""` if a merge keeps the conversation that exists."""
         self._stored, self._begun = set[int](), None
         if self._on_conflict != "replace" and (record := await self._driver.load(where)) is not None:
             if self._on_conflict == "refuse":
@@ -319,10 +320,10 @@ class Import:
         return found is not None and found.epoch == epoch
 
     async def _put_in_order(self, where: Key, target: Snapshot, ids: Sequence[str]) -> None:
-        """Put these entries of a conversation that was replaced in order; those of others stay in place.
+        """Put these entries of a replaced conversation in order; entries of others stay in place.
 
-        Another import that replaces it at the same time may have gone on with what this one has replaced. It
-        finds another version at its end, and leaves this to the last one.
+        A concurrent import that replaces it may have continued from this import's record. An import that
+        finds another version in the end leaves the order to the last one.
         """
 
         async def ordered(record: Record | None) -> tuple[ledger.Change | None, None]:
@@ -345,7 +346,7 @@ class Import:
         await ledger.update(self._driver, where, ordered)
 
     async def _store_branch(self, where: Key, epoch: str, branch: Branch, turns: Turns) -> None:
-        """Store what an edit has taken out of the view."""
+        """Store the turns that an edit has removed from the view."""
         for turn in turns.values():
             self._guard.require("turn_characters", partial(_characters, turn))
         before = Transcript(epoch, base=branch.first, rev=branch.rev)
@@ -381,7 +382,7 @@ class Import:
         changes = {name: value for name, value in session.card.items() if name not in card}
         if changes:
             await self._catalogue.update(session.key, changes)
-        # What is in the index is of what was there before, and the last activity may be an old one.
+        # The index still has the previous conversation, and the last activity may be old.
         owner = (session.key.tenant_id, session.key.user_id)
         words = WordIndex(self._driver, self._codec, self._directory, owner)
         await words.forget(keys.card_key(session.key).name)
@@ -455,7 +456,7 @@ def _characters(turn: Mapping[str, Any]) -> int:
 
 
 def _has_left(body: Body) -> bool:
-    """Say whether turns have left a conversation, so that its body has what its turns do not."""
+    """Say whether turns have left a conversation, so that its body has more than its turns."""
     return bool(body.summary or body.folded or body.dropped or body.forgotten.ages)
 
 
@@ -498,24 +499,24 @@ def _parse(document: Mapping[str, Any]) -> Session:
     try:
         loaded = load_body(body)
     except ValueError:
-        raise InvalidState("body has a field of another type or with an invalid value") from None
+        raise InvalidState("body has a field of the wrong type or with an invalid value") from None
     if loaded.health is MemoryHealth.RECOVERING:
         # Shown, never stored: no attempt on this conversation is running here.
         loaded = replace(loaded, health=MemoryHealth.DEGRADED)
-    # What a body says of pages is of those of another conversation.
+    # A body refers to the pages of another conversation.
     body = replace(loaded.unleased(), transcript=None)
     given: Mapping[str, Any] = _object(document, "card") if "card" in document else {}
     card = checked_changes(**{name: given[name] for name in SET_BY_USER if name in given})
     transcript, branches = _transcript_of(document, body), _branches_of(document)
     revs = [one.rev for one in branches]
     if revs and (transcript is None or revs != sorted({*revs}) or revs[-1] >= transcript.rev):
-        raise InvalidState("branches are not those of revisions before that of the transcript, in order")
+        raise InvalidState("branches are not in order, or not of revisions before that of the transcript")
     transcript = transcript and replace(transcript, branches=tuple(branches))
     return Session(key, body, turns, card, transcript, branches=branches)
 
 
 def _branches_of(document: Mapping[str, Any]) -> dict[Branch, Turns]:
-    """Return what edits have taken out of the view. Raises `InvalidState`."""
+    """Return the turns that edits have removed from the view. Raises `InvalidState`."""
     given: object = document.get("branches", [])
     found: dict[Branch, Turns] = {}
     for one in cast("Sequence[object]", given if isinstance(given, (list, tuple)) else [given]):
@@ -528,14 +529,14 @@ def _branches_of(document: Mapping[str, Any]) -> dict[Branch, Turns]:
 
 
 def _transcript_of(document: Mapping[str, Any], body: Body) -> Transcript | None:
-    """Return the transcript that a conversation says came before it; `extra` has how many turns it lacks."""
+    """Return the transcript before a conversation, as stated in it; `extra` has how many are missing."""
     if "transcript" not in document:
         return None
     given = _object(document, "transcript")
     first, base, missing = (_count_in(given, name) for name in ("first", "base", "missing"))
     gap = None if given.get("gap") is None else _count_in(given, "gap")
     if not first <= (base if gap is None else gap) <= base:
-        raise InvalidState("transcript has numbers that do not fit together")
+        raise InvalidState("transcript has inconsistent numbers")
     rev = _count_in({"revision": 0, **given}, "revision")
     last, extra = body.forgotten.newest, {"missing": missing}
     return Transcript("", base=base, last=last, gap=gap, rev=rev, first=first, extra=extra)
@@ -562,21 +563,21 @@ def _count_in(document: Mapping[str, Any], name: str) -> int:
 
 
 def _turns_of(document: Mapping[str, Any]) -> Turns:
-    """Return the turns of a line by id. Raises `InvalidState`."""
+    """Return the turns of a line, by id. Raises `InvalidState`."""
     listed: object = document.get("turns")
     if not isinstance(listed, (list, tuple)):
         raise InvalidState("turns is not a list")
     turns: dict[str, Mapping[str, Any]] = {}
     for index, turn in enumerate(cast("Sequence[object]", listed)):
         path = f"turns[{index}]"
-        # No deeper than a turn is read again.
+        # No deeper than stored turns can be read.
         require_json(turn, path, deepest=DEEPEST_IN_TURN + 1)
         try:
             content = cast("Mapping[str, Any]", turn)
             ts = (stored_unit(content).turn if "item" in content else load_turn(content)).ts
         except (ValueError, TypeError, Corrupt):
             # The cause may quote the conversation.
-            raise InvalidState(f"{path} is not a turn: a field is of another type") from None
+            raise InvalidState(f"{path} is not a turn: a field is of the wrong type") from None
         if (given := content.get("ts")) and not ts:
             raise InvalidState(f"{path}.ts is not a time in seconds since 1970")
         if given != ts and ts:

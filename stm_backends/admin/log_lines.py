@@ -7,7 +7,7 @@
  "first": the number of the first item, "items": [{"item": {...}, "at": seconds since 1970, or 0}, ...]}
 {"format": "stm-log", "version": 1, "key": {...}, "log": ..., the log, after all of its items
  "first", "end": the numbers of the oldest item and after the newest,
- "missing": how many of these have no item, because it is stored no more, or could not be read}
+ "missing": the number of these without an item: no longer stored, or unreadable}
 ```
 
 An import stores the items in pages of a new epoch, and the record that refers to them last. So an import that
@@ -57,7 +57,7 @@ def is_page(document: Mapping[str, Any]) -> bool:
 async def lines_of(
     driver: Driver, codec: Codec, key: MemoryKey, kind: LogKind, unreadable: Unreadable
 ) -> AsyncGenerator[dict[str, Any]]:
-    """Yield the items of a log, a page at a time, and the log, all as of one moment.
+    """Yield the items of a log, page by page, then the log; all as of one moment.
 
     `unreadable` is called for the items of a page that cannot be read. Raises `SessionNotFound`.
     """
@@ -89,7 +89,7 @@ async def lines_of(
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A valid line with items of a log: each with its time, from a number on."""
+    """A valid line with items of a log, each with its time, numbered from `first`."""
 
     key: MemoryKey
     kind: LogKind
@@ -99,7 +99,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The valid line after all items of a log. `missing` are the numbers that have none."""
+    """The valid line after all items of a log. `missing` are the numbers without one."""
 
     key: MemoryKey
     kind: LogKind
@@ -116,7 +116,7 @@ class LogLines:
         self._numbers = Numbers()
 
     def read(self, document: Mapping[str, Any]) -> Items | End:
-        """Return what a line holds. Raises `InvalidState` and `InvalidKey`."""
+        """Return the content of a line. Raises `InvalidState` and `InvalidKey`."""
         key, kind, first = _key_of(document), _kind_of(document), _count_in(document, "first")
         if is_page(document):
             self._whose = self._whose or (key, kind)
@@ -130,11 +130,11 @@ class LogLines:
         numbers, self._numbers = self._numbers, Numbers()
         missing = numbers.missing(first, end, count)
         if is_other or missing is None:
-            raise InvalidState("the items of a log are not all right before it")
+            raise InvalidState("the items of a log do not all come directly before it")
         return End(key, kind, first, end, missing)
 
     def spoil(self) -> None:
-        """Refuse the log of which a page was refused."""
+        """Refuse the log after one of its pages was refused."""
         if self._whose is not None:
             self._numbers.spoil()
 
@@ -200,7 +200,7 @@ class LogImport:
         return stored
 
     def abandon(self) -> None:
-        """Begin with the next line, as after one that was refused."""
+        """Start over with the next line, as after a refused one."""
         self._transcript = None
 
     async def _store(self, where: Key, line: Items, transcript: Transcript) -> Transcript:

@@ -1,4 +1,4 @@
-"""Which numbers the pages of a conversation or a log have, as the lines of a file bring them."""
+"""The numbers in the pages of a conversation or a log, as read from the lines of a file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeAlias
 from stm_backends.errors import Corrupt, InvalidState
 
 Unreadable: TypeAlias = Callable[[Corrupt, Sequence[int]], None]
-"""What is done about turns or items that an export leaves out: why they cannot be read, and their numbers."""
+"""Receives the error and the numbers of unreadable turns or items that an export leaves out."""
 
 
 def refused(error: Corrupt, numbers: Sequence[int]) -> None:
@@ -18,7 +18,7 @@ def refused(error: Corrupt, numbers: Sequence[int]) -> None:
 
 
 class Numbers:
-    """The numbers of the pages that came so far, in order. `end` is the one after the last of them."""
+    """The numbers of the pages so far, in order. `end` is the one after the last of them."""
 
     def __init__(self) -> None:
         self.end = 0
@@ -27,7 +27,7 @@ class Numbers:
         self._holes: list[range] = []
 
     def add(self, first: int, count: int) -> bool:
-        """Add the numbers of one page; `False` if they do not come after those before.
+        """Add the numbers of one page; `False` if they do not follow the previous ones.
 
         Raises `InvalidState` if a page was refused.
         """
@@ -41,7 +41,7 @@ class Numbers:
         return True
 
     def spoil(self) -> None:
-        """Note that a page was refused: others would make a conversation with a hole."""
+        """Note that a page was refused: the others would make a conversation with a hole."""
         self._is_spoiled = True
 
     def missing(self, first: int, end: int, count: int) -> tuple[range, ...] | None:
@@ -57,4 +57,4 @@ class Numbers:
 
     def _require_sound(self) -> None:
         if self._is_spoiled:
-            raise InvalidState("a page before this line was refused, and so is what follows of it")
+            raise InvalidState("a page before this line was refused, so this line is refused, too")

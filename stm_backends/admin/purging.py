@@ -1,8 +1,8 @@
-"""Retention: removing what has expired, and what has had no addition for a given time.
+"""Retention: removing expired records, and records without an addition for a given time.
 
 The age of a conversation is the time since its newest turn, by the turns' own `ts` and, for turns that have
 left the record, by the time at which they were folded or trimmed. An item log has the times of its entries.
-So a copy or an import is as old as its original. What has no usable time is kept and counted.
+So a copy or an import is as old as its original. Records without a usable time are kept and counted.
 
 An append does not change a record's version, so no conditional deletion protects a turn that is added at that
 moment. A record is therefore emptied instead: one conditional `replace` removes exactly the entries that were
@@ -10,12 +10,13 @@ judged, stores an empty body, and gives the record `older_than` as its time to l
 between stays, and lasts at least as long as the retention rule demands. The empty record expires by itself.
 See docs/decisions/0033-purge-empties-and-lets-expire.md.
 
-An item log is ended before that, by an entry which takes effect only if nothing has come since it was judged:
-else an addition on the condition that nothing came after what was judged would be accepted once that is gone.
+An item log is ended first, by an entry that takes effect only if nothing was added since the log was judged.
+Otherwise an addition on the condition that nothing follows the judged entries would be accepted once these
+are gone.
 
-What was popped from a log that stays is removed, too, from the record and from pages.
+Items popped from a log that stays are removed, too, from its record and its pages.
 
-A transcript is shortened by the times of its turns: whole pages go whose turns are all older; see
+A transcript is shortened by the times of its turns: pages whose turns are all older are removed; see
 `records.shortening` and docs/decisions/0063-pages-in-administration.md.
 """
 
@@ -62,26 +63,26 @@ from stm_backends.records.shortening import Bodies, Shortening
 from stm_backends.types import AHEAD_S, MemoryKey
 
 STEP: Final = 500
-"""How many expired records one call of a driver removes."""
+"""Maximum number of expired records removed by one call of a driver."""
 
 LASTING: Final = 10
-"""For how many deadlines longer than it has to a log lives that was ended, until it is emptied."""
+"""Margin in the time to live of an ended log until it is emptied, as a number of deadlines."""
 
 EARLIEST: Final = 946_684_800.0
-"""The first second of the year 2000. An earlier time, such as 0, is no time of a turn."""
+"""The first second of the year 2000. An earlier time, such as 0, cannot be that of a turn."""
 
 EMPTIED: Final = "purged_at"
-"""The field of a body that says when a purge emptied its record, in epoch seconds."""
+"""The field of a body with the time at which a purge emptied its record, in epoch seconds."""
 
 Kind: TypeAlias = Literal["memory"] | keys.LogKind
-"""What is purged by its age: conversations and item logs."""
+"""Kinds that are purged by age: conversations and item logs."""
 
 DATED: Final[tuple[Kind, ...]] = ("memory", *keys.LOG_KINDS)
 
 
 @dataclass(slots=True)
 class Purged:
-    """What a purge removed or, in a dry run, would remove; updated as it goes.
+    """Counts of what a purge removed or, in a dry run, would remove; updated as it goes.
 
     `expired` counts expired records that were still stored, of all tenants, on datastores that keep them.
     `conversations` and `logs` were older than asked for; their cards go with them. `pages` are those of
@@ -105,7 +106,7 @@ class Purged:
 
     @property
     def looked_at(self) -> int:
-        """How many records were counted so far."""
+        """Number of records counted so far."""
         return sum(getattr(self, name) for name in self.__slots__)
 
 
@@ -141,8 +142,8 @@ class Purge:
     """One purge: call `expired`, `tenant` or `user` in any order; each may be repeated.
 
     Nothing is remembered between calls, so an interrupted purge is completed by another. With `dry_run`,
-    nothing is written. `older_than` and `transcripts_older_than` are in seconds; without both, only what has
-    expired is removed. `clock` is in epoch seconds. `on_step` is called now and then, `on_found` for each
+    nothing is written. `older_than` and `transcripts_older_than` are in seconds; without both, only expired
+    records are removed. `clock` is in epoch seconds. `on_step` is called now and then, `on_found` for each
     record that is purged by its age, and `on_unreadable` for each that cannot be read, with the reason.
     """
 
@@ -198,14 +199,14 @@ class Purge:
             self._on_step(self.purged)
 
     async def tenant(self, tenant: str) -> None:
-        """Purge all users of a tenant, and what large values of its own states have left over."""
+        """Purge all users of a tenant, and left-over parts of large values of the tenant's states."""
         async for user in self._directory.users(tenant):
             await self.user(tenant, user)
         scope = keys.shared_scope(tenant)
         await self._left_over(keys.parts_of(Key(scope, "")).scope, [scope])
 
     async def user(self, tenant: str, user: str) -> None:
-        """Purge what is old, the left-over parts of large values, and the entry of a user without records."""
+        """Purge old records, left-over parts of large values, and the entry of a user without records."""
         if self._older_than is not None:
             for kind in DATED:
                 scope = keys.scope(tenant, user, kind)
@@ -213,7 +214,7 @@ class Purge:
                 async def judge(name: str, kind: Kind = kind, scope: str = scope) -> None:
                     where = Key(scope, name)
                     if keys.is_beside(where) and await self._is_there(keys.log_with(where)):
-                        return  # It is as old as what it belongs to, which is judged by itself.
+                        return  # It is as old as the log that it belongs to, which is judged by itself.
                     outcome = await self._judge(kind, where, self._older_than or 0.0)
                     if outcome in ("conversations", "logs") and not self._dry_run:
                         # Removes the card, unless something is left of the conversation.
@@ -241,7 +242,7 @@ class Purge:
     async def _state_beside(self, kind: Kind, key: MemoryKey) -> None:
         """Erase the states that belong to a log which was emptied."""
         if kind != "memory":
-            with suppress(InvalidKey):  # under so long a key, there is none
+            with suppress(InvalidKey):  # a key this long has none
                 own = keys.state_beside(key, kind)
                 await ledger.erase(self._driver, keys.blob_key(own))
                 scope, prefix = keys.blob_key(f"{own}/")
@@ -257,7 +258,7 @@ class Purge:
         self._on_step(self.purged)
 
     async def _judge_beside(self, kind: Kind, where: Key, *, is_old: bool) -> None:
-        """Judge the logs that belong to one that was purged: all of them go with it, unless it was before."""
+        """Judge the logs that belong to one that was purged: they go with it, unless it was purged before."""
         for scope, prefix in keys.beside_of(where):
             async for name in operations.names_of(self._driver, scope, prefix):
                 place = Key(scope, name)
@@ -298,7 +299,7 @@ class Purge:
         dead = await self._dead_pages.of_record(key)
         if not self._dry_run:
             return dead
-        # The record still has them. Those that are dead before are counted as left over.
+        # The record still has them. Pages that were dead before are counted as left over.
         scope, prefix = keys.pages_of(key)
         listed = [Key(scope, name) async for name in operations.names_of(self._driver, scope, prefix)]
         return [where for where in listed if where not in dead and not self._is_import(where.name)]
@@ -345,15 +346,15 @@ class Purge:
     async def _ended(self, kind: Kind, key: Key, record: Record, ttl: float, now: float) -> Record | None:
         """End a log that was read; returns it with all that goes, `None` if others have added to it since.
 
-        Only the order of entries tells an addition that was acknowledged before from one that comes too late.
+        Only the order of entries tells an addition that was acknowledged before from one that is too late.
         """
         log = items.read(record, self._codec)
         if not log.place.exists:
             return record
-        # As old as what it ends: a purge that is killed afterwards is completed by the next.
+        # As old as the entries that it ends: a purge that is killed afterwards is completed by the next.
         end = items.End(secrets.token_hex(12), float(now - ttl), log.tip)
         entry, left = items.seal_entry(end, self._codec), record
-        # It must not expire before it is emptied, which gives it the time to live that it is to have.
+        # It must not expire before it is emptied; emptying it sets its final time to live.
         lasting = ttl + LASTING * self._driver.traits.deadline
 
         async def send() -> ledger.Appended:
@@ -362,7 +363,7 @@ class Purge:
 
         async def make_room() -> bool:
             nonlocal left
-            # What was judged goes first, as far as its end needs room.
+            # Judged entries go first, as far as the end needs room.
             dropped = await self._dropped(kind, key, left, {}, lasting)
             left = dropped or left
             return dropped is not None
@@ -379,7 +380,7 @@ class Purge:
         return Record(found.version, found.body, found.tail[:count])
 
     def _body(self, kind: Kind, extra: Mapping[str, Any], record: Record, drop: int = 0) -> bytes:
-        """Return the body of a record that is empty, but for the entries that are not dropped."""
+        """Return the body of a record that is empty except for the entries that are not dropped."""
         if kind == "memory":
             return self._codec.seal_body(Body(extra=extra))
         log = items.read(record, self._codec)
@@ -427,14 +428,14 @@ class Purge:
         return await self._shortening.by_page(key, bodies, transcript, is_old)
 
     async def _forget_popped(self, tenant: str, user: str) -> None:
-        """Remove what was popped from the logs of a user. What cannot be read was counted before."""
+        """Remove items popped from the logs of a user. Unreadable logs were counted before."""
         life: list[float | None] = []
         for kind in keys.LOG_KINDS:
 
             async def forget(name: str, kind: keys.LogKind = kind) -> None:
                 with suppress(Corrupt):
                     if not life:
-                        # Nobody says how long a log lives; no longer than its user is listed.
+                        # The time to live of a log is unknown; it is no longer than its user's entry.
                         known = await self._directory.life_of(tenant, user)
                         life.append(None if known is None else max(known, self._driver.traits.min_ttl))
                     key = MemoryKey(tenant, user, keys.unname(name))

@@ -1,4 +1,4 @@
-"""The receipt of an erasure: what was erased, what remains physically, and what a second reading found."""
+"""The receipt of an erasure: the erased data, its physical remains, and the findings of a second reading."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Counted: TypeAlias = Literal[
     "data_keys",
     "directory_entries",
 ]
-"""What is counted: records by kind; the records of a graph and of its index; the pages of transcripts; the
-cards of the catalogue, and the names and words in its index; the pieces of large values; records of any kind
-that had expired before; users and tenants whose data keys were erased; users who left the directory of a
-tenant."""
+"""Counts of a receipt: records by kind; the records of a graph and of its index; the pages of transcripts;
+the cards of the catalogue, and the names and words in its index; the pieces of large values; records of any
+kind that had expired before; users and tenants whose data keys were erased; users who left the directory of
+a tenant."""
 
 COUNTED: Final[tuple[Counted, ...]] = get_args(Counted)
 
@@ -39,15 +39,16 @@ LEFT_OVER: Final[tuple[Counted, ...]] = ("pages", "parts")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What one erasure did. Without a `session_id` it was of a user, without a `user_id` of a tenant.
+    """The result of an erasure; without a `session_id` of a user, without a `user_id` of a tenant.
 
-    `erased` and `found` have only counts above 0. `found` is what a second reading found after everything was
-    erased: records that another process wrote in the meantime. `undecided` counts saved states that were not
-    erased, because their keys may belong to another owner, too; `None` if the datastore denied to list them,
-    as to a role for one tenant. `remains` says what the datastore keeps of deleted records, and where;
-    `cleaned` is `False` if the driver could not remove all that it can, such as SQLite's write-ahead log, and
-    `None` if the driver does not say. `keys_left` says that the data was sealed and that the backend had no
-    sealing, so that data keys in a separate store were not erased.
+    `erased` and `found` have only counts above 0. `found` is the result of a second reading after the
+    erasure: records that another process wrote in the meantime. `undecided` counts saved states that were
+    not erased, because their keys may belong to another owner, too; it is `None` if the datastore did not
+    allow listing them, for example to a role for one tenant. `remains` describes the deleted data that the
+    datastore still keeps, and where. `cleaned` is `False` if the driver failed to remove leftovers that it
+    can remove, such as SQLite's write-ahead log, and `None` if the driver does not say. `keys_left` is true
+    if the data was sealed but the backend had no sealing, so that data keys in a separate store were not
+    erased.
     """
 
     tenant_id: str
@@ -65,17 +66,17 @@ class Receipt:
 
     @property
     def records(self) -> int:
-        """How many records were erased, without pages, cards, parts, expired records, keys and entries."""
+        """Number of erased records, without pages, cards, parts, expired records, keys and entries."""
         return sum(self.erased.get(kind, 0) for kind in RECORDS)
 
     @property
     def existed(self) -> bool:
-        """Whether there was anything to erase."""
+        """True if anything was erased."""
         return bool(self.erased)
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is left that erasing again could remove."""
+        """True if nothing is left that erasing again could remove."""
         return not self.found and self.cleaned is not False and not self.keys_left
 
     def as_json(self, *, datastore: str = "") -> dict[str, Any]:

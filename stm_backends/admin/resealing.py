@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stm_backends.sealing.driver import SealedDriver
 
 Problem: TypeAlias = Literal["left", "failed"]
-"""Why a record still needs an older key.
+"""The reason why a record still needs an older key.
 
 - `"left"`: it changed each time, or has more entries than one write reaches. Run it again later, when older
   turns have been summarized or dropped.
@@ -39,13 +39,13 @@ OnProblem: TypeAlias = Callable[[Key, Problem, StorageError | None], None]
 
 @dataclass(slots=True)
 class ResealReport:
-    """What was done so far.
+    """The progress so far.
 
     `records` were sealed again, with `values` values in them; `current` needed nothing. `data_keys` were
     wrapped again. `lost_races` counts writes that were repeated because another process changed the record.
-    `left` and `failed` count the records with a problem. With `accept_clear=True`, `remains` says what the
-    datastore keeps of the clear text that was replaced, as the receipt of an erasure does, and `cleaned` is
-    `False` if the driver could not remove all of it that it can.
+    `left` and `failed` count the records with a problem. With `accept_clear=True`, `remains` describes the
+    replaced clear text that the datastore still keeps, like the receipt of an erasure, and `cleaned` is
+    `False` if the driver failed to remove all of it that it can remove.
     """
 
     records: int = 0
@@ -60,7 +60,7 @@ class ResealReport:
 
     @property
     def ok(self) -> bool:
-        """Whether no record needs an older key, except for what others have written since."""
+        """True if no record needs an older key, except those that others have written since."""
         return not (self.left or self.failed)
 
 
@@ -91,7 +91,7 @@ class Reseal:
         self.report = ResealReport()
 
     async def count(self) -> int:
-        """Return how many records there are."""
+        """Return the number of records."""
         count = 0
         for owner in self._owners:
             async for user in self._users(owner):
@@ -100,7 +100,7 @@ class Reseal:
         return count
 
     async def run(self, on_record: Callable[[int], None] = lambda done: None) -> ResealReport:
-        """Seal every record again that needs it; `on_record` is called with the number of processed records.
+        """Seal every record that needs it again; `on_record` is called with the number of processed records.
 
         A record that cannot be opened, or would be too large, is skipped. Any other `StorageError` ends the
         pass; a new one does not repeat what was done.
@@ -168,7 +168,7 @@ class Reseal:
             return
         async for name in operations.names(self._driver, keys.directory_scope(owner.tenant)):
             yield keys.unname(name)
-        # What the tenant has as a whole.
+        # Records of the tenant as a whole.
         yield ""
 
     async def _pages(self, tenant: str, user: str) -> AsyncIterator[list[Key]]:

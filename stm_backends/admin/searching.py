@@ -1,8 +1,8 @@
-"""What a search finds in the records of conversations, and their words for the next one.
+"""Searching the records of conversations, and indexing their words for later searches.
 
-What the index knows of a conversation says which of its turns or messages may have the words, and which it
-lacks; these alone are read. Indexed are pages that folds have filled, and conversations that a search has
-read since they were last active; both afterwards, in the background.
+The index tells which turns or messages of a conversation may have the words, and which ones are not indexed;
+only these are read. Pages that folds have filled are indexed, and so are conversations that a search has read
+since they were last active. Both are indexed afterwards, in the background.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from stm_backends.types import MemoryKey, StoredTurn
 logger = logging.getLogger("stm_backends")
 
 MATCHES: Final = 3
-"""How many turns or messages of one conversation are shown."""
+"""Maximum number of turns or messages shown of one conversation."""
 
 SETTLED_S: Final = 2 * SLOT_S
-"""For how many seconds a conversation may still change without a change of its name in the list: the rest of
-an hour, and an hour that clocks may be apart."""
+"""Seconds for which a conversation may still change without a change of its name in the list: the rest of an
+hour, and a difference of clocks of an hour."""
 
 
 WAITING: Final = 1_000
-"""How many pages and conversations wait to be indexed at most; more are left to a later search."""
+"""Maximum number of pages and conversations that wait to be indexed; others are left to a later search."""
 
 
 class _Read(NamedTuple):
-    """A conversation as it was loaded, and which numbers the index has of it.
+    """A conversation as it was loaded, and the numbers that the index has of it.
 
-    `counts` says whether all that the index has is true of this record.
+    `counts` is true if everything in the index holds for this record.
     """
 
     snapshot: Snapshot
@@ -60,7 +60,7 @@ class _Read(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """What is to be indexed: a page of a conversation, or all of it."""
+    """A place to index: a page of a conversation, or all of it."""
 
     key: MemoryKey
     page: int | None = None
@@ -78,13 +78,13 @@ class Searching:
         self.start_over()
 
     def start_over(self) -> None:
-        """Forget what was to be indexed on an event loop that has ended."""
+        """Forget the places to index of an event loop that has ended."""
         self._background = Background(self)
         self._queue: dict[_Place, None] = {}
         self._works = False
 
     async def close(self, *, timeout: float) -> None:
-        """Index pages that wait, for at most `timeout` seconds; the rest is left to a later search."""
+        """Index waiting pages, for at most `timeout` seconds; the rest is left to a later search."""
         for place in [place for place in self._queue if place.page is None]:
             del self._queue[place]
         await self._background.close(timeout=timeout)
@@ -93,7 +93,7 @@ class Searching:
     # Searching
 
     async def known(self, owner: tuple[str, str], query: Query) -> dict[str, list[Indexed]]:
-        """Return what the index knows of each conversation, by the name of its card."""
+        """Return the index entries of each conversation, by the name of its card."""
         try:
             return await self._words(owner).find(query.words)
         except (KeyMismatch, SealMismatch):
@@ -105,7 +105,7 @@ class Searching:
     async def look(self, key: MemoryKey, query: Query, known: Sequence[Indexed]) -> list[Match]:
         """Return the matches in the summary and in the newest turns or messages of a conversation.
 
-        What is damaged is left out, with a warning.
+        Damaged records are left out, with a warning.
         """
         read = await self._read(key, known)
         if read is None:
@@ -141,7 +141,7 @@ class Searching:
     async def _texts(
         self, key: MemoryKey, read: _Read, numbers: Sequence[int]
     ) -> AsyncIterator[dict[int, str]]:
-        """Yield what was said under these ascending numbers: in the record, then in each page."""
+        """Yield the items with these ascending numbers: from the record, then from each page."""
         snapshot, transcript = read.snapshot, read.snapshot.body.transcript
         base = 0 if transcript is None else transcript.base
         yield {one: _said_in(snapshot.turns[one - base]) for one in numbers if one >= base}
@@ -165,17 +165,17 @@ class Searching:
         if isinstance(error, KeyMismatch | SealMismatch):
             raise error
         name = keys.log_name(keys.memory_key(key))
-        logger.warning("a search leaves out what is damaged: %s (conversation %s)", error, name)
+        logger.warning("a search leaves out damaged data: %s (conversation %s)", error, name)
 
     # Indexing
 
     def later(self, key: MemoryKey, card: Content, *, is_known: bool) -> None:
-        """Have a conversation indexed that a search has read, if it was not active lately."""
+        """Schedule the indexing of a conversation that a search has read, if it was not active lately."""
         if card["slot"] >= self._settled() and (is_known or _lives_forever(card)):
             self._enter(_Place(key))
 
     def filled(self, key: MemoryKey, full: Iterable[int]) -> None:
-        """Have pages of a conversation indexed that have all their turns now."""
+        """Schedule the indexing of pages that have all their turns now."""
         for page in full:
             self._enter(_Place(key, page))
 
@@ -188,7 +188,7 @@ class Searching:
             self._background.start(self._work(), name="stm-words")
 
     async def titled(self, key: MemoryKey, title: str) -> None:
-        """Index a title that is about to be set; an empty one brings another back."""
+        """Index a title that is about to be set; an empty one restores another title."""
         card = await self._catalogue.load(key)
         if card is not None and _lives_forever(card):
             portion, shown = Portion(keys.card_key(key).name), title_of({**card, "title": title})
@@ -212,7 +212,7 @@ class Searching:
             self._works = False
 
     async def _index_all(self, owner: tuple[str, str], some: Sequence[_Place]) -> None:
-        """Index conversations and pages of a user; only logs what fails."""
+        """Index conversations and pages of a user; failures are only logged."""
         known: dict[str, list[Indexed]] | None = None
         for key, page in some:
             try:
@@ -220,7 +220,7 @@ class Searching:
                     await self._index_page(key, page)
                     continue
                 if known is None:
-                    # As it is now: an earlier search may have had these indexed since the one that read them.
+                    # The current state: an earlier search may have indexed these since they were read.
                     known = await self.known(owner, Query(frozenset()))
                 await self._index(key, known.get(keys.card_key(key).name, ()))
             except StorageError as error:
@@ -228,7 +228,7 @@ class Searching:
                 logger.warning("could not index a conversation: %s (conversation %s)", error, name)
 
     async def _index_page(self, key: MemoryKey, page: int) -> None:
-        """Index what a full page has, whatever the index has of it: no search has, most of the time."""
+        """Index a full page, whatever the index has of it: usually no search has indexed it."""
         card = await self._catalogue.load(key)
         if card is None or not _lives_forever(card):
             return
@@ -239,7 +239,7 @@ class Searching:
             await self._add(key, card, read, [*_runs(range(start, end))])
 
     async def _index(self, key: MemoryKey, known: Sequence[Indexed]) -> None:
-        """Index what the index lacks of a conversation, and forget what is not true of it any more."""
+        """Add missing parts of a conversation to the index, and remove those that no longer hold."""
         words, name, settled = (
             self._words((key.tenant_id, key.user_id)),
             keys.card_key(key).name,
@@ -266,8 +266,8 @@ class Searching:
     ) -> None:
         """Index these runs of numbers, and with the last one all else, if the conversation is settled.
 
-        The card was loaded before the conversation was read. Nothing stays of one that was edited meanwhile:
-        the edit may have come too early to find it.
+        The card was loaded before the conversation was read. If the conversation was edited meanwhile, all of
+        it is removed: the edit may have come too early to find it.
         """
         words, name = self._words((key.tenant_id, key.user_id)), keys.card_key(key).name
         texts: dict[int, str] = {}
@@ -285,7 +285,7 @@ class Searching:
             await words.forget(name)
 
     async def _forget_erased(self, key: MemoryKey, card: Content, words: WordIndex) -> None:
-        """Forget what was indexed of a conversation that was erased meanwhile, and perhaps begun again."""
+        """Remove the index entries of a conversation that was erased meanwhile, and perhaps begun again."""
         now = await self._catalogue.load(key)
         if now is None or now["created"] != card["created"]:
             await words.forget(keys.card_key(key).name)

@@ -59,14 +59,14 @@ class Sessions:
         self._observer = observer
 
     def tenants(self) -> AsyncIterator[str]:
-        """Yield the tenants for whom anything was stored, where the driver can find them.
+        """Yield the tenants that have stored data, if the driver can find them.
 
-        Redis and DynamoDB cannot without reading the whole datastore; there it raises `ConfigurationError`.
+        Redis and DynamoDB cannot without reading the whole datastore: they raise `ConfigurationError`.
         """
         return self._directory.tenants()
 
     def users(self, tenant: str) -> AsyncIterator[str]:
-        """Yield the users of a tenant for whom anything was stored."""
+        """Yield the users of a tenant who have stored data."""
         return self._directory.users(tenant)
 
     async def has(self, tenant: str, user: str | None = None) -> bool:
@@ -74,10 +74,10 @@ class Sessions:
         return await self._directory.has(tenant, user)
 
     async def other_seal(self, tenant: str, user: str | None = None) -> Seal | None:
-        """Return how data of a user is stored if this backend stores it the other way, else `None`.
+        """Return the seal of a user's data if this backend stores data the other way, else `None`.
 
-        `"sealed"` means that the backend has no `sealing`, `"clear"` that it accepts sealed values only.
-        Without a `user`, it is that of the first user of the tenant. Reads one or two records.
+        `"sealed"` means that the backend has no `sealing`, `"clear"` that it accepts only sealed values.
+        Without a `user`, the first user of the tenant is examined. Reads one or two records.
         """
         if user is not None:
             return await self._directory.other_seal(tenant, user)
@@ -101,8 +101,8 @@ class Sessions:
     ) -> AsyncIterator[tuple[LogKind, MemoryKey]]:
         """Yield the item logs of a user: the framework and the conversation of each.
 
-        With a `kind`, those of one framework; with a `prefix`, those whose session id is longer and begins
-        with it; without `beside`, those alone that belong to no other log, see `ItemLog.beside`.
+        `kind` restricts them to one framework, and `prefix` to longer session ids that begin with it.
+        `beside=False` leaves out logs that belong to another log; see `ItemLog.beside`.
 
         `list`, `export`, `import_` and `copy` ignore item logs; `export_log_lines` exports them, and `erase`,
         `erase_user` and `erase_tenant` erase them. A log that exists throughout the listing comes exactly
@@ -119,8 +119,8 @@ class Sessions:
         """Return one conversation as JSON, from one snapshot; it is not changed.
 
         `turns` are those in its record. If it has a transcript, `pages` are the turns that have left the
-        record; `transcript=False` leaves them out and reads the record alone. Holds all of it in memory:
-        `export_lines` has a page at a time. Raises what that does.
+        record; `transcript=False` leaves them out and reads only the record. The result is held in memory;
+        `export_lines` holds only a page at a time. Raises the same errors as `export_lines`.
         """
         if transcript:
             return joined([line async for line in self.export_lines(key)])
@@ -135,13 +135,13 @@ class Sessions:
         """Yield one conversation with its transcript as JSON objects: the lines of a file.
 
         The pages of the transcript come first, oldest first, and the conversation comes last, all as of one
-        moment. Takes the memory of one page and the record. Raises `SessionNotFound`, `Corrupt` if this
-        version cannot read all of it, and `Unavailable` if an erasure or a purge removed turns meanwhile that
-        are still to come.
+        moment. Needs memory for one page and the record. Raises `SessionNotFound`, `Corrupt` if this version
+        cannot read everything, and `Unavailable` if an erasure or a purge meanwhile removed turns that are
+        still to come.
 
-        `unreadable` is called with the error and the numbers of the turns for each page of which some cannot
-        be read. It raises the error by default. If it does not, these turns are left out, and the lines can
-        be imported: such turns are missing there, as those are whose page has expired.
+        `unreadable` is called for each page with unreadable turns, with the error and the numbers of these
+        turns. By default, it raises the error. If it returns, these turns are left out. The lines can be
+        imported; the turns are then missing, like those of an expired page.
         """
         keys.require_key(key)
         async for line in Export(self._driver, self._codec, self._directory, key).lines(unreadable):
@@ -154,8 +154,8 @@ class Sessions:
     ) -> AsyncGenerator[dict[str, Any]]:
         """Yield the log of an agent framework as JSON objects, the lines of a file, for `importing`.
 
-        Takes the memory of one page and the record. An import stores all items or none; with `"merge"`, a log
-        that exists stays as it is. `unreadable` is that of `export_lines`. Raises `SessionNotFound`, and
+        Needs memory for one page and the record. An import stores all items or none; with `"merge"`, an
+        existing log stays as it is. `unreadable` works as in `export_lines`. Raises `SessionNotFound` and
         `Corrupt`.
         """
         keys.require_key(key)
@@ -173,26 +173,26 @@ class Sessions:
     ) -> MemoryKey:
         """Store an exported conversation under its key, and return the key.
 
-        It may also be a state that PenguiFlow's memory or `DefaultShortTermMemory` has saved. Such a state
-        does not say whose it is: `key` is the key that it was saved under, or its composite. Its turns get
-        ids from their contents, the same for each import.
+        The document may also be a state saved by PenguiFlow's memory or `DefaultShortTermMemory`. Such a
+        state does not name its conversation: pass the `key` that it was saved under, or its composite. Its
+        turns get ids derived from their contents, the same for each import.
 
-        `on_conflict` says what happens if the conversation exists. `"refuse"` raises `SessionExists` and
-        changes nothing. `"merge"` adds the missing turns at the end and keeps the existing summary, unless no
+        `on_conflict` decides what happens if the conversation exists. `"refuse"` raises `SessionExists` and
+        changes nothing. `"merge"` adds the missing turns at the end. It keeps the existing summary, unless no
         turn has left that conversation yet. Turns that were summarized or dropped there are not missing,
         regardless of how long ago. If nothing is missing, nothing is changed. `"replace"` erases the existing
         conversation. A merge of the same document completes an interrupted import. Use `importing` for the
         lines of `export_lines`: a merge keeps the transcript of a conversation that turns have left, and any
-        other has that of the lines. Raises `InvalidState`,
-        before anything is written, for an invalid document.
+        other import takes the transcript of the lines. An invalid document raises `InvalidState` before
+        anything is written.
 
-        `ttl` is the time to live of the conversation in seconds, as `session_ttl_s` is; `None`, the default,
-        is for ever. A merge that adds a turn sets it, too, even if the conversation had another time to live.
-        A merge that adds no turn does not change the time to live.
+        `ttl` is the time to live of the conversation in seconds, like `session_ttl_s`; `None`, the default,
+        means forever. A merge that adds a turn sets it, too, even if the conversation had another time to
+        live. A merge that adds no turn does not change the time to live.
 
         The backend's `Limits` apply. A document that exceeds them by itself, and a new conversation beyond
-        `user_conversations`, raise `LimitReached` before anything is written. A merge ends with it at the
-        turn that exceeds them; the turns before it are stored.
+        `user_conversations`, raise `LimitReached` before anything is written. A merge raises it at the turn
+        that exceeds them; the turns before it are stored.
         """
         if is_saved(document):
             document = exported(document, key)
@@ -208,21 +208,22 @@ class Sessions:
         return key_of(document)
 
     async def adopt(self, key: MemoryKey, store: object, *, ttl: float | None = None) -> bool:
-        """Take over what PenguiFlow's memory has saved under a key in `store`; returns whether this call did.
+        """Take over a conversation that PenguiFlow's memory has saved in `store` under this key.
 
-        `False` if there is a conversation here, which stays as it is, or nothing is saved there. `store` has
-        `load_memory_state(key)`, and is only read. The conversation begins as a whole, once, whoever else
-        does the same. It lives `ttl` seconds, by default for ever. An erasure here does not reach `store`: a
-        conversation that was erased here alone would be taken over again.
+        Returns `False` if the conversation already exists here, which leaves it unchanged, or if nothing is
+        saved in `store`. `store` has `load_memory_state(key)`, and is only read. The conversation begins as a
+        whole, and only once if several processes adopt it. It lives `ttl` seconds, by default forever. An
+        erasure here does not reach `store`: a conversation that was erased only here would be taken over
+        again.
 
-        Raises `Unavailable` if the store fails or takes longer than ten seconds, `Corrupt` if it returns what
-        is no state, and its own error if that is of this library. Then nothing is taken over, and nothing is
-        shown of what was begun.
+        Raises `Unavailable` if the store fails or takes longer than ten seconds, `Corrupt` if it returns no
+        valid state, and the store's error if that is of this library. Then nothing is taken over, and
+        nothing that was begun is shown.
         """
         return await self.adopting(store, ttl=ttl).adopt(key) == "adopted"
 
     def adopting(self, store: object, *, ttl: float | None = None) -> Adoption:
-        """Return what does the work of `adopt`. Raises `ConfigurationError` for what is no such store."""
+        """Return the `Adoption` behind `adopt`. Raises `ConfigurationError` for an invalid store."""
         return Adoption(
             store,
             self._driver,
@@ -234,9 +235,9 @@ class Sessions:
         )
 
     def importing(self, *, on_conflict: OnConflict = "refuse", ttl: float | None = None) -> Import:
-        """Return what imports the lines of `export_lines`, of any number of conversations, one by one.
+        """Return an importer for the lines of `export_lines`, of any number of conversations, one by one.
 
-        A line may also be a saved state with its key in the field `key`.
+        A line may also be a saved state that has its key in the field `key`.
         """
         return Import(
             self._driver,
@@ -259,8 +260,8 @@ class Sessions:
     ) -> MemoryKey:
         """Copy a conversation to another backend, or on this one `under` another key; see `import_`.
 
-        Raises what `export_lines` and `import_` do. If turns are removed meanwhile, it is complete, or there
-        is no copy.
+        Raises the errors of `export_lines` and `import_`. If turns are removed meanwhile, the copy is
+        complete or is not made.
         """
         importing, copied = to.importing(on_conflict=on_conflict, ttl=ttl), under or key
         keys.require_key(copied)
@@ -281,13 +282,13 @@ class Sessions:
         return bool(receipt.records or any(receipt.erased.get(kind) for kind in LEFT_OVER))
 
     async def erase_user(self, tenant: str, user: str) -> int:
-        """Erase all records of a user, of every kind, and the user's data keys; returns how many records."""
+        """Erase all records of a user, of every kind, and the data keys; returns the number of records."""
         # Without a user, the tenant would be erased.
         keys.require_part("user_id", user)
         return (await self.erase_with_receipt(tenant, user)).records
 
     async def erase_tenant(self, tenant: str) -> int:
-        """Erase all records and data keys of all users of a tenant; returns how many records."""
+        """Erase all records and data keys of all users of a tenant; returns the number of records."""
         return (await self.erase_with_receipt(tenant)).records
 
     async def erase_with_receipt(
@@ -295,11 +296,11 @@ class Sessions:
     ) -> Receipt:
         """Erase a conversation, a user or a tenant, and return what was erased and what remains.
 
-        Then reads everything again. What another process writes during the erasure may be erased or not; what
-        the second reading finds of it is in the receipt. A later write starts a new conversation.
+        Everything is then read again. Records that another process writes during the erasure may be erased or
+        not; the receipt counts those that the second reading finds. A later write starts a new conversation.
 
         Raises `KeyMismatch`, before anything is erased, for a user or a tenant whose data was sealed with
-        keys that this backend lacks. A backend without `sealing` erases the records alone; see
+        keys that this backend lacks. A backend without `sealing` erases only the records; see
         `Receipt.keys_left`.
         """
         if session is not None:
@@ -311,7 +312,7 @@ class Sessions:
         """Seal everything of a tenant, or of one of its users, with the primary key.
 
         Changes no value. May be interrupted and repeated, while other processes use the datastore. Once every
-        process seals with the primary key and the report is `ok`, no value needs an older key any more.
+        process seals with the primary key and the report is `ok`, no value needs an older key.
         Raises `ConfigurationError` if the backend has no `sealing`.
         """
         return await self.resealing([Owner(tenant, user)]).run()
@@ -322,7 +323,7 @@ class Sessions:
         *,
         on_problem: OnProblem = lambda key, problem, error: None,
     ) -> Reseal:
-        """Return the work of `reseal` for some owners, which counts and reports its progress."""
+        """Return the pass behind `reseal` for some owners; it counts and reports its progress."""
         if self._sealed is None:
             raise ConfigurationError(
                 "nothing is sealed here: open the backend with sealing=..., or the command with --sealing"
@@ -356,17 +357,17 @@ class Sessions:
         on_found: Callable[[Found], None] = lambda found: None,
         on_unreadable: Callable[[Found, Corrupt], None] = lambda found, error: None,
     ) -> Purged:
-        """Remove what has expired and, with `older_than`, what had no addition for so many seconds.
+        """Remove expired records and, with `older_than`, records without an addition for that many seconds.
 
         Without a `tenant`, removes only expired records that the datastore keeps, of all tenants. For a
         tenant or a `user` of it, also removes left-over parts of large values. `older_than` empties
         conversations and item logs; the empty records expire `older_than` seconds later, unless something is
-        added to them. A turn that is added during the purge stays. What has no time, as turns without `ts`,
-        is kept.
+        added to them. A turn that is added during the purge stays. Records without a time, such as turns
+        without `ts`, are kept.
 
-        `transcripts_older_than` removes the oldest turns of transcripts: pages whose turns, of which they
-        have 64, are all that old. The records of the conversations keep what they have, and turns that no
-        summary covers yet stay in their pages.
+        `transcripts_older_than` removes the oldest turns of transcripts, in whole pages of 64 turns: a page
+        is removed once all of its turns are that old. The records of the conversations keep their turns, and
+        turns that no summary covers yet stay in their pages.
 
         Works in short steps, and may be interrupted and repeated. `dry_run=True` counts and writes nothing.
         `on_step` is called with the counts so far, `on_found` with each record that is purged by its age, and
@@ -411,13 +412,13 @@ class Sessions:
         ttl: float,
         on_step: Callable[[Expiring], None] = lambda expiring: None,
     ) -> Expiring:
-        """Give what is stored for a tenant, or for one user, a time to live of `ttl` seconds from now.
+        """Give the records of a tenant, or of one user, a time to live of `ttl` seconds from now.
 
-        Conversations with their transcripts, item logs and saved states expire; graphs do not. Keeps all
-        content. Replaces the time to live that a record has, whether it is shorter or longer, since it cannot
-        be read. A turn that is added later resets it to `session_ttl_s`, or `transcript_ttl_s`, but not that
-        of a page of the transcript that is complete. Running this again starts the time again. `on_step` is
-        called with the counts so far.
+        Conversations with their transcripts, item logs and saved states expire; graphs do not. Content stays
+        unchanged. The time to live of a record is replaced whether it was shorter or longer, because it
+        cannot be read. A turn that is added later resets it to `session_ttl_s` or `transcript_ttl_s`, except
+        for complete pages of the transcript. Running this again restarts the time. `on_step` is called with
+        the counts so far.
         """
         expire = Expire(self._driver, self._codec, self._directory, ttl=ttl, on_step=on_step)
         await (expire.tenant(tenant) if user is None else expire.user(tenant, user))

@@ -1,10 +1,10 @@
-"""Statistics of stored conversations for operators, read with the driver contract alone.
+"""Statistics of stored conversations for operators, read only through the driver contract.
 
-`of_user` reads every record; `listed` reads the catalogue's cards, and only the names of all else.
+`of_user` reads every record; `listed` reads the catalogue's cards, and only the names of other records.
 
 Each record is loaded once, `AT_ONCE` at a time, so memory use depends on the size of a few records and not on
-their number. An unreadable record is counted and named. The contract tells no time to live, so no expiry is
-reported.
+their number. An unreadable record is counted and named. The contract does not report times to live, so no
+expiry is shown.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stm_backends.work.policy import jobs_of, lag_of
 from stm_backends.work.queue import WorkQueue
 
 AT_ONCE: Final = 8
-"""How many records are loaded concurrently."""
+"""Number of records that are loaded concurrently."""
 
 _EVERYTHING: Final = ShortTermMemoryConfig(
     "rolling_summary", MemoryBudget(summary_max_tokens=2**60, total_max_tokens=0)
@@ -54,13 +54,12 @@ _U = TypeVar("_U")
 
 @dataclass(frozen=True, slots=True)
 class ConversationStats:
-    """One conversation. `turns` are those that are in neither the summary nor dropped, nor in pages.
+    """One conversation. `turns` counts the turns that are not in the summary, dropped or in pages.
 
-    `archived` counts the turns in pages of its transcript, and `waiting` those of them that no summary covers
-    yet, though one is to. `bytes` are those of the stored values, after decryption. `tokens` is the memory's
-    estimate for the summary and all turns. `last_activity` is the time of the newest turn in epoch seconds.
-    If no turn has one, it is the time of the last fold or trim, rounded up by some seconds; `None` means
-    unknown.
+    `archived` counts the turns in pages of its transcript, and `waiting` those among them that still await a
+    summary. `bytes` is the size of the stored values after decryption. `tokens` is the memory's estimate for
+    the summary and all turns. `last_activity` is the time of the newest turn in epoch seconds. If no turn has
+    a time, it is the time of the last fold or trim, rounded up by some seconds; `None` means unknown.
     """
 
     key: MemoryKey
@@ -80,7 +79,7 @@ class OtherStats:
     """A saved state, the log of an agent framework, a record of a graph, a page or a card.
 
     `name` is the key of a state, the session id of a log or a card, or the name of another record. A page is
-    of a transcript unless it is `of_log`; one whose log is gone is not told from these.
+    of a transcript unless it is `of_log`; one whose log is gone counts as a transcript's.
     """
 
     tenant: str
@@ -118,7 +117,7 @@ Found: TypeAlias = ConversationStats | OtherStats | Damaged
 
 @dataclass(slots=True)
 class Totals:
-    """The sums over any number of records. `listed_turns` counts those that cards say, see `Stats.listed`."""
+    """The sums over any number of records. `listed_turns` counts turns by cards; see `Stats.listed`."""
 
     users: int = 0
     conversations: int = 0
@@ -161,7 +160,7 @@ class Totals:
                 self.damaged += 1
 
     def add_card(self, card: Card | Damaged) -> None:
-        """Add what a card says of a conversation."""
+        """Add a conversation according to its card."""
         if isinstance(card, Damaged):
             self.damaged += 1
             return
@@ -194,7 +193,7 @@ _COUNTS: Final = (
 
 
 class _Logs:
-    """The logs of a user, which tells their pages from those of transcripts: logs come first."""
+    """The logs of a user, to distinguish their pages from those of transcripts: logs come first."""
 
     def __init__(self) -> None:
         self._pages: set[str] = set()
@@ -257,7 +256,7 @@ class Stats:
     ) -> AsyncIterator[ConversationStats | Damaged]:
         """Yield the conversations of a user in the order of their ids, unreadable ones as `Damaged`.
 
-        With `health`, only those in that health. Of the others, no turn is read.
+        With `health`, only those in that health; no turn of the others is read.
         """
 
         def is_wanted(record: Record) -> bool:
@@ -314,10 +313,10 @@ class Stats:
     async def listed(
         self, tenant: str, user: str, on_found: Callable[[Card | Damaged], None] = lambda found: None
     ) -> Totals:
-        """Return what names and cards say of a user, without reading a conversation.
+        """Return the sums of a user from names and cards, without reading a conversation.
 
-        That is how many records of each kind there are and, of the conversations with a card, how many turns
-        they have had and when the last activity was, up to a minute ago. `on_found` is called with each card.
+        These are the number of records of each kind and, for conversations with a card, the number of turns
+        ever added and the last activity, as of up to a minute ago. `on_found` is called with each card.
         """
 
         def judged(key: Key, record: Record) -> Card:
@@ -344,7 +343,7 @@ class Stats:
         judged: Callable[[Key, Record], _T],
         is_wanted: Callable[[Record], bool] | None = None,
     ) -> AsyncIterator[_T | Damaged]:
-        """Yield what `judged` makes of each record of one kind; one that has gone is left out.
+        """Yield the result of `judged` for each record of one kind; records that are gone are left out.
 
         Without a `user`, they are the states of the tenant as a whole.
         `is_wanted` decides on the body, before the entries are read.

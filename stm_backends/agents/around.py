@@ -26,8 +26,8 @@ BACKGROUND_TOKENS: Final = 1000
 class Exchange:
     """One call of an agent within `conversation`: the context to use and the answer to store.
 
-    `context` is what to give the model: `{}` or `{"conversation_memory": ...}`. With `tiers`, it also has
-    `"background_memory"`, a list of `{"key", "content"}`, if there is any.
+    `context` is the model's context: `{}` or `{"conversation_memory": ...}`. With `tiers`, it also has
+    `"background_memory"`, a list of `{"key", "content"}`, unless that is empty.
     """
 
     def __init__(self, context: dict[str, Any]) -> None:
@@ -64,7 +64,7 @@ class Exchange:
         self.recorded = StoredTurn(as_turn_id(turn_id), as_turn(turn))
 
     def end_session(self) -> None:
-        """End the session of the tiers when the block ends without an exception; nothing without tiers."""
+        """End the tiers' session when the block ends without an exception; a no-op without tiers."""
         self._require_open("the session would not be ended")
         self.ends_session = True
 
@@ -85,15 +85,15 @@ async def conversation(
 ) -> AsyncGenerator[Exchange]:
     """Give an agent the memory of its conversation, and store its answer.
 
-    The recorded turn is stored in one round trip when the block ends, and not if the block raises. If `key`
-    is `None`, there is no memory: the context is empty and nothing is stored. Entering raises what
+    The recorded turn is stored in one round trip when the block ends, unless the block raises. If `key`
+    is `None`, the call has no memory: the context is empty and nothing is stored. Entering raises what
     `backend.memory` and `get_llm_context` raise; leaving raises what `add_turn` raises.
 
     With `tiers`, the context also has the context window of that manager, of at most `tiers_max_tokens`. When
     the block ends, even with an exception, `gc.on_turn_end()` is called. If the exchange ends the session,
     `gc.on_session_end()` is called after the turn was stored. Without a key, nothing is shown or promoted.
-    Raises what `get_context_window` and the hooks raise, and `ConfigurationError` for a manager of another
-    user than that of the key.
+    Raises what `get_context_window` and the hooks raise, and `ConfigurationError` if the manager belongs to
+    another user than the key.
     """
     require_backend(backend)
     if tiers is not None and key is not None:
@@ -108,7 +108,7 @@ async def conversation(
     finally:
         exchange.ended = True
         if tiers is not None:
-            # Also without a key: what one call has noted must not reach the next one.
+            # Also without a key: the notes of one call must not reach the next one.
             await tiers.gc.on_turn_end()
     if memory is not None and exchange.recorded is not None:
         await memory.add_turn(exchange.recorded.turn, turn_id=exchange.recorded.id)
@@ -130,7 +130,7 @@ async def _background(tiers: MemoryManager, max_tokens: int) -> dict[str, Any]:
 
 
 def _as_json(content: Any) -> Any:
-    """Return a content, as text if it is not JSON, as that of this process's own session may be."""
+    """Return a content, as text if it is not JSON; the content of this process's session may not be."""
     try:
         json.dumps(content)
     except (TypeError, ValueError, RecursionError):

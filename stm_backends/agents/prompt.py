@@ -35,7 +35,7 @@ async def apply_memory(
     """Return a model's context merged with the content of the memory, as a new `dict`.
 
     Without a memory, or with an empty one, the context is returned unchanged. It is also returned unchanged,
-    with a warning in the log, if the result is not JSON-serializable. Raises what the memory raises: an
+    with a warning in the log, if the result is not JSON-serializable. Raises the memory's errors: an
     outage is not an empty conversation.
     """
     context = dict(llm_context or {})

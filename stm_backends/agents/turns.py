@@ -11,7 +11,7 @@ from stm_backends.errors import InvalidState
 from stm_backends.types import ConversationTurn, TrajectoryDigest
 
 OBSERVED_CHARACTERS: Final = 400
-"""How many characters of a tool's result are kept."""
+"""Maximum length of a tool's stored result, in characters."""
 
 
 class ToolStep(NamedTuple):

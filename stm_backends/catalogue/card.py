@@ -1,4 +1,4 @@
-"""The card of a conversation: what a list of conversations shows of it; pure functions.
+"""The card of a conversation: the entry that lists of conversations show; pure functions.
 
 ```
 {"slot": "fff86d2b", "at": 1790000000.5, "created": 1789990000.0, "counts": {"memory": 12, "langchain": 40},
@@ -8,7 +8,7 @@
  "until": 1790090000.0,            until when the name in the index lives, if it expires
  "guessed": true,                  how long its conversation lives is unknown: a reader looks for its records
  "named": "a title",               by the summarizer, if it has given one
- "usage": {...},                   what its answers took, if that was said; see `records.usage`
+ "usage": {...},                   the usage of its answers, if given; see `records.usage`
  "session": ...}                   if the card's name is a hash of the session id
 ```
 
@@ -33,24 +33,24 @@ from stm_backends.records.usage import Sums
 from stm_backends.types import MemoryKey
 
 SLOT_S: Final = 3600
-"""For how many seconds a conversation keeps its name in the index, if it goes on."""
+"""Seconds for which an active conversation keeps its name in the index."""
 
 GOES_ON_S: Final = 60
-"""For how many seconds a new name allows for activities after the one that it was put for.
+"""Seconds for which a new name allows for activities after the one that it was put for.
 
 Later touches within them leave the name. A process touches a conversation as often.
 """
 
 _HOUR: Final = 8
 _MOMENT: Final = 15
-"""How many characters of a slot say the hour, and how many with them the millisecond."""
+"""Number of characters of a slot for the hour, and for the hour and the millisecond."""
 
 _MOVED: Final = "~"
 
 PREVIEW_CHARACTERS: Final = 120
 TITLE_CHARACTERS: Final = 500
 METADATA_BYTES: Final = 4_096
-"""How long a preview is, and how long a title and metadata, as JSON, may be."""
+"""Maximum lengths of a preview, of a title, and of metadata as JSON."""
 
 SET_BY_USER: Final = ("title", "metadata", "pinned", "archived")
 """The fields that only `update` sets. The rest follows from the conversation."""
@@ -61,13 +61,14 @@ Content: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What was seen of a conversation at its last activity, at `at` in epoch seconds.
+    """The observed state of a conversation at its last activity, at `at` in epoch seconds.
 
-    `counts` has how many turns or items there are in the record of each kind; `None` where that is unknown.
+    `counts` has the number of turns or items in the record of each kind; `None` where it is unknown.
     `preview` is the beginning of the last message, and `opening` that of the oldest known one. `created` is
-    when the first turn or item was added, 0 if that is unknown. `usage` is what all answers took; `None` if
-    the record was not read. `title` is that of the summarizer, if it has given one. It `is_answered` if it
-    is known to end with an answer, after which nothing more is expected at once.
+    the time at which the first turn or item was added, 0 if it is unknown. `usage` is the usage of all
+    answers; `None` if the record was not read. `title` is that of the summarizer, if it has given one.
+    `is_answered` is true if the conversation is known to end with an answer, after which nothing more is
+    expected at once.
     """
 
     counts: Mapping[str, int | None]
@@ -81,7 +82,7 @@ class Activity:
 
 
 Look: TypeAlias = Callable[[], Activity | None]
-"""Returns what a process knows of a conversation; `None` means that its records must be read."""
+"""Returns the activity of a conversation as a process knows it; `None`: its records must be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Card:
     `preview` is the beginning of the last message. `turns` counts all turns or messages of a conversation, in
     its record or not, and the items of an item log. `created` and `updated` are epoch seconds: of the first
     and the last activity.
-    `kinds` says what there is of it: `"memory"`, and the frameworks that keep item logs.
+    `kinds` has the kinds of its records: `"memory"`, and the frameworks that keep item logs.
     """
 
     key: MemoryKey
@@ -110,7 +111,7 @@ class Card:
 def slot_of(at: float, within: float = SLOT_S) -> str:
     """Return a slot that allows for activities from a time in epoch seconds on: the later, the smaller.
 
-    It allows for them for so many seconds, at most to the end of the hour, and by default to its end.
+    It allows for them for `within` seconds, at most to the end of the hour, which is the default.
     """
     hour, passed = divmod(int(1_000 * max(at, 0.0)), 1_000 * SLOT_S)
     left, name = 1_000 * SLOT_S - 1 - passed - int(1_000 * within), f"{0xFFFFFFFF - hour:0{_HOUR}x}"
@@ -130,7 +131,7 @@ def is_before(slot: str, at: float) -> bool:
 def _slot_after(slot: str, at: float, within: float) -> str:
     """Return the slot of a conversation after an activity: the one that it had, if that allows for it.
 
-    Within an hour, it changes twice at most: a conversation that goes on is not to be named each minute.
+    Within an hour, it changes twice at most: an active conversation must not be renamed each minute.
     """
     if hour_of(slot) != slot_of(at):
         return slot_of(at, within)
@@ -157,8 +158,9 @@ def after_activity(
 ) -> Content:
     """Return the card after an activity, which moves it to the front unless a later one was noted.
 
-    What a process has `known` may lack what others have added. If something later was noted, it takes no
-    turns away, and its preview does not count. With `reset`, the counts and texts of the card do not count.
+    With `known`, the activity is the view of one process, which may lack the additions of others. If a later
+    activity was noted, it takes no turns away, and its preview is ignored. With `reset`, the counts and texts
+    of the card are ignored.
     """
     old = before or {}
     said: Content = {} if reset else old
@@ -189,7 +191,7 @@ def after_activity(
 
 
 def checked_changes(**changes: Any) -> Content:
-    """Return the given fields that are not `None`. Raises `InvalidState` for a value of another type."""
+    """Return the given fields that are not `None`. Raises `InvalidState` for a value of the wrong type."""
     given = {name: value for name, value in changes.items() if value is not None}
     title, metadata = given.get("title", ""), given.get("metadata", {})
     if not isinstance(title, str) or len(title) > TITLE_CHARACTERS:
@@ -203,12 +205,12 @@ def checked_changes(**changes: Any) -> Content:
             raise InvalidState(f"metadata takes at most {METADATA_BYTES:,} bytes as JSON")
     for name in ("pinned", "archived"):
         if not isinstance(given.get(name, False), bool):
-            raise InvalidState(f"{name} is true or false")
+            raise InvalidState(f"{name} must be true or false")
     return given
 
 
 def usage_of(content: Content) -> Sums:
-    """Return what the answers of a conversation took. Raises `ValueError` if the card is damaged."""
+    """Return the usage of a conversation's answers. Raises `ValueError` if the card is damaged."""
     return usage.load(content["usage"]) if "usage" in content else {}
 
 
@@ -218,7 +220,7 @@ def title_of(content: Content) -> str:
 
 
 def card_of(where: Key, content: Content) -> Card:
-    """Return the card in a record. Raises `Corrupt` if a field has another type."""
+    """Return the card in a record. Raises `Corrupt` if a field has the wrong type."""
     tenant, user = keys.owner_of(where.scope)
     try:
         if not math.isfinite(content["at"]) or not isinstance(content["slot"], str):
@@ -238,4 +240,4 @@ def card_of(where: Key, content: Content) -> Card:
         )
     except (AttributeError, KeyError, TypeError, ValueError):
         # The cause may quote the conversation.
-        raise Corrupt("a stored card lacks a field, or a field has another type") from None
+        raise Corrupt("a stored card lacks a field, or a field has the wrong type") from None

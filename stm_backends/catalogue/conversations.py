@@ -1,4 +1,4 @@
-"""`backend.conversations`: the conversations of a user as a list, latest first, and what is found in them."""
+"""`backend.conversations`: the conversations of a user as a list, latest first, and searches in them."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from stm_backends.records.usage import DAYS, Sums, Usage, total
 from stm_backends.types import MemoryKey
 
 PAGE: Final = 200
-"""How many cards `all` reads at a time."""
+"""Number of cards that `all` reads at a time."""
 
 READ_MOST: Final = 200
-"""How many conversations one call of `search` reads."""
+"""Maximum number of conversations that one call of `search` reads."""
 
 _READ_AT_ONCE: Final = 20
-"""How many conversations a search reads at once: as many as it returns by default."""
+"""Number of conversations that a search reads concurrently: as many as it returns by default."""
 
 
 class Reads(Protocol):
     """Reads the records of conversations for a search; see `admin.searching`."""
 
     async def known(self, owner: tuple[str, str], query: Query) -> Mapping[str, Sequence[Indexed]]:
-        """Return what the index knows of each conversation, by the name of its card."""
+        """Return the index entries of each conversation, by the name of its card."""
         ...
 
     async def look(self, key: MemoryKey, query: Query, known: Sequence[Indexed]) -> Sequence[Match]:
@@ -44,7 +44,7 @@ class Reads(Protocol):
         ...
 
     def later(self, key: MemoryKey, card: Content, *, is_known: bool) -> None:
-        """Have a conversation indexed that was read, and of which the index may have something."""
+        """Schedule the indexing of a conversation that was read; `is_known` if the index has a part of it."""
         ...
 
     async def titled(self, key: MemoryKey, title: str) -> None:
@@ -60,7 +60,7 @@ class Cards(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What one call of `search` has found. `after` is for the next call; `None` if all has been searched."""
+    """The results of one call of `search`. `after` is for the next call; `None` if all has been searched."""
 
     found: tuple[Found, ...]
     after: str | None
@@ -69,7 +69,7 @@ class Results(NamedTuple):
 class Conversations:
     """The catalogue of every user's conversations on one backend.
 
-    Without `reads`, a search reads titles alone.
+    Without `reads`, a search reads only titles.
     """
 
     def __init__(self, driver: Driver, catalogue: Catalogue, *, reads: Reads | None = None) -> None:
@@ -80,10 +80,10 @@ class Conversations:
     async def list(self, tenant: str, user: str, *, after: str | None = None, limit: int = 50) -> Cards:
         """Return a page of a user's conversations, the one with the latest activity first.
 
-        Waits for the datastore twice, however many conversations there are. Give the `after` of a page to get
+        Waits for the datastore twice, however many conversations there are. Pass the `after` of a page to get
         the next one. A conversation that becomes active meanwhile moves to the first page. The last activity,
-        the preview and the number of turns may be a minute behind. A conversation whose card is damaged is
-        left out, with a warning. Raises `ConfigurationError` for an `after` that no page had.
+        the preview and the number of turns may lag by a minute. A conversation whose card is damaged is left
+        out, with a warning. Raises `ConfigurationError` for an invalid `after`.
         """
         require_count("limit", limit)
         place = None if after is None else _place_of(after)
@@ -105,15 +105,15 @@ class Conversations:
     ) -> Results:
         """Return a user's conversations that have all of the words, the one with the latest activity first.
 
-        The words are looked for as whole words, in capitals or not, in the title, in the summary, and in what
-        the user and the assistant said: all of them in the title, in the summary, or in one turn or message.
-        Of scripts without spaces, such as Chinese, Japanese and Thai, the characters are looked for. Item
-        logs are found by their titles. Without a word, nothing is found.
+        The search matches whole words, regardless of case, in the title, in the summary, and in the texts of
+        the user and the assistant. All words must be in the title, in the summary, or in one turn or message.
+        In scripts without spaces, such as Chinese, Japanese and Thai, it matches characters. Item logs are
+        found by their titles. Without a word, nothing is found.
 
-        One call reads up to 200 conversations, and returns what it has found by then, perhaps nothing. Give
-        its `after` to go on, until that is `None`. What has just been erased is not found, and what has just
-        been added is, as far as the list shows the conversation. What is damaged is left out, with a warning.
-        Raises `ConfigurationError` for an `after` that no call has returned, and for words that are no text.
+        One call reads up to 200 conversations, and returns its matches so far, perhaps none. Pass its `after`
+        to continue, until that is `None`. Erased text is never found, and new text is found as far as the
+        list shows the conversation. Damaged records are left out, with a warning. Raises `ConfigurationError`
+        for an invalid `after`, and for words that are not a string.
         """
         require_count("limit", limit)
         if not isinstance(words, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
@@ -158,7 +158,8 @@ class Conversations:
     async def get(self, key: MemoryKey) -> Card:
         """Return the card of one conversation.
 
-        One without a card, such as of an older version of this library, gets it. Raises `SessionNotFound`.
+        A conversation without a card, such as one of an older version of this library, gets one. Raises
+        `SessionNotFound`.
         """
         keys.require_key(key)
         return self._card(key, await self._catalogue.load(key) or await self._catalogue.touch(key, None))
@@ -172,11 +173,11 @@ class Conversations:
         pinned: bool | None = None,
         archived: bool | None = None,
     ) -> Card:
-        """Set what is given, and return the card. The conversation keeps its place in the list.
+        """Set the given fields, and return the card. The conversation keeps its place in the list.
 
         `metadata` replaces the metadata, and an empty title brings back that of the summarizer, or the
-        beginning of the first message. A title that is set stays, whatever a summarizer says.
-        Raises `InvalidState` for a title of more than 500 characters, or for metadata that is no JSON object
+        beginning of the first message. A title that was set stays, whatever a summarizer gives.
+        Raises `InvalidState` for a title of more than 500 characters, for metadata that is not a JSON object
         or takes more than 4,096 bytes, and for NaN, infinities and lone surrogates in either;
         `SessionNotFound`.
         """
@@ -190,11 +191,11 @@ class Conversations:
         return self._card(key, await self._catalogue.update(key, changes))
 
     async def usage(self, tenant: str, user: str, *, days: int | None = 31) -> Usage:
-        """Sum what the answers in a user's conversations took on the last `days` days in UTC, with today.
+        """Sum the usage of a user's answers on the last `days` days in UTC, including today.
 
-        Reads the cards of those that were active since, a page at a time, and no conversation; all cards for
-        `None`. At most 62 days. The last minute may be missing, as in a list, and conversations that were
-        erased, or have expired, are. `Conversation.usage` is of one conversation, and of this moment.
+        Reads the cards of conversations that were active since then, a page at a time, and no conversation;
+        `None` reads all cards. At most 62 days. The last minute may be missing, as in a list. Conversations
+        that were erased or have expired are missing. `Conversation.usage` is for one conversation, and exact.
         """
         now, since, start = self._catalogue.clock(), None, -math.inf
         if days is not None:
@@ -203,12 +204,12 @@ class Conversations:
             start = datetime(since.year, since.month, since.day, tzinfo=UTC).timestamp()
         found = dict[Key, Sums]()
         if await self._read_usage(tenant, user, start, found):
-            # Those that became active meanwhile have moved to the front, past the pages that were read last.
+            # Conversations that became active meanwhile have moved to the front, past the last pages read.
             await self._read_usage(tenant, user, max(start, now - SLOT_S), found)
         return total(found.values(), since=since)
 
     async def _read_usage(self, tenant: str, user: str, start: float, found: dict[Key, Sums]) -> bool:
-        """Read the sums of those that were active since a time; returns whether that took several pages."""
+        """Read the sums of conversations active since a time; returns whether that took several pages."""
         after, pages = None, 0
         while True:
             page, after = await self._catalogue.page(tenant, user, after=after, limit=PAGE)
@@ -218,11 +219,11 @@ class Conversations:
                 return pages > 1
 
     async def rebuild(self, tenant: str, user: str) -> int:
-        """Make the card of each conversation of a user say what is stored; returns how many were changed.
+        """Make the cards of a user's conversations match the stored records; returns how many were changed.
 
-        Needed for what an older version of this library has stored, or a process that was killed within a
-        minute of its last turn, where the list shall be right before the next turn. Reads each conversation.
-        The card of one that had none leaves the list with its conversation.
+        This is needed after use of an older version of this library, or after a process was killed within a
+        minute of its last turn, if the list must be right before the next turn. Reads each conversation. A
+        card created here leaves the list with its conversation.
         """
         kinds: tuple[keys.Kind, ...] = ("memory", *keys.LOG_KINDS)
         changed = 0
@@ -260,7 +261,7 @@ _LONGEST: Final = 16 * MAX_KEY_BYTES
 
 
 def _place_of(text: object) -> Place:
-    """Return the place that a page gave to a caller, who may have got this text from anyone."""
+    """Return the place that a page gave to a caller, who may have received this text from anyone."""
     try:
         if not isinstance(text, str) or len(text) > _LONGEST:
             raise ValueError("not a place")
@@ -272,5 +273,5 @@ def _place_of(text: object) -> Place:
         ):
             raise ValueError("not a place")
     except (ValueError, TypeError, RecursionError):
-        raise ConfigurationError("after is not what a page of conversations had as `after`") from None
+        raise ConfigurationError("after was not returned by a page of conversations") from None
     return Place(slot, before, name)

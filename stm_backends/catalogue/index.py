@@ -2,7 +2,7 @@
 
 - `tenant:user:card`, named by the session: the card.
 - `tenant:user:recent`, named `slot:session`: nothing but the name. A scan finds the latest slot first, and
-  within an hour first those that say nothing of the moment.
+  within an hour first those that do not tell the moment.
 
 The card decides. A change of slot puts the new name, then writes the card, then deletes the old name, so
 that a conversation is in the index at every moment, wherever a process is killed. A name that is behind its
@@ -14,8 +14,9 @@ after it is written, because an erasure may come in between. An erasure removes 
 process that has put a name looks for it once the card is written: a conversation that begins again while it
 is erased is in the list. Any other name is deleted under its version, if the card does not have it.
 
-A touch says how long its conversation lives. No operation does, so a card that is made without a touch lives
-as long as the entry of its user, which outlives each record, and is shown while its conversation is there.
+A touch tells the time to live of its conversation. No operation does, so a card that is made without a touch
+lives as long as the entry of its user, which outlives each record, and is shown while its conversation
+exists.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ Changed: TypeAlias = Callable[[Content | None], Awaitable[Content | None]]
 """Returns the card to write instead of the stored one; `None` for no change."""
 
 SPARE: Final = 14
-"""How many names more than cards a page reads: a page that ends within a slot needs the rest of the slot.
+"""Names that a page reads besides its cards: a page that ends within a slot needs the rest of the slot.
 
 If these do not suffice, each further scan reads as many as all before it.
 """
@@ -152,12 +153,12 @@ class Catalogue:
         ttl: float | None | KeepType = KEEP,
         reset: bool = False,
     ) -> Content | None:
-        """Note an activity, and return the card; `None` if there is no such conversation.
+        """Note an activity, and return the card; `None` if the conversation does not exist.
 
-        Without `seen`, the record of the `kind` is read. With `reset`, and if nothing is in it, so are those
-        that the card knows of, and they alone count. Without a kind, and before a card is removed, all are
-        read. `at` is the time of the activity in epoch seconds, if it is later than they say. The card lives
-        `ttl` seconds from now.
+        Without `seen`, the record of the `kind` is read. With `reset`, and if that record is empty, the
+        records that the card knows of are read, too, and only they count. Without a kind, and before a card
+        is removed, all are read. `at` is the time of the activity in epoch seconds, if it is later than
+        theirs. The card lives `ttl` seconds from now.
         """
         now = self.clock()
 
@@ -298,7 +299,7 @@ class Catalogue:
         return _Written(before, after, version)
 
     def _life_left(self, content: Content) -> float | None:
-        """Return for how many seconds a card lives at most; `None` means for ever."""
+        """Return the maximum time to live of a card in seconds; `None` means forever."""
         until = content.get("until")
         return None if until is None else max(until - self.clock(), self._driver.traits.min_ttl)
 
@@ -384,7 +385,7 @@ class Catalogue:
             found |= await self._cards_of(cards, names)
             listed = _in_order(found, after)
             slot = keys.slot_and_card(end[0])[0] if end else ""
-            # All that may belong before the end of this page of cards is to be read.
+            # All names that may belong before the end of this page of cards must be read.
             if position is None or (len(listed) > limit and is_before(slot, -listed[limit - 1].before)):
                 break
             read += len(page.names)
@@ -414,7 +415,7 @@ class Catalogue:
         with located(self._driver.name, "catalogue"):
             content = self._codec.open("card", record.body or b"")
             if not isinstance(content.get("slot"), str) or not isinstance(content.get("at"), float):
-                raise Corrupt("a stored card lacks a field, or a field has another type")
+                raise Corrupt("a stored card lacks a field, or a field has the wrong type")
             return content
 
 

@@ -1,4 +1,4 @@
-"""What a search looks for, and what it shows of a text that has it; pure functions."""
+"""The words of a search, and snippets of texts that have them; pure functions."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from stm_backends.catalogue.card import Card
 from stm_backends.records.words import words_of
 
 SNIPPET_CHARACTERS: Final = 160
-"""How long a snippet is at most, without the marks that something was left out."""
+"""Maximum length of a snippet, without the marks of omitted text."""
 
 _BEFORE: Final = 40
-"""How many characters a snippet shows before the first word that was looked for, if there are as many."""
+"""Number of characters that a snippet shows before the first word that was found, if there are as many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where a conversation has all words of a search: in its title, its summary, or one turn or message.
+    """A place where a conversation has all words of a search: its title, its summary, or one turn or message.
 
     `number` is that of the turn or message, as in a transcript or history. `snippet` is a part of the text,
     in one line.
@@ -31,7 +31,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A conversation that a search has found, and where: title, summary, then up to three messages.
+    """A conversation that a search has found, and the places: title, summary, then up to three messages.
 
     The newest message that matches comes first.
     """
@@ -48,11 +48,11 @@ class Query:
 
     @staticmethod
     def of(text: str) -> Query:
-        """Return what a user looks for with a text."""
+        """Return the query of a user's text."""
         return Query(frozenset(words_of(text)))
 
     def is_in(self, text: str) -> bool:
-        """Say whether a text has all words. One without words is in no text."""
+        """Say whether a text has all words. A query without words matches no text."""
         # Nearly all texts lack a word, which is seen without finding theirs.
         lowered = text.lower()
         may_be = bool(self.words) and all(word in lowered for word in self.words)

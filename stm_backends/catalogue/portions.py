@@ -1,4 +1,4 @@
-"""What the index of a user's conversations holds, as bytes; pure functions. See `word_index`.
+"""The content of the index of a user's conversations, as bytes; pure functions. See `word_index`.
 
 ```
 log     body   {"generations": [name, ...]}
@@ -31,7 +31,7 @@ SUMMARY: Final = 2
 _FIRST_BIT: Final = 2
 
 UNITS: Final = 64
-"""How many turns or messages a portion has at most."""
+"""Maximum number of turns or messages of a portion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Portion:
     """Turns or messages of one conversation that are indexed together: `first` to `first + count - 1`.
 
     `card` is the name of its card. They were read in the life `epoch` of its record, "" if that says none,
-    after `rev` changes of what had left it. With them everything is indexed that was there by the hour
-    `settled`, if that is set: a slot, see `card.slot_of`.
+    after `rev` changes of units that had left it. If `settled` is set, a slot (see `card.slot_of`), all that
+    was there by that hour is indexed with them.
     """
 
     card: str
@@ -56,7 +56,7 @@ class Portion:
         return self.first + self.count
 
     def unsettled(self) -> Portion:
-        """Return the same once the title and the summary are not indexed with it any more."""
+        """Return the same once the title and the summary are no longer indexed with it."""
         return replace(self, settled="")
 
     def numbers_in(self, mask: int) -> list[int]:
@@ -75,7 +75,7 @@ class Logged(NamedTuple):
     words: Mapping[str, int]
 
     def keeping(self, bits: int) -> Logged:
-        """Return the same with these bits of its masks alone."""
+        """Return the same with only these bits of its masks."""
         left = {word: kept for word, mask in self.words.items() if (kept := mask & bits)}
         return Logged(self.portion.unsettled(), left)
 
@@ -98,9 +98,9 @@ def seal_logged(logged: Logged | None, codec: Codec) -> bytes:
 
 
 def open_logged(entry: bytes, codec: Codec, *, only: Collection[str] | None = None) -> Logged | None:
-    """Return what an entry of the log holds; `None` if that was forgotten. Raises `Corrupt`.
+    """Return the content of an entry of the log; `None` if it was forgotten. Raises `Corrupt`.
 
-    With `only`, it has these of its words alone.
+    With `only`, it has only these words.
     """
     content = codec.open("portion", entry)
     if not content:
@@ -140,7 +140,7 @@ def seal_list(listed: Sequence[Portion | None], codec: Codec) -> bytes:
 
 
 def open_list(record: Record | None, codec: Codec) -> list[Portion | None]:
-    """Return what the list of a generation has. Raises `Corrupt`."""
+    """Return the portions in the list of a generation. Raises `Corrupt`."""
     if record is None or not record.body:
         return []
     try:
@@ -164,7 +164,7 @@ def buckets_of(logged: Sequence[Logged]) -> dict[int, postings.Bucket]:
 
 
 def without(bucket: postings.Bucket, kept: Mapping[str, int]) -> postings.Bucket:
-    """Return a bucket with the bits alone that `kept` has for the numbers of portions that it names."""
+    """Return a bucket with only the bits that `kept` has for the numbers of portions that it names."""
     terms = {
         word: {number: left for number, mask in masks.items() if (left := _kept(mask, kept.get(number, -1)))}
         for word, masks in bucket.terms.items()
@@ -173,15 +173,15 @@ def without(bucket: postings.Bucket, kept: Mapping[str, int]) -> postings.Bucket
 
 
 def _kept(mask: str, bits: int) -> str:
-    """Return a mask with these bits alone, and `""` if none is left."""
+    """Return a mask with only these bits, and `""` if none is left."""
     left = int(mask, 16) & bits
     return f"{left:x}" if left else ""
 
 
 def kept_bits(portion: Portion, below: int | None) -> int:
-    """Return the bits of a portion that stay if the numbers below one go, or all for `None`.
+    """Return the bits of a portion that stay if the numbers below one are removed, or all for `None`.
 
-    With some of its numbers, those of its title and its summary go, too. A title that was set stays.
+    With some of its numbers, those of its title and its summary are removed, too. A title that was set stays.
     """
     if below is None:
         return 0
@@ -191,7 +191,7 @@ def kept_bits(portion: Portion, below: int | None) -> int:
 
 
 def with_all(words: Iterable[str], terms: Mapping[str, Mapping[str, str]], number: str) -> int:
-    """Return the bits of what has all words in a portion of a generation."""
+    """Return the bits of the texts that have all words in a portion of a generation."""
     common = -1
     for word in words:
         common &= _mask(terms.get(word, {}).get(number, "0"))
@@ -206,7 +206,7 @@ def logged_with_all(words: Iterable[str], logged: Logged) -> int:
     return max(common, 0)
 
 
-_DAMAGED: Final = "the stored index of conversations lacks a field, or a field has another type"
+_DAMAGED: Final = "the stored index of conversations lacks a field, or a field has the wrong type"
 
 
 def _portion(content: Mapping[str, Any]) -> Portion:

@@ -1,14 +1,14 @@
 """The words of a user's conversations: one record that grows, and generations of records that do not.
 
 - `log`: the portions that were indexed last, one entry each, and the names of the generations.
-- `GENERATION:list`: which portions a generation has. `GENERATION:00` to `:3f`: their words, by bucket.
+- `GENERATION:list`: the portions of a generation. `GENERATION:00` to `:3f`: their words, by bucket.
 
 A portion is one append. When the log has `PORTIONS` of them, they become a generation: its records are
 written first, and then one conditional write of the log drops the entries and names it. A generation is
 named by the version of the log that this write replaces, so one that the log does not name, and that has
 another version, is dead for good. Only forgetting changes the records of a generation.
 
-The index may lack what is stored, and may have what is not: a search reads what it shows.
+The index may lack stored text, and may have text that is gone: a search reads all text that it shows.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from stm_backends.records.directory import Directory
 logger = logging.getLogger("stm_backends")
 
 PORTIONS: Final = 64
-"""How many portions a generation has, unless the datastore drops fewer entries at once."""
+"""Number of portions in a generation, unless the datastore drops fewer entries at once."""
 
 LOG: Final = "log"
 
 
 class Indexed(NamedTuple):
-    """A portion, and the bits of what has all words that are looked for."""
+    """A portion, and the bits of the texts that have all words searched for."""
 
     portion: Portion
     bits: int
@@ -60,7 +60,7 @@ class WordIndex:
     # Writing
 
     async def add(self, logged: Logged) -> None:
-        """Index a portion; only logs a failure to make a generation, which a later portion makes."""
+        """Index a portion; a failure to make a generation is only logged; a later portion makes it."""
         entry = portions.seal_logged(logged, self._codec)
 
         async def send() -> ledger.Appended:
@@ -111,10 +111,10 @@ class WordIndex:
     # Forgetting
 
     async def forget(self, card: str, *, below: int | None = None) -> int:
-        """Remove the words of a conversation, or of its numbers below one; returns of how many portions.
+        """Remove the words of a conversation, or of its numbers below one; returns the number of portions.
 
         A generation that another process is making meanwhile does not come to be. An index that cannot be
-        read is removed as a whole, also if this process lacks its keys: it follows from the conversations.
+        read is removed as a whole, even if this process lacks its keys: it can be rebuilt.
         """
         try:
             return await self._forget(card, below)
@@ -210,13 +210,13 @@ class WordIndex:
         return len(dead)
 
     async def _remove(self, generation: str) -> None:
-        """Remove the records of a generation that lost its race; only logs a failure."""
+        """Remove the records of a generation that lost its race; a failure is only logged."""
         try:
             scope, prefix = self._at(f"{generation}:")
             async for name in operations.names_of(self._driver, scope, prefix):
                 await self._driver.delete(Key(scope, name))
         except StorageError as error:
-            logger.warning("could not remove words that are not used; a purge will: %s", error)
+            logger.warning("could not remove unused words; a purge will: %s", error)
 
     async def _update(self, where: Key, decide: ledger.Decide[int]) -> int:
         unchanged = ledger.unchanged_by(lambda _: portions.seal_generations([], self._codec))
@@ -230,7 +230,7 @@ class WordIndex:
     # Reading
 
     async def find(self, words: frozenset[str]) -> dict[str, list[Indexed]]:
-        """Return all portions by the name of their card, with the bits of what has all words.
+        """Return all portions by the name of their card, with the bits of the texts that have all words.
 
         Waits twice: for the log, and for the records of all generations at once. A generation that is damaged
         is left out, with a warning.

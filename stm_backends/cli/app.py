@@ -1,4 +1,4 @@
-"""The commands of `stm-backends`: their names and what each does, in the order of the help.
+"""The commands of `stm-backends`: their names and descriptions, in the order of the help.
 
 A command's module is imported when the command runs, so that the help of the program and the completion of
 its commands take no longer than Typer itself.
@@ -20,7 +20,7 @@ import stm_backends
 from stm_backends.cli.options import Command, Commands
 
 _COMMANDS: Final = {
-    "Look at what is stored": {
+    "Inspect stored data": {
         "ls": (
             "listing:list_",
             "List the tenants, the users of a tenant, or the conversations of a user, one per line.",
@@ -31,11 +31,11 @@ _COMMANDS: Final = {
         ),
         "history": (
             "reading:history",
-            "Show all that was said in a conversation, by number: the newest turns or messages, or others.",
+            "Show the turns or messages of a conversation by number: the newest ones, or others.",
         ),
         "inspect": (
             "inspecting:inspect",
-            "Serve a page on this machine that shows what is stored. Nothing is written.",
+            "Serve a page on this machine that shows the stored data. Nothing is written.",
         ),
         "search": (
             "searching:search",
@@ -43,7 +43,7 @@ _COMMANDS: Final = {
         ),
         "usage": (
             "usage:usage",
-            "Sum what answers took: the numbers that programs gave as `usage` when they added messages.",
+            "Sum the usage of answers: the numbers that programs passed as `usage` when they added messages.",
         ),
         "stats": (
             "stats:stats",
@@ -54,7 +54,7 @@ _COMMANDS: Final = {
         "export": ("exporting:export_", "Export conversations as JSON Lines, one per line."),
         "import": (
             "importing:import_",
-            "Import exported conversations and graphs. Fails if one of them exists already.",
+            "Import exported conversations and graphs. Fails if one of them already exists.",
         ),
         "copy": (
             "copying:copy",
@@ -63,10 +63,10 @@ _COMMANDS: Final = {
     },
     "Remove it": {
         "erase": ("erasing:erase", "Erase a conversation, a user or a tenant, permanently."),
-        "purge": ("purging:purge", "Remove what has expired and, with an age, what is older."),
+        "purge": ("purging:purge", "Remove expired records and, with an age, older ones."),
         "expire": (
             "purging:expire",
-            "Give what is stored for a tenant or a user a time to live, and keep its content.",
+            "Give the stored data of a tenant or a user a time to live, and keep its content.",
         ),
     },
     "Summarize it": {
@@ -87,11 +87,11 @@ _COMMANDS: Final = {
         ),
         "compact": (
             "compacting:compact",
-            "Store an SQLite file as a new one would be stored, and give back free space.",
+            "Rewrite an SQLite file in the layout of a new one, and give back free space.",
         ),
         "reseal": (
             "resealing:reseal",
-            "Seal everything of tenants and users with the primary key, so that an older key can be removed.",
+            "Seal all data of tenants and users with the primary key, so that an older key can be removed.",
         ),
     },
     "Try and verify": {
@@ -105,7 +105,7 @@ _COMMANDS: Final = {
         ),
     },
 }
-"""The commands by the heading of the help: the function of each, and the first sentences of its docstring."""
+"""The commands by heading of the help: each with its function and the first sentences of its docstring."""
 
 _FUNCTIONS: Final = {name: where for group in _COMMANDS.values() for name, (where, _) in group.items()}
 

@@ -11,12 +11,12 @@ from stm_backends.drivers.compacts import Compacted, compacts_of
 
 
 def compact(backend: BackendName = None, url: Url = None) -> None:
-    """Store an SQLite file as a new one would be stored, and give back free space.
+    """Rewrite an SQLite file in the layout of a new one, and give back free space.
 
-    In a file that an early version of this library made, an entry of 1,000 to 4,000 bytes takes up to five
-    times its size. New files need no conversion, and other datastores nothing at all. No record changes, and
-    that version can use the file afterwards. Writes of other processes wait meanwhile, and may fail at their
-    deadline. It needs as much free space on the disk as the file takes, twice.
+    In a file created by an early version of this library, an entry of 1,000 to 4,000 bytes takes up to five
+    times its size. New files and other datastores need no conversion. No record changes, and the early
+    version can still use the file. Writes of other processes wait meanwhile, and may fail at their deadline.
+    The command needs free disk space of twice the size of the file.
     """
 
     async def work() -> tuple[str, Compacted | None]:

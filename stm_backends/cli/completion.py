@@ -1,6 +1,6 @@
 """Completion of tenants, users and conversations in a shell, from the datastore of the command.
 
-It never prints anything and never takes longer than `PATIENCE_S`: without an answer there is no completion.
+It never prints anything and never takes longer than `PATIENCE_S`: without an answer, nothing is completed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ interprets: zsh runs the command in `x\\$(command)`."""
 
 PATIENCE_S: Final = 2.0
 MOST: Final = 100
-"""How many completions are offered."""
+"""Maximum number of completions offered."""
 
 
 def owners(context: typer.Context, incomplete: str) -> list[str]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _NEEDED: Final = ("pytest", "hypothesis")
 
 _SLACK_S: Final = 5.0
-"""What a busy machine may add to a driver's deadline. Of one that never answers, the suite says more."""
+"""Time that a busy machine may add to a driver's deadline. The suite explains a driver that never answers."""
 
 
 def conformance(  # noqa: PLR0913, PLR0917 -- an option each
@@ -66,8 +66,8 @@ def conformance(  # noqa: PLR0913, PLR0917 -- an option each
 ) -> None:
     """Check that a backend keeps every clause of the contract, and explain failures.
 
-    The checks use new keys and remove what they store. If the URL names one host and its port, a proxy before
-    that server causes faults of the network. The exit status is 1 if a check fails.
+    The checks use new keys and remove what they store. If the URL names one host and its port, a proxy in
+    front of that server causes network faults. The exit status is 1 if a check fails.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -198,7 +198,7 @@ class _Watcher:
         self._reporter: Any = None
 
     def pytest_collection_finish(self, session: Any) -> None:
-        """Learn how many checks there will be."""
+        """Note the number of checks."""
         self._reporter = session.config.pluginmanager.get_plugin("stm-backends-reporter")
         self.bar.update(self._task, total=len(session.items))
 
@@ -212,7 +212,7 @@ class _Watcher:
         self.bar.update(self._task, description=name[:48].ljust(48))
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Count what failed, and what is done."""
+        """Count failed and finished checks."""
         self._failed += report.failed
         failed = f"{self._failed} failed" if self._failed else ""
         self.bar.update(self._task, advance=report.when == "teardown", failed=failed)

@@ -40,9 +40,9 @@ class Conversation:
         *,
         full_zone_turns: int | None = None,
     ) -> Conversation:
-        """Read an export, and what its record says of the numbers of its turns.
+        """Read an export, and the numbers of its turns from its record.
 
-        How many turns its memory shows in full is not stored; `None` is the default.
+        The number of turns that its memory shows in full is not stored; `None` means the default.
         """
         budget = MemoryBudget() if full_zone_turns is None else MemoryBudget(full_zone_turns)
         body = load_body(document["body"])
@@ -77,7 +77,7 @@ class Conversation:
 
     @property
     def summary_title(self) -> str:
-        """What is said above the summary."""
+        """The heading above the summary."""
         covered, _ = ledger.split(self.body.summary)
         return (
             "Summary (first line added by replay: the turns that it covers, from 0)" if covered else "Summary"
@@ -85,17 +85,17 @@ class Conversation:
 
     @property
     def what(self) -> str:
-        """What has a number in it."""
+        """The noun for its numbered items."""
         return said_in(self.body, [*self.pending, *self.recent])
 
     @property
     def turns(self) -> str:
-        """How many turns or messages it has had, in words."""
+        """The number of its turns or messages, in words."""
         in_full, body = len(self.pending) + len(self.recent), self.body
         return f"{in_full:,} in full, {body.folded} in the summary, {body.dropped} dropped without a summary"
 
     def facts(self) -> dict[str, str]:
-        """Return what is said above the conversation, by name."""
+        """Return the facts shown above the conversation, by name."""
         facts = {"health": self.body.health.value, self.what: self.turns}
         if self.archived:
             waiting = self.transcript.waiting
@@ -132,7 +132,7 @@ class Conversation:
 
 
 def said_in(body: Body, units: Sequence[StoredTurn]) -> str:
-    """Return what a conversation consists of, as of those in its record."""
+    """Return the noun for a conversation's items, judged by those in its record."""
     if not body.messages:
         return "turns"
     return "messages" if all(unit.said for unit in units) else "turns and messages"

@@ -42,7 +42,7 @@ def copy(  # noqa: PLR0913, PLR0917 -- one per option
         bool,
         typer.Option(
             "--all",
-            help="Copy all tenants, where the source can list them, and the states of --other-states.",
+            help="Copy all tenants, if the source can list them, and the states of --other-states.",
         ),
     ] = False,
     other_states: Annotated[
@@ -207,7 +207,7 @@ async def _copied(  # noqa: PLR0913 -- one per option
 
 
 _LISTED: Final = 20
-"""How many owners are listed by name."""
+"""Number of owners that are listed by name."""
 
 _THERE: Final[tuple[Outcome, ...]] = ("copied", "completed", "replaced", "unchanged")
 
@@ -219,7 +219,7 @@ _PROBLEMS: Final[dict[Problem, str]] = {
 
 
 def whose(owner: Owner) -> str:
-    """Return how messages name an owner."""
+    """Return the name of an owner for messages."""
     if owner == UNOWNED:
         return "other states"
     tenant, user = owner

@@ -1,4 +1,4 @@
-"""The command `erase`: what it prints and writes is the receipt of an erasure."""
+"""The command `erase`. Its output is the receipt of an erasure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _PLURALS: Final = {
 } | {"directory entry": "directory entries"}
 
 _KEYS_LEFT: Final = (
-    "The records were sealed, and this command had no keys: data keys in a store of their own were not erased"
+    "The records were sealed, and this command had no keys: data keys in a separate store were not erased"
 )
 
 
@@ -75,7 +75,7 @@ def erase(
         bool,
         typer.Option(
             "--keep-keys",
-            help="Erase sealed records without --sealing. Data keys in a store of their own stay.",
+            help="Erase sealed records without --sealing. Data keys in a separate store stay.",
         ),
     ] = False,
     backend: BackendName = None,
@@ -84,15 +84,15 @@ def erase(
 ) -> None:
     """Erase a conversation, a user or a tenant, permanently.
 
-    Logs of agent frameworks are erased as well. Afterwards everything is read again. The exit status is 1 if
-    nothing was stored there, if another process has written in the meantime, or if the datastore could not
-    remove all that it can, such as SQLite's log.
+    Logs of agent frameworks are erased as well. Afterwards, everything is read again. The exit status is 1
+    if nothing was stored there, if another process wrote in the meantime, or if the datastore failed to
+    remove leftovers that it can remove, such as SQLite's log.
     """
     kinds = {0: "everything of the tenant", 1: "everything of the user"}
     with reported():
         transfer.check(what)
         if keep_keys and sealing:
-            raise ConfigurationError("give --sealing or --keep-keys, not both: with --sealing, data keys go")
+            raise ConfigurationError("give --sealing or --keep-keys, not both: --sealing erases data keys")
     if not yes:
         typer.confirm(
             f"Erase {kinds.get(what.count(':'), 'the conversation')} {plain(what)} permanently?",
@@ -101,7 +101,7 @@ def erase(
 
     async def work() -> Receipt:
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
-            # A conversation has no keys of its own.
+            # A conversation has no data keys.
             if not keep_keys and what.count(":") < 2:
                 await require_keys(opened, *transfer.owner(what))
             return await transfer.erase(opened, what)
@@ -122,7 +122,7 @@ def erase(
                     datastore = datastores.shown(backend or datastores.given(url), url)
                     write(receipt, out, datastore=datastore)
         except NotWritten as error:
-            # The records are erased all the same.
+            # The records are erased nevertheless.
             fail(error)
             written = False
     # Last: the file stays if standard output is closed.
@@ -139,7 +139,7 @@ def write(receipt: Receipt, out: TextIO, *, datastore: str) -> None:
 def show(receipt: Receipt, what: str, *, keep_keys: bool = False) -> bool:
     """Print what was erased and what remains.
 
-    Returns whether there was something, and nothing is left that erasing again could remove; with
+    Returns `True` if something was erased and erasing again could remove nothing more; with
     `keep_keys`, data keys may be left.
     """
     if not receipt.existed:

@@ -39,12 +39,12 @@ def export_(
 
     With --user, the vertices of the user's graph, which is its long-term memory, follow, one per line.
 
-    An unreadable conversation or vertex is reported and skipped, and the exit status is 1. So are the turns
-    of a page that is damaged: the conversation is exported without them. The file is replaced in one step at
-    the end; if nothing could be exported, an existing file is kept.
+    An unreadable conversation or vertex is reported and skipped, and the exit status is 1. The same applies
+    to the turns of a damaged page: the conversation is exported without them. The file is replaced in one
+    step at the end; if nothing could be exported, an existing file is kept.
 
-    Logs of agent frameworks (OpenAI Agents sessions, LangChain messages) are exported as conversations are.
-    Saved states are not; `copy` copies them.
+    Logs of agent frameworks (OpenAI Agents sessions, LangChain messages) are exported like conversations.
+    Saved states are not exported; `copy` copies them.
     """
     others = list[str]()
     exported = transfer.Exported(user)

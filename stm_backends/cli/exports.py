@@ -25,14 +25,14 @@ from stm_backends.types import MemoryKey
 MIB: Final = 1024 * 1024
 
 _PORTION: Final = MIB // 4
-"""How many characters are read at once."""
+"""Number of characters read at once."""
 
 _HINT: Final = "an export has one conversation or graph vertex per line"
 
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """How much a file may hold: characters of a line and in all, and turns of a conversation."""
+    """Limits of a file: characters of a line and in all, and turns of a conversation."""
 
     line: int = 64 * MIB
     total: int = 4096 * MIB
@@ -50,9 +50,9 @@ class Line:
 class ExportFile:
     """The conversations and graph vertices of a file, read from its beginning by each iteration.
 
-    `only` is a tenant, or a tenant and a user: what belongs to others is left out. A saved state comes as an
+    `only` is a tenant, or a tenant and a user: lines of others are left out. A saved state comes as an
     exported conversation; `of` is the conversation of the only one that does not name its own. `count` is the
-    number of lines, and `skipped` how many were left out. Raises `BadFile` for the first line that is not
+    number of lines, and `skipped` the number left out. Raises `BadFile` for the first line that is not
     JSON, is a state of an unknown conversation, or exceeds a limit.
     """
 
@@ -164,7 +164,7 @@ def _exported(where: str, state: dict[str, Any], of: MemoryKey | None) -> dict[s
     """Return a saved state as an exported conversation."""
     if of is None and state.get("key") is None:
         raise BadFile(
-            f"{where}: a saved state does not say whose it is; add its conversation to each line, as in "
+            f"{where}: a saved state does not name its conversation; add it to each line, as in "
             '"key": "acme:u123:chat_001", or name that of a single one with --key'
         )
     try:

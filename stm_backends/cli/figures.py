@@ -22,7 +22,7 @@ _WIDTHS: Final = {
     "PAGES": 6,
 }
 _SPANS: Final = 10
-"""How many spans of numbers are named."""
+"""Maximum number of spans of numbers that are named."""
 
 _OF_CONVERSATIONS: Final = ("TURNS", "BYTES", "TOKENS", "HEALTH")
 _OF_USERS: Final = ("CONVS", "TURNS", "BYTES", "TOKENS", "DEGRADED")
@@ -68,7 +68,7 @@ def head(what: str, *, quick: bool = False) -> str:
 
 
 def line(stats: ConversationStats | Totals | None, key: str, *, users: bool = False) -> str:
-    """Return one line; `users` adds how many there are. The key comes last, because it may have spaces.
+    """Return one line; `users` adds their number. The key comes last, because it may have spaces.
 
     Without figures, it is that of a conversation.
     """
@@ -86,14 +86,14 @@ def line(stats: ConversationStats | Totals | None, key: str, *, users: bool = Fa
 
 
 def listed_line(totals: Totals, key: str) -> str:
-    """Return one line of what names and cards say."""
+    """Return one line of the figures from names and cards."""
     columns = {"USERS": totals.users, "CONVS": totals.conversations, "CARDS": totals.cards}
     columns |= {"ALL TURNS": totals.listed_turns, "PAGES": totals.pages}
     return f"{_columns(columns)}  {_minute(totals.last_activity):<17}  {key}"
 
 
 def as_json(stats: ConversationStats | Totals, *, quick: bool = False) -> dict[str, Any]:
-    """Return the figures of a conversation or of many; with `quick`, those that names and cards say."""
+    """Return the figures of a conversation or of many; with `quick`, those from names and cards."""
     if quick and isinstance(stats, Totals):
         names = ("users", "conversations", "cards", "listed_turns", "pages", "log_pages", "logs", "states")
         figures = {name: getattr(stats, name) for name in (*names, "graph_records", "damaged")}

@@ -19,7 +19,7 @@ from typing import Final, TextIO
 from stm_backends.errors import ConfigurationError, StmError
 
 _TEMPORARY: Final = ".stm-"
-"""How the names of temporary files begin."""
+"""Prefix of the names of temporary files."""
 
 
 class NotWritten(StmError):
@@ -112,7 +112,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _is_another(name: str, path: Path) -> bool:
-    """Say whether a name is neither that of the file nor of a temporary file beside it."""
+    """Say whether a name is neither that of the file nor of a temporary file next to it."""
     return not Path(name).name.startswith(_TEMPORARY) and Path(name).resolve() != path.resolve()
 
 
@@ -121,7 +121,7 @@ def _named(what: object, kind: type[StmError] = ConfigurationError) -> Generator
     try:
         yield
     except BrokenPipeError:
-        # Of standard output: nothing reads it any more. The caller ends the command.
+        # Of standard output: nobody reads it any longer. The caller ends the command.
         raise
     except OSError as error:
         if isinstance(what, Path) and isinstance(error.filename, str) and _is_another(error.filename, what):

@@ -56,7 +56,7 @@ async def write(
 
 
 def is_vertex(document: Mapping[str, Any]) -> bool:
-    """Say whether a line is a vertex; any other is to be a conversation."""
+    """Say whether a line is a vertex; any other line must be a conversation."""
     return document.get("format") == exports.FORMAT
 
 

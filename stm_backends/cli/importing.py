@@ -24,27 +24,25 @@ def import_(  # noqa: PLR0913, PLR0917 -- each is an option
     file: Annotated[
         Path,
         typer.Argument(
-            help="A file that `export` wrote, or with states that a memory has saved; - is standard input.",
+            help="A file written by `export`, or with states saved by a memory; - is standard input.",
             metavar="FILE",
         ),
     ],
     merge: Annotated[
-        bool, typer.Option("--merge", help="Add missing turns to conversations that exist already.")
+        bool, typer.Option("--merge", help="Add missing turns to existing conversations.")
     ] = False,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Replace conversations that exist already.")
-    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace existing conversations.")] = False,
     ttl: Annotated[
         str | None,
         typer.Option(
-            help=f"Time to live of what is imported, from now on: {durations.SPELLING}. [default: no expiry]",
+            help=f"Time to live of imported data, from now on: {durations.SPELLING}. [default: no expiry]",
             metavar="DURATION",
         ),
     ] = None,
     only: Annotated[
         str | None,
         typer.Option(
-            help="Import only what belongs to this tenant or user, and skip all other lines.",
+            help="Import only data of this tenant or user, and skip all other lines.",
             metavar="TENANT[:USER]",
         ),
     ] = None,
@@ -56,28 +54,28 @@ def import_(  # noqa: PLR0913, PLR0917 -- each is an option
         ),
     ] = None,
     max_line_mib: Annotated[
-        int, typer.Option(help="The longest line, in MiB of text. Memory grows with it.", min=1)
+        int, typer.Option(help="Maximum length of a line, in MiB of text. Memory use grows with it.", min=1)
     ] = FileLimits().line // MIB,
     max_total_mib: Annotated[
-        int, typer.Option(help="The longest file, in MiB of text.", min=1)
+        int, typer.Option(help="Maximum length of the file, in MiB of text.", min=1)
     ] = FileLimits().total // MIB,
     max_turns: Annotated[
-        int, typer.Option(help="The most turns of one conversation.", min=1)
+        int, typer.Option(help="Maximum number of turns of one conversation.", min=1)
     ] = FileLimits().turns,
     create: Create = False,
     backend: BackendName = None,
     url: Url = None,
     sealing: SealingName = None,
 ) -> None:
-    """Import exported conversations and graphs. Fails if one of them exists already.
+    """Import exported conversations and graphs. Fails if one of them already exists.
 
-    With --merge, missing turns, vertices and edges are added. With --replace, what exists is replaced.
+    With --merge, missing turns, vertices and edges are added. With --replace, existing data is replaced.
 
-    A line may also be a state that PenguiFlow's memory has saved, with its conversation as "key".
+    A line may also be a state saved by PenguiFlow's memory, with its conversation as "key".
 
-    The whole file is checked before anything is stored. It must not change meanwhile. With --only, lines of
-    other tenants and users are not imported. With --merge, --ttl also applies to existing conversations that
-    get a turn.
+    The whole file is checked before anything is stored. It must not change during the import. With --only,
+    lines of other tenants and users are not imported. With --merge, --ttl also applies to existing
+    conversations that get a turn.
     """
     imported = transfer.Imported()
     on_conflict: OnConflict = "merge" if merge else "replace" if replace else "refuse"
@@ -131,7 +129,7 @@ def import_(  # noqa: PLR0913, PLR0917 -- each is an option
 
 
 def _merged_ttl(ttl: str | None, *, unchanged: int) -> str:
-    """Return what a merge means for the time to live of conversations."""
+    """Describe the effect of a merge on the time to live of conversations."""
     if ttl is None:
         return "Conversations that got a turn do not expire; --ttl sets a time to live."
     left = f"; {counted(unchanged, 'unchanged conversation')} kept the old time to live" if unchanged else ""

@@ -27,7 +27,7 @@ def inspect(
     whose: Annotated[
         str | None,
         typer.Argument(
-            help="Where the page begins. Without it, all tenants, where the datastore can find them.",
+            help="The place to open first. Without it, all tenants, if the datastore can find them.",
             metavar="TENANT[:USER[:SESSION]]",
             autocompletion=conversations,
         ),
@@ -57,7 +57,7 @@ def inspect(
     url: Url = None,
     sealing: SealingName = None,
 ) -> None:
-    """Serve a page on this machine that shows what is stored. Nothing is written.
+    """Serve a page on this machine that shows the stored data. Nothing is written.
 
     The page lists tenants, users and conversations. Of a conversation it shows what was said, what the model
     would be shown now and what is left out and why, and what happened to it. Ctrl-C ends it.

@@ -1,4 +1,4 @@
-"""Logs of agent frameworks at the command line: what `history` and `show` say of one."""
+"""Logs of agent frameworks at the command line: how `history` and `show` present them."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def kind_in(name: str | None) -> LogKind | None:
 
 
 async def is_there(opened: Backend, key: MemoryKey, kind: LogKind) -> bool:
-    """Say whether a conversation has a log of a framework; one that cannot be read is there.
+    """Say whether a conversation has a log of a framework; an unreadable one counts.
 
-    A log that was ended, or emptied by a purge, is not, though its record may be.
+    A log that was ended, or emptied by a purge, does not count, though its record may exist.
     """
     try:
         return (await opened.item_log(key, kind).newest(0)).exists
@@ -77,7 +77,7 @@ async def is_there(opened: Backend, key: MemoryKey, kind: LogKind) -> bool:
 
 
 async def of_user(opened: Backend, tenant: str, user: str) -> AsyncIterator[tuple[LogKind, MemoryKey]]:
-    """Yield the logs of a user that are there, of which it reads the heads, some at once."""
+    """Yield the logs of a user that exist; reads their heads, several at once."""
     listed = [one async for one in opened.sessions.logs(tenant, user)]
     for start in range(0, len(listed), operations.AT_ONCE):
         some = listed[start : start + operations.AT_ONCE]
@@ -133,7 +133,7 @@ def numbered(page: LogPage) -> RenderableType:
 
 
 def shown(found: Found, key: str) -> RenderableType:
-    """Return what `show` prints of a log."""
+    """Return the output of `show` for a log."""
     rows = Table.grid(padding=(0, 2))
     for name, value in {"log of": found.kind, **facts(found.page, len(found.page.items))}.items():
         rows.add_row(name, Text(value))
@@ -141,7 +141,7 @@ def shown(found: Found, key: str) -> RenderableType:
 
 
 def document(found: Found, key: str) -> dict[str, Any]:
-    """Return what `show --json` prints of a log."""
+    """Return the output of `show --json` for a log."""
     page = found.page
     return {
         "key": key,
@@ -153,7 +153,7 @@ def document(found: Found, key: str) -> dict[str, Any]:
 
 
 def facts(page: LogPage, below: int) -> dict[str, str]:
-    """Return what is said above the items of a log, of which so many are below."""
+    """Return the facts above the items of a log; `below` is the number of items shown."""
     last = max((one.at for one in page.items), default=0.0)
     count = page.newest - page.oldest + 1
     return {
@@ -163,12 +163,12 @@ def facts(page: LogPage, below: int) -> dict[str, str]:
 
 
 def who(item: Item) -> str:
-    """Return whose an item is, in the words of the framework."""
+    """Return the author of an item, in the words of the framework."""
     message: object = item.get("message")
     inner = cast("Item", message) if isinstance(message, dict) else {}
     return str(item.get("role") or item.get("type") or inner.get("kind") or "")
 
 
 def speaker(item: Item) -> Literal["user", "assistant", ""]:
-    """Return whose an item is if that is a person or a model, in the words of a turn."""
+    """Return the author of an item in the words of a turn, if that is a person or a model."""
     return _SPEAKERS.get(who(item), "") if text_of(item) else ""

@@ -27,7 +27,7 @@ def list_(
     whose: Annotated[
         str | None,
         typer.Argument(
-            help="A tenant, or one of its users. Without it, all tenants, where the datastore can find them.",
+            help="A tenant, or one of its users. Without it, all tenants, if the datastore can find them.",
             metavar="TENANT[:USER]",
             autocompletion=owners_like,
         ),
@@ -48,8 +48,7 @@ def list_(
         int | None,
         typer.Option(
             "--recent",
-            help="List the latest N conversations of each user, as the catalogue has them. "
-            "Reads no conversation.",
+            help="List the latest N conversations of each user from the catalogue. Reads no conversation.",
             metavar="N",
             min=1,
         ),
@@ -61,10 +60,10 @@ def list_(
 ) -> None:
     """List the tenants, the users of a tenant, or the conversations of a user, one per line.
 
-    Conversations of which only the log of an agent framework is stored (OpenAI Agents sessions, LangChain
-    messages) come last, with `-` for the figures of --long. What else a user has is counted, but not listed:
-    saved states, and the vertices of the graph, which is the long-term memory. So are the saved states of a
-    tenant as a whole.
+    Conversations with only the log of an agent framework (OpenAI Agents sessions, LangChain messages) come
+    last, with `-` for the figures of --long. Other data of a user is counted, but not listed: saved states,
+    and the vertices of the graph, which is the long-term memory. The saved states of a tenant as a whole are
+    also only counted.
 
     The exit status is 1 if nothing is stored for the tenant or user. With --long, an unreadable record is
     reported and counted, and the exit status is 1, too.
@@ -136,7 +135,7 @@ class _Listing:
     ) -> None:
         """Print a line; `ids` are the parts of the key, of which the last gives the kind.
 
-        Without `stats`, only `logs` are stored of a conversation.
+        Without `stats`, a conversation has only `logs`.
         """
         self.count += 1
         if self._as_json:
@@ -188,7 +187,7 @@ class _Listing:
         self._print(json.dumps({"key": text, **ids, **shown, **flags, "kinds": card.kinds}))
 
     def met(self, found: Found) -> None:
-        """Count a record as read, and name it if it cannot be."""
+        """Count a record as read, and name it if it is unreadable."""
         self._read += 1
         if isinstance(found, Damaged):
             self.damaged.add(damaged_as(found), str(found.error))

@@ -1,6 +1,6 @@
 """A conversation, or the log of an agent framework, as Markdown.
 
-Stored text is in fenced blocks, where no character has a meaning. A fence is longer than any run of
+Stored text is in fenced blocks, where no character has a special meaning. A fence is longer than any run of
 backticks in its block.
 """
 

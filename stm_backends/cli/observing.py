@@ -21,8 +21,8 @@ _failures: Final = set[tuple[str, type[BaseException]]]()
 def observer() -> Observer:
     """Return the object `MODULE:OBJECT` that `STM_BACKENDS_OBSERVER` names; without it, a silent observer.
 
-    Its errors are printed and do not end the command. Raises `ConfigurationError` if there is no such object,
-    or it is not an `Observer`.
+    Its errors are printed and do not end the command. Raises `ConfigurationError` if the object does not
+    exist, or is not an `Observer`.
     """
     name = os.environ.get(OBSERVER_VARIABLE)
     return guarded(named_object(OBSERVER_VARIABLE, name, Observer), _failed) if name else SILENT

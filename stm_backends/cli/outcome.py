@@ -35,7 +35,7 @@ INTERRUPTED: Final = 130
 """The exit status that shells report for a command ended by Ctrl-C."""
 
 _NAMED: Final = 20
-"""How many problematic records are named."""
+"""Maximum number of problematic records that are named."""
 
 _KEPT: Final = "Nothing was overwritten."
 
@@ -48,7 +48,7 @@ _OTHER_KEYS: Final = (
 )
 
 _REMEDIES: Final[dict[type[StmError], str]] = {
-    SessionExists: "Use --merge to add missing turns, or --replace to erase what exists.",
+    SessionExists: "Use --merge to add missing turns, or --replace to replace the conversation.",
     SessionNotFound: "List a user's conversations with: stm-backends ls TENANT:USER",
     Unavailable: "The operation that failed changed nothing. Retry once the cause is resolved.",
     OutcomeUnknown: "The last write may have been applied; running the command again is harmless.",
@@ -77,15 +77,15 @@ _CORRUPT: Final = {
 _UNREACHED: Final = re.compile(
     "no connection|cannot be reached|no answer|refused|host name|no reachable|closed the connection|no node"
 )
-"""What drivers say if they cannot connect."""
+"""Parts of messages of drivers that cannot connect."""
 
 _NOT_THERE: Final = re.compile("no database file|no such database|does not exist")
 
 _KEY_STORE: Final = "the store of the data keys"
-"""A part of the messages about another datastore than that of the URL."""
+"""A part of messages about a datastore other than that of the URL."""
 
 _SET_UP: Final = "create=True"
-"""A part of the messages of drivers whose tables or indexes are missing. They say how to create them."""
+"""A part of messages of drivers about missing tables or indexes. They say how to create these."""
 
 _T = TypeVar("_T")
 
@@ -160,7 +160,7 @@ def say_nothing_stored(what: str) -> None:
 
 
 class Named:
-    """Collects what is wrong with records; the first `_NAMED` problems are printed at the end."""
+    """Collects problems of records; the first `_NAMED` problems are printed at the end."""
 
     def __init__(self) -> None:
         self.count = 0

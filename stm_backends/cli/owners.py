@@ -20,7 +20,7 @@ class Owner(NamedTuple):
 
     @staticmethod
     def of(text: str | None) -> Owner:
-        """Return what `TENANT`, `TENANT:USER` or nothing names."""
+        """Return the owner that `TENANT`, `TENANT:USER` or no text names."""
         return Owner() if text is None else Owner(*transfer.owner(text))
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ async def users_of(backend: Backend, owner: Owner) -> AsyncIterator[tuple[str, s
 
 
 def damaged_as(found: Damaged) -> str:
-    """Return how messages name an unreadable record."""
+    """Return the name of an unreadable record for messages."""
     match found.kind:
         case "memory":
             return transfer.named(MemoryKey(found.tenant, found.user, found.name))

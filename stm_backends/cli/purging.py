@@ -1,4 +1,4 @@
-"""The commands `purge` and `expire`: retention of what is stored."""
+"""The commands `purge` and `expire`: retention of stored data."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _PURGED: Final = {
     "parts": ("left-over part of large values", "left-over parts of large values"),
     "cards": ("left-over record of the catalogue", "left-over records of the catalogue"),
 }
-"""What a purge removes."""
+"""Names of the records that a purge removes."""
 
 _KEPT: Final = {
     name: (what, what)
@@ -59,7 +59,7 @@ _KEPT: Final = {
         "unreadable": "unreadable",
     }.items()
 }
-"""What a purge with `--older-than` keeps."""
+"""Names of the records that a purge with `--older-than` keeps."""
 
 _EXPIRING: Final = {
     "conversations": ("conversation", "conversations"),
@@ -80,13 +80,14 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
     older_than: Annotated[
         str | None,
         typer.Option(
-            help=f"Also remove what had no addition for so long: {durations.SPELLING}.", metavar="DURATION"
+            help=f"Also remove records without an addition for this long: {durations.SPELLING}.",
+            metavar="DURATION",
         ),
     ] = None,
     transcripts_older_than: Annotated[
         str | None,
         typer.Option(
-            help=f"Also remove the pages of transcripts whose turns are all so old: {durations.SPELLING}.",
+            help=f"Also remove the pages of transcripts whose turns are all this old: {durations.SPELLING}.",
             metavar="DURATION",
         ),
     ] = None,
@@ -104,20 +105,20 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
     sealing: SealingName = None,
     json_file: Json = None,
 ) -> None:
-    """Remove what has expired and, with an age, what is older.
+    """Remove expired records and, with an age, older ones.
 
-    Without --tenant and --user, removes only expired records, of all tenants, where the datastore keeps them:
-    SQLite, PostgreSQL and Redis. MongoDB and DynamoDB remove them by themselves. For a tenant or a user, also
-    removes left-over parts of large values and left-over cards.
+    Without --tenant and --user, removes only expired records, of all tenants, if the datastore keeps them:
+    SQLite, PostgreSQL and Redis. MongoDB and DynamoDB remove them by themselves. For a tenant or a user,
+    also removes left-over parts of large values and left-over cards.
 
-    The age of a conversation is that of its newest turn, by the turn's own time; one without a time is kept.
-    --older-than empties conversations and logs of agent frameworks. The empty records stay listed until they
-    expire, after the same duration. A turn that is added during the purge stays.
+    The age of a conversation is that of its newest turn, by the turn's own time; conversations without a
+    time are kept. --older-than empties conversations and logs of agent frameworks. The empty records stay
+    listed until they expire, after the same duration. A turn that is added during the purge stays.
 
     --transcripts-older-than removes the oldest turns of conversations with a transcript, 64 at a time, and
     keeps the rest of each conversation. Turns that no summary covers yet are kept.
 
-    The command works in short steps, beside running services. Run it again after an interruption. The exit
+    The command works in short steps, while services are running. Run it again after an interruption. The exit
     status is 1 if a record could not be read, or if nothing is stored for the tenant or user.
     """
     purged, found, exists, keyless = Purged(), list[Found](), True, False
@@ -196,14 +197,14 @@ def expire(
     sealing: SealingName = None,
     json_file: Json = None,
 ) -> None:
-    """Give what is stored for a tenant or a user a time to live, and keep its content.
+    """Give the stored data of a tenant or a user a time to live, and keep its content.
 
-    Applies to conversations with their transcripts, logs of agent frameworks and saved states. Graphs are
-    left as they are: `on_idle` removes what is not used from the long-term memory. A time to live cannot be
-    read, so a shorter or a longer one is replaced. Run it once, for example after setting `session_ttl_s`:
-    running it again starts the time again. A turn that is added afterwards resets the time to live to
-    `session_ttl_s` or `transcript_ttl_s`, but not that of the pages of the transcript that are complete.
-    The exit status is 1 if a record was left as it is, or if nothing is stored for the tenant or user.
+    Applies to conversations with their transcripts, logs of agent frameworks and saved states. Graphs stay
+    unchanged: `on_idle` removes unused entries from the long-term memory. A time to live cannot be read, so
+    a shorter or a longer one is replaced. Run the command once, for example after setting `session_ttl_s`:
+    another run restarts the time. A turn that is added afterwards resets the time to live to
+    `session_ttl_s` or `transcript_ttl_s`, except for complete pages of the transcript. The exit status is 1
+    if a record was left unchanged, or if nothing is stored for the tenant or user.
     """
     expiring, exists, keyless = Expiring(), True, False
 
@@ -227,7 +228,7 @@ def expire(
     with reported(), interruptible(so_far), writing(json_file) if json_file else nullcontext() as numbers:
         seconds, owner = durations.seconds("--ttl", ttl), _owner(tenant, user)
         if owner is None:
-            raise ConfigurationError("name whose records expire: --tenant TENANT or --user TENANT:USER")
+            raise ConfigurationError("name the owner of the records: --tenant TENANT or --user TENANT:USER")
         try:
             run(work(*owner, seconds))
         except typer.Exit:
@@ -266,7 +267,7 @@ def _owner(tenant: str | None, user: str | None) -> tuple[str, str | None] | Non
 
 
 async def _found(backend: Backend, tenant: str | None, user: str | None) -> tuple[bool, bool]:
-    """Say whether anything is stored for the owner, if any, and whether it is sealed and the keys lack."""
+    """Say whether anything is stored for the owner, if any, and whether it is sealed without its keys."""
     if tenant is None:
         return True, False
     return await backend.sessions.has(tenant, user), await lacks_keys(backend, tenant, user)
@@ -289,7 +290,7 @@ def _named(found: Found) -> str:
 
 
 def _print_counts(counts: Purged | Expiring, meanings: dict[str, tuple[str, str]], done: str) -> None:
-    """Print one line for the counts that are not zero, or that there are none; nouns are for one and many."""
+    """Print one line with the counts that are not zero, or `nothing`; nouns are for one and many."""
     told = [
         f"{count:,} {what[count != 1]}" for name, what in meanings.items() if (count := getattr(counts, name))
     ]

@@ -1,4 +1,4 @@
-"""The command `history`: all that was said in a conversation, by number."""
+"""The command `history`: a whole conversation, by number."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stm_backends.records.pages import MOST
 
 
 class _Asked(TypedDict):
-    """Where what is asked for is: at most one of these; the newest without any."""
+    """The requested place, at most one of these; without any, the newest items."""
 
     before: int | None
     after: int | None
@@ -56,7 +56,7 @@ def history(  # noqa: PLR0913, PLR0917 -- one per option
     ] = None,
     limit: Annotated[
         int,
-        typer.Option("--limit", "-n", help="How many turns or messages.", metavar="N", min=1, max=MOST),
+        typer.Option("--limit", "-n", help="Number of turns or messages.", metavar="N", min=1, max=MOST),
     ] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     log: LogName = None,
@@ -64,11 +64,11 @@ def history(  # noqa: PLR0913, PLR0917 -- one per option
     url: Url = None,
     sealing: SealingName = None,
 ) -> None:
-    """Show all that was said in a conversation, by number: the newest turns or messages, or others.
+    """Show the turns or messages of a conversation by number: the newest ones, or others.
 
-    The first one has the number 0. What the model is no longer shown is there too, if the
-    conversation keeps a transcript. A page or two are read, however long the conversation is. Of a
-    conversation that an agent framework keeps, its items are shown.
+    The first one has the number 0. Turns that the model is no longer shown are included, if the conversation
+    keeps a transcript. Only a page or two are read, however long the conversation is. For a conversation
+    kept by an agent framework, its items are shown.
     """
     place = _Asked(before=before, after=after, at=at)
 
@@ -99,7 +99,7 @@ def history(  # noqa: PLR0913, PLR0917 -- one per option
 
 
 def _command(key: str, given: Mapping[str, str | None]) -> str:
-    """Return the command that shows more, as a shell takes it, without what the environment gives.
+    """Return the command that shows more, quoted for a shell, without options that the environment gives.
 
     A URL that may have a password is not shown.
     """
@@ -128,9 +128,9 @@ def _as_json(one: Numbered) -> dict[str, Any]:
 def _say_more(
     again: str, what: str, numbers: Sequence[int], page: UnitsPage | LogPage, place: _Asked
 ) -> None:
-    """Say on standard error what is not shown; `again` is the command that shows more.
+    """Name on standard error the items that are not shown; `again` is the command that shows more.
 
-    Not what is on the other side of a number that was given: it was shown before.
+    Items on the other side of a given number are left out: they were shown before.
     """
     shown = [*numbers, *page.missing]
     first = min(shown, default=page.oldest if place["before"] is not None else page.newest + 1)
@@ -144,4 +144,4 @@ def _say_more(
     if place["before"] is None and max(shown, default=page.newest) < page.newest:
         typer.echo(f"Later {what}: {again} --after {max(shown)}", err=True)
     if page.missing:
-        typer.echo(f"Not stored any more: {figures.spans(page.missing)}", err=True)
+        typer.echo(f"No longer stored: {figures.spans(page.missing)}", err=True)

@@ -106,7 +106,7 @@ def numbered(units: Iterable[Numbered]) -> RenderableType:
 
 
 def stats(totals: Totals, title: str, *, quick: bool = False) -> RenderableType:
-    """Return the table of sums; with `quick`, of those that names and cards say."""
+    """Return the table of sums; with `quick`, of the figures from names and cards."""
     table = Table(title=Text(plain(title)), show_header=False)
     table.add_column()
     table.add_column(justify="right")

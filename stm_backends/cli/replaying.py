@@ -42,27 +42,25 @@ def replay(  # noqa: PLR0913, PLR0917 -- one per option
     backend: BackendName = None,
     url: Url = None,
     sealing: SealingName = None,
-    pods: Annotated[int, typer.Option(help="How many pods (processes) share the conversations.", min=1)] = 4,
+    pods: Annotated[int, typer.Option(help="Number of pods (processes) to run.", min=1)] = 4,
     strategy: Annotated[
         Literal["rolling_summary", "truncation"], typer.Option(help="The strategy of the memory.")
     ] = "rolling_summary",
-    full_zone_turns: Annotated[
-        int, typer.Option(help="How many of the newest turns are shown in full.", min=0)
-    ] = 5,
+    full_zone_turns: Annotated[int, typer.Option(help="Number of newest turns shown in full.", min=0)] = 5,
     summary_max_tokens: Annotated[
-        int, typer.Option(help="The maximum length of a summary, in tokens.", min=SMALLEST_SUMMARY)
+        int, typer.Option(help="Maximum length of a summary, in tokens.", min=SMALLEST_SUMMARY)
     ] = 1000,
     fold_batch_turns: Annotated[
-        int, typer.Option(help="How many turns must be pending before a summary is written.", min=1)
+        int, typer.Option(help="Number of pending turns needed before a summary is written.", min=1)
     ] = 1,
     kill_every: Annotated[
         float | None,
         typer.Option(
-            help="Kill a pod whenever all have worked for so many seconds, and start a new one.", min=0.01
+            help="Kill a pod whenever all have worked for this many seconds, and start a new one.", min=0.01
         ),
     ] = None,
     concurrency: Annotated[
-        int, typer.Option(help="How many turns a pod works on at the same time.", min=1)
+        int, typer.Option(help="Number of turns that a pod works on at the same time.", min=1)
     ] = 2,
     tenant: Annotated[str, typer.Option(help="The tenant to store under.")] = "demo",
     user: Annotated[str, typer.Option(help="The user to store under.")] = "replay",
@@ -80,8 +78,8 @@ def replay(  # noqa: PLR0913, PLR0917 -- one per option
 ) -> None:
     """Replay conversations on several pods at once, and verify what is stored.
 
-    Each pod is a separate process. Successive turns of a conversation go to different pods. Afterwards
-    everything is read back, the transcripts too: the exit status is 1 if an acknowledged turn is lost,
+    Each pod is a separate process. Successive turns of a conversation go to different pods. Afterwards,
+    everything is read back, including the transcripts: the exit status is 1 if an acknowledged turn is lost,
     duplicated or out of order.
 
     The conversations stay in the database of --url or STM_BACKENDS_URL, under --tenant and --user. Without a

@@ -1,4 +1,4 @@
-"""The command `reseal`: seal what is stored with the primary key, so that an older key can be removed."""
+"""The command `reseal`: seal stored data with the primary key, so that an older key can be removed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def reseal(
         bool,
         typer.Option(
             "--all",
-            help="Reseal all tenants, where the datastore can list them, and the states of --other-states.",
+            help="Reseal all tenants, if the datastore can list them, and the states of --other-states.",
         ),
     ] = False,
     other_states: Annotated[
@@ -76,15 +76,15 @@ def reseal(
         typer.Option("--json", help="Also write the results to this file as JSON.", metavar="FILE"),
     ] = None,
 ) -> None:
-    """Seal everything of tenants and users with the primary key, so that an older key can be removed.
+    """Seal all data of tenants and users with the primary key, so that an older key can be removed.
 
-    First make the new key primary in all running services. They may go on working during this command. What
-    is sealed with the primary key already is skipped, so run the command again after an interruption, or
-    to check the result. With `accept_clear=True`, values in clear text are sealed, too.
+    First make the new key primary in all running services. They may keep running during this command. Values
+    that are already sealed with the primary key are skipped, so run the command again after an interruption,
+    or to check the result. With `accept_clear=True`, values in clear text are sealed, too.
 
     The exit status is 0 only if no value needs an older key. It is 1 if nothing is stored for one of the
-    tenants and users, and, with `accept_clear=True`, if the datastore could not remove all clear text that it
-    can, such as SQLite's log.
+    tenants and users. With `accept_clear=True`, it is also 1 if the datastore failed to remove clear text
+    that it can remove, such as SQLite's log.
     """
     reports: list[ResealReport] = []
     missing: list[Owner] = []
@@ -127,7 +127,7 @@ def reseal(
     console.print(_table(report))
     if report.remains:
         typer.echo(
-            plain(f"What remains of replaced clear text is what remains of deleted records. {report.remains}")
+            plain(f"Replaced clear text remains as deleted records do. {report.remains}")
         )
     for owner in missing:
         say_nothing_stored(whose(owner))
@@ -153,7 +153,7 @@ def _table(report: ResealReport) -> Table:
 
 
 def _named(key: Key) -> str:
-    """Return how messages name a record."""
+    """Return the name of a record for messages."""
     tenant, user = keys.owner_of(key.scope)
     kind = key.scope.rpartition(":")[2]
     if kind == "memory":

@@ -1,4 +1,4 @@
-"""What is said above a turn or a message, in all formats."""
+"""The facts shown above a turn or a message, in all formats."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from stm_backends.types import StoredTurn
 
 
 def facts_of(stored: StoredTurn) -> list[str]:
-    """Return when it was said, if that is known, and whether it was cut off."""
+    """Return the time, if it is known, and `cut off` for a message that was cut off."""
     at = [when(stored.turn.ts)] if stored.turn.ts else []
     return [*at, "cut off"] if stored.said is not None and "cut" in stored.extra else at

@@ -12,9 +12,9 @@ _GIVE_KEYS: Final = f"--sealing MODULE:OBJECT or {KEYS_VARIABLE}"
 
 
 async def require_same_seal(backend: Backend, tenant: str, user: str) -> None:
-    """Raise `ConfigurationError` if a command would write clear text beside sealed data, or the reverse.
+    """Raise `ConfigurationError` if a command would write clear text next to sealed data, or the reverse.
 
-    Looks at what is stored for the user and, because the user may be new, for the first user of the tenant.
+    Examines the data of the user and, because the user may be new, of the first user of the tenant.
     """
     for whose in (user, None):
         match await backend.sessions.other_seal(tenant, whose):

@@ -1,4 +1,4 @@
-"""The command `search`: a user's conversations that have some words, and where."""
+"""The command `search`: find conversations and messages by their words."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def search(
 ) -> None:
     """Find conversations whose title, summary, or one turn or message has all of the words.
 
-    Whole words are looked for, in capitals or not. Conversations come as in `ls --recent`, the latest first,
-    each with up to three turns or messages and their numbers: `history KEY --at NUMBER` opens it there.
+    The search matches whole words, regardless of case. Conversations are listed as in `ls --recent`, the
+    latest first, each with up to three turns or messages and their numbers: `history KEY --at NUMBER` opens
+    it there.
     """
     count, exists = 0, True
 
@@ -44,7 +45,7 @@ def search(
         nonlocal count, exists
         owner = Owner.of(whose)
         if not any(char.isalnum() for char in "".join(words)):
-            raise ConfigurationError("give a word to look for; signs alone are not found")
+            raise ConfigurationError("give a word to look for; punctuation alone is not found")
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
             async for tenant, user in users_of(opened, owner):
                 count += await _search(opened, tenant, user, " ".join(words), as_json=as_json)
@@ -61,7 +62,7 @@ def search(
 
 
 async def _search(opened: Backend, tenant: str, user: str, words: str, *, as_json: bool) -> int:
-    """Print what a user's conversations have; returns how many do."""
+    """Print the matches in a user's conversations; returns the number of conversations."""
     count, after = 0, None
     while True:
         results = await opened.conversations.search(tenant, user, words, after=after)

@@ -48,7 +48,7 @@ def show(  # noqa: PLR0913, PLR0917 -- one per option
     full_zone_turns: Annotated[
         int | None,
         typer.Option(
-            help="How many of the newest turns are recent: your `budget.full_zone_turns`, which is "
+            help="Number of newest turns that are recent: your `budget.full_zone_turns`, which is "
             "not stored. [default: 5]",
             min=0,
         ),
@@ -66,9 +66,9 @@ def show(  # noqa: PLR0913, PLR0917 -- one per option
 ) -> None:
     """Show one conversation: summary, pending turns, recent turns, health, tokens and times.
 
-    With --html, the page also has the turns that the summary covers, up to the newest 10,000 of all. Of a
-    conversation that an agent framework keeps, its newest items are shown, and with --html up to 10,000;
-    `history` shows all. Turns and items have the numbers that `history` gives them.
+    With --html, the page also has the turns that the summary covers, up to the newest 10,000 of all. For a
+    conversation kept by an agent framework, the newest items are shown, and with --html up to 10,000;
+    `history` shows all. Turns and items have the same numbers as in `history`.
 
     With --output, only you can read the file that is written. If the file exists, it is replaced once the
     new text is complete.
@@ -128,7 +128,7 @@ def _with(full_zone_turns: int | None) -> ShortTermMemoryConfig | None:
 
 
 async def _exported(opened: Backend, key: MemoryKey, record: Record) -> tuple[dict[str, Any], Transcript]:
-    """Return a conversation whose record was loaded before, and what its turns are numbered by."""
+    """Return a conversation whose record was loaded before, and the transcript that numbers its turns."""
     while True:
         document = await opened.sessions.export(key, transcript=False)
         after = await opened.driver.load(memory_key(key), last=0)

@@ -1,4 +1,4 @@
-"""The command `stats`: how much is stored, and in which health."""
+"""The command `stats`: amounts of stored data, and the health of conversations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stats(
     whose: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Tenants and users. Without any, all tenants, where the datastore can find them.",
+            help="Tenants and users. Without any, all tenants, if the datastore can find them.",
             metavar="TENANT[:USER]",
             autocompletion=owners_like,
         ),
@@ -39,7 +39,7 @@ def stats(
         bool,
         typer.Option(
             "--quick",
-            help="Read only the cards of the catalogue: how many records of each kind there are, turns and "
+            help="Read only the cards of the catalogue: number of records of each kind, turns and "
             "last activity.",
         ),
     ] = False,
@@ -53,13 +53,14 @@ def stats(
 ) -> None:
     """Count users, conversations, turns, bytes and tokens of tenants and users, and their health.
 
-    Turns in pages are those of transcripts that have left the record. Cards are what the catalogue of
-    conversations shows, and come up to a minute later than a turn; conversations of older versions have none.
+    Turns in pages are turns of transcripts that have left the record. Cards are the entries of the catalogue
+    of conversations. They follow a turn within a minute; conversations of older versions have none.
 
-    Every record is read once, in pages. Bytes are those of the stored values, without what the datastore
-    adds. Tokens are the memory's estimate. The time to live of a record cannot be read, so none is shown.
+    Every record is read once, in pages. Bytes count the stored values, without the overhead of the
+    datastore. Tokens are the memory's estimate. The time to live of a record cannot be read, so none is
+    shown.
 
-    The last line says how many conversations of the tenants wait for `work`, where any ever did.
+    The last line says how many conversations of the tenants wait for `work`, if any ever did.
 
     An unreadable record is reported and counted, and the exit status is 1. It is also 1 if nothing is stored
     for one of the tenants and users.

@@ -67,7 +67,7 @@ def conversation_key(text: str) -> MemoryKey:
 
 
 def _of_user(text: str) -> str:
-    """Return how to list conversations, if a text may be a user's key."""
+    """Return a hint on listing conversations, if a text may be a user's key."""
     is_user = text.count(":") == 1 and all(text.split(":")) and escaped(unescaped(text)) == text
     return f"; list the conversations of this user with: stm-backends ls {text}" if is_user else ""
 
@@ -143,9 +143,9 @@ def named(key: MemoryKey) -> str:
 async def selected(
     backend: Backend, wanted: Sequence[MemoryKey], whose: tuple[str, str] | None
 ) -> AsyncIterator[tuple[MemoryKey, keys.LogKind | None]]:
-    """Yield what is to be exported: conversations, and logs of agent frameworks with their kind.
+    """Yield the conversations to export, and logs of agent frameworks with their kind.
 
-    These are all that there is under each key, and all of a user.
+    They are all that exist under each key, and all of a user.
     """
     for key in wanted:
         logs: list[keys.LogKind] = [kind for kind in keys.LOG_KINDS if await is_there(backend, key, kind)]
@@ -165,7 +165,7 @@ async def selected(
 
 
 class Exported:
-    """Counts what an export of conversations and a user's graph writes, and reports what cannot be read."""
+    """Counts what an export of conversations and a user's graph writes, and reports unreadable ones."""
 
     def __init__(self, user: str | None) -> None:
         self._told = set[str]()
@@ -175,11 +175,11 @@ class Exported:
 
     @property
     def count(self) -> int:
-        """How many conversations, logs and vertices were written."""
+        """The number of conversations, logs and vertices that were written."""
         return self._conversations + self._vertices
 
     def __str__(self) -> str:
-        """Return what was written."""
+        """Describe what was written."""
         vertices = f" and {graphs.counted(self._vertices)}" if self._vertices else ""
         return f"{counted(self._conversations, 'conversation')}{vertices}"
 
@@ -192,17 +192,17 @@ class Exported:
         self._vertices += 1
 
     def failed(self, key: MemoryKey, error: StmError) -> None:
-        """Report a conversation or a log of which nothing is written."""
+        """Report a conversation or a log that is not written."""
         self._unread += 1
         fail(error, what=named(key), told=self._told)
 
     def left_out(self, key: MemoryKey, what: str, error: StmError) -> None:
-        """Report turns or items that are left out of what is written."""
+        """Report turns or items that are left out."""
         self._incomplete.add(key)
         fail(error, what=f"{named(key)}, {what}", told=self._told)
 
     def say_unread(self) -> bool:
-        """Say how much could not be read; returns whether there is any such."""
+        """Print how much could not be read; returns whether anything could not."""
         unread, holed, vertices = self._unread, len(self._incomplete), self.unread_vertices.count
         if unread:
             say_wrong(f"{counted(unread, 'conversation')} could not be exported")
@@ -221,8 +221,8 @@ async def write_export(
 ) -> None:
     """Write conversations and logs, one per line after its pages.
 
-    Turns and items that cannot be read are left out. Of a conversation that cannot be read to its end, a file
-    has no line.
+    Turns and items that cannot be read are left out. A conversation that cannot be read to its end has no
+    line in a file.
     """
     async for key, kind in selected:
         unread: dict[str, tuple[StmError, list[int]]] = {}
@@ -265,9 +265,9 @@ def _lines_of(
 
 @dataclass(slots=True)
 class Imported:
-    """How many conversations and graph vertices were imported, and how many were changed by that.
+    """Counts of the conversations and graph vertices that were imported, and of those that changed.
 
-    `total` is their number in the file, and `skipped` that of lines of others that are not wanted; both are
+    `total` is their number in the file, and `skipped` the number of unwanted lines of others; both are
     set once the whole file was checked. `holes` names the turns and items that the file lacks.
     """
 
@@ -282,11 +282,11 @@ class Imported:
 
     @property
     def done(self) -> int:
-        """How many lines were imported."""
+        """The number of imported lines."""
         return self.pages + self.conversations + self.vertices
 
     def __str__(self) -> str:
-        """Return what was imported."""
+        """Describe what was imported."""
         if not self.vertices:
             return counted(self.conversations, "conversation")
         vertices = graphs.counted(self.vertices)
@@ -317,7 +317,7 @@ async def import_all(
 ) -> None:
     """Import conversations and graph vertices; if one is invalid or exists already, none is imported.
 
-    `ttl`, of conversations, is in seconds; `None` is for ever. `require_owner` raises for a tenant and user
+    `ttl` of conversations is in seconds; `None` means forever. `require_owner` raises for a tenant and user
     whose data must not be imported. Raises `BadFile` and `SessionExists` with file and line. Updates
     `imported` as it goes.
     """
@@ -372,8 +372,8 @@ async def _rehearse(
 ) -> tuple[str, str, str, str]:
     """Import a line into memory, to find errors early; returns its tenant, user, kind and id.
 
-    A page is only read: its conversation refers to it, and has no place for all of them. What the file lacks
-    of a conversation or a log is added to `holes`.
+    A page is only checked: its conversation refers to its pages, and has no place for all of them. Turns and
+    items that the file lacks are added to `holes`.
     """
     traits, document = backend.record_traits, line.document
     async with open_backend(
@@ -413,7 +413,7 @@ async def _exists(backend: Backend, line: Line) -> bool:
 
 
 def _is_page(line: Line) -> bool:
-    """Say whether a line has a part of what comes after it."""
+    """Say whether a line has a part of a conversation or log that comes after it."""
     return is_page(line.document) or is_log_page(line.document)
 
 
@@ -462,7 +462,7 @@ def check(what: str) -> None:
 
 
 async def count_others(backend: Backend, tenant: str, user: str, *, graph: bool) -> list[str]:
-    """Return what a user has beside conversations, such as `2 saved states`; without what there is none of.
+    """Return counts of a user's other data, such as `2 saved states`, without counts of zero.
 
     The vertices of the `graph` are only counted if asked for. Without a `user`, the states are those of the
     tenant as a whole.
@@ -481,7 +481,7 @@ async def count_others(backend: Backend, tenant: str, user: str, *, graph: bool)
 
 
 def mention(others: Sequence[str], done: str) -> None:
-    """Mention what else the user has, which a command leaves out."""
+    """Mention other data of the user, which a command leaves out."""
     if others:
         typer.echo(f"Not {done}: {', '.join(others)}. `copy` and `erase` include them.", err=True)
 

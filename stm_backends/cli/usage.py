@@ -1,4 +1,4 @@
-"""The command `usage`: what answers took."""
+"""The command `usage`: tokens and costs of answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def usage(
         int | None,
         typer.Option(
             "--days",
-            help="Sum the last N days in UTC, with today. [default: all]",
+            help="Sum the last N days in UTC, including today. [default: all]",
             metavar="N",
             min=1,
             max=DAYS,
@@ -48,10 +48,10 @@ def usage(
     url: Url = None,
     sealing: SealingName = None,
 ) -> None:
-    """Sum what answers took: the numbers that programs gave as `usage` when they added messages.
+    """Sum the usage of answers: the numbers that programs passed as `usage` when they added messages.
 
-    Of a user, the cards in the catalogue are read, which may be a minute behind, and no conversation. What
-    was erased, or has expired, is in no sum.
+    For a user, only the cards in the catalogue are read, which may lag by a minute, and no conversation.
+    Conversations that were erased or have expired are not counted.
     """
     found = list[Usage]()
 
@@ -84,7 +84,7 @@ def usage(
 
 
 async def _of_conversation(opened: Backend, key: MemoryKey, days: int | None) -> Usage:
-    """Return the sums of a conversation, and begin nothing in it."""
+    """Return the sums of a conversation, without creating it."""
     if await opened.driver.load(memory_key(key), last=0) is None:
         raise SessionNotFound("there is no conversation under this key")
     snapshot = await opened.memory(key).shared.load_copy("usage")
@@ -100,7 +100,7 @@ def _sum(several: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _added(amounts: Iterable[float]) -> float:
-    """Return the sum; of whole numbers, a whole one."""
+    """Return the sum, as an integer if all numbers are integers."""
     some = [*amounts]
     whole = all(isinstance(one, int) for one in some)
     return sum(some) if whole else round(math.fsum(some), 12)

@@ -43,7 +43,7 @@ def work(  # noqa: PLR0913, PLR0917 -- one per option
         ),
     ] = None,
     concurrency: Annotated[
-        int, typer.Option(help="How many conversations are worked on at a time.", min=1)
+        int, typer.Option(help="Number of conversations to work on at a time.", min=1)
     ] = MAX_SUMMARIES,
     tenants: Annotated[
         list[str] | None,
@@ -52,7 +52,7 @@ def work(  # noqa: PLR0913, PLR0917 -- one per option
     drain: Annotated[
         str,
         typer.Option(
-            help=f"How long running work may go on after SIGTERM: {durations.SPELLING}.", metavar="DURATION"
+            help=f"Time for running work to end after SIGTERM: {durations.SPELLING}.", metavar="DURATION"
         ),
     ] = "25s",
     until_empty: Annotated[

@@ -1,11 +1,12 @@
-"""The contract of a driver and what authors of drivers build on.
+"""The contract of a driver, and tools for authors of drivers.
 
 `contract` defines five atomic operations on records. `plugins` says how a package is found. `settings` reads
-and validates settings from a URL and keyword arguments. `purges` is what a driver may offer for expired
-records, `Erasing` for erasures, and `Remains` what its `finish_erasure` returns. `wrapper` is the base for
-drivers around a driver. `home` keeps other processes and event loops from an open driver. `checks`,
-`deadlines`, `edge`, `coalesced`, `waiting` and `layouts` are helpers that the drivers of this library
-share; using them is optional. The drivers that need no server are here too: `in_memory` and `sqlite`.
+and validates settings from a URL and keyword arguments. `purges` has the optional methods of a driver for
+expired records, `Erasing` those for erasures, and `Remains` is the result of its `finish_erasure`. `wrapper`
+is the base for drivers around a driver. `home` keeps an open driver from being used in other processes and
+event loops. `checks`, `deadlines`, `edge`, `coalesced`, `waiting` and `layouts` are helpers that the drivers
+of this library share; using them is optional. The drivers that need no server are also here: `in_memory` and
+`sqlite`.
 """
 
 from stm_backends.drivers.contract import (

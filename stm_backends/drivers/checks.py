@@ -145,7 +145,7 @@ def require_backend(backend: object) -> None:
     """Raise `ConfigurationError` for anything but an asynchronous backend."""
     if not hasattr(backend, "driver"):
         hint = "; give its `asynchronous`" if hasattr(backend, "asynchronous") else ""
-        raise ConfigurationError(f"backend is what open_backend(...) opens{_not(backend)}{hint}")
+        raise ConfigurationError(f"backend must come from open_backend(...){_not(backend)}{hint}")
 
 
 def require_items(name: str, items: object) -> None:
@@ -164,7 +164,7 @@ def require_integer(name: str, value: object, *, least: int | None = None) -> No
 def checked_clock(clock: object) -> Callable[[], float]:
     """Return a clock that raises `Unavailable` where the given one raises, or returns no finite number.
 
-    Raises `ConfigurationError` unless a clock is a function. None stands in for it, because a clock of
+    Raises `ConfigurationError` unless a clock is a function. No other clock replaces it, because a clock with
     another epoch would let records expire.
     """
     if isinstance(clock, type) or not callable(clock):
@@ -208,5 +208,5 @@ _USE: Final = (
 
 
 def _not(value: object) -> str:
-    """Return what a value of another type is. Never shows the value, which may be a secret."""
+    """Describe a value of the wrong type. Never shows the value, which may be a secret."""
     return "" if type(value) in (int, float) else f", not {type(value).__name__}"

@@ -22,7 +22,7 @@ REMEMBERED: Final = 10_000
 """The number of large keys that are remembered. Each takes some 130 bytes."""
 
 _WEIGHT: Final = 1 / 16
-"""How much the newest request counts in the average size of an answer."""
+"""Weight of the newest request in the average size of an answer."""
 
 
 ALL: Final = 2**31 - 1
@@ -37,7 +37,7 @@ class LoadKey(NamedTuple):
 
     @classmethod
     def of(cls, key: Key, last: int | None) -> LoadKey:
-        """Return what a load with `last` asks for."""
+        """Return the key of a load with `last`."""
         return cls(key, ALL if last is None else min(last, ALL))
 
 
@@ -51,7 +51,7 @@ class LargeKeys:
         return hash(key) in self._hashes
 
     def note(self, key: Hashable, size: int) -> bool:
-        """Remember or forget a key by the size of what is loaded; returns whether that is large."""
+        """Remember or forget a key by the size of its answer; returns whether that is large."""
         if size > LARGE_BYTES:
             self._hashes[hash(key)] = True
             return True
@@ -73,9 +73,9 @@ class Coalesced(Generic[K, A]):
 
     A key is that of a record or, where loads of the newest entries share requests too, a `LoadKey`.
 
-    `fetch` reads several records with one request. It returns what it found by key; a key that is missing
-    has no record. Its errors reach all callers of the request. `size` is the number of bytes of what was
-    loaded. `fetch` may leave out what is larger than `LARGE_BYTES`, unless it is alone in its request.
+    `fetch` reads several records with one request. It returns the found records by key; a key that is missing
+    has no record. Its errors reach all callers of the request. `size` returns the number of bytes of an
+    answer. `fetch` may leave out an answer of more than `LARGE_BYTES`, unless it is alone in its request.
 
     A load never joins a request that was already sent: its answer would miss writes that were acknowledged
     before the load began. A load that finds none in progress calls `fetch` itself, without a task. At most
@@ -83,9 +83,9 @@ class Coalesced(Generic[K, A]):
     `max_keys` keys, or fewer if their answers would, by the average so far, exceed `max_bytes`. After
     a request that was not answered, the next ones have at most half as many.
 
-    A large load is a separate request. At most `large_in_flight` of these are in progress
-    besides the others, so small loads wait for none. If it was not known to be large, it is loaded so after
-    the request that it shared, once.
+    A large load is a separate request. At most `large_in_flight` of these are in progress besides the others,
+    so small loads wait for none. A load that was not known to be large is repeated separately, once, after
+    the request that it shared.
 
     Cancelling a load that waits takes its key out of the request. A request is cancelled when no caller is
     left, so the deadline of the callers is its deadline too.
@@ -139,7 +139,7 @@ class Coalesced(Generic[K, A]):
                 # Perhaps more than a deadline allows, so the same loads must not meet again in one request.
                 self._average = max(self._average, 2 * self._max_bytes / len(keys))
             raise
-        # What is loaded alone says nothing about a request that is shared.
+        # The size of a separate request says nothing about shared ones.
         sizes = [size for one in found.values() if (size := self._size(one)) <= LARGE_BYTES]
         if sizes:
             self._average += (max(sum(sizes) / len(sizes), 1.0) - self._average) * _WEIGHT

@@ -1,4 +1,4 @@
-"""What a driver may offer beside the contract: storing what it has in less space."""
+"""An optional ability of a driver: storing its data in less space."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stm_backends.drivers.wrapper import layer_with
 
 
 class Compacted(NamedTuple):
-    """How many bytes the datastore took on its disk, before and after."""
+    """The bytes that the datastore took on its disk, before and after."""
 
     before: int
     after: int

@@ -2,7 +2,7 @@
 
 A **record** is a *body*, replaced as a whole and only on a condition, and a *tail* of entries that
 writers append to without ever conflicting. A conversation keeps its summary in the body and its turns
-in the tail; a saved state is a body alone; a paused run is a body with a time to live.
+in the tail; a saved state is only a body; a paused run is a body with a time to live.
 
 Everything else in this library is built on `load`, `append`, `replace`, `delete` and `scan`. There are no
 optional operations: `Driver.traits` states what differs between datastores.
@@ -31,16 +31,16 @@ class Key(NamedTuple):
 
 
 CONTRACT: Final = 1
-"""The version of this contract. It rises with what a driver has to do more than before, and a plugin says
-for which one its driver was written."""
+"""The version of this contract. It rises with each new obligation of drivers; a plugin states the version
+that its driver was written for."""
 
 MAX_KEY_BYTES: Final = 1_000
 
 DEFAULT_DEADLINE_S: Final = 5.0
-"""How many seconds one operation may take, unless a driver's `deadline_s` setting says otherwise."""
+"""Seconds that one operation may take, unless a driver's `deadline_s` setting says otherwise."""
 
 NO_LIMIT: Final = sys.maxsize
-"""The `max_drop` of a driver that has no limit of its own."""
+"""The `max_drop` of a driver without a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +108,12 @@ class Traits:
 
     `reach` is how far apart two users of the same data may be. `clock` names whose clock decides expiry.
     `durability` is one sentence: what an acknowledged write survives. `max_entry` and `max_record` are bytes;
-    `overhead` is how many bytes each value takes of `max_record` beside its own, at most. A value of more
-    than `max_inline` bytes is kept beside the record, and takes `reference` bytes of it instead of its own.
-    `max_drop` is the number of entries that one `replace` may drop or rewrite. `min_ttl` and `deadline` are
-    seconds: the shortest time to live that is honoured, and how long one operation may take.
-    `shows_unconfirmed` says that a `load` may return what is not yet as durable as an acknowledged write: a
-    write whose outcome was unknown may be seen, and be lost with its server.
+    `overhead` is the maximum number of bytes of `max_record` that a value takes in addition to its own. A
+    value of more than `max_inline` bytes is kept outside the record, and takes `reference` bytes of it
+    instead. `max_drop` is the number of entries that one `replace` may drop or rewrite. `min_ttl` and
+    `deadline` are seconds: the shortest time to live that is honoured, and the time limit of one operation.
+    `shows_unconfirmed` is true if a `load` may return data that is not yet as durable as an acknowledged
+    write: a write whose outcome was unknown may be seen, and be lost with its server.
     """
 
     reach: Literal["process", "host", "network"]
@@ -144,7 +144,7 @@ def new_version() -> str:
 
 
 def version_after(version: str) -> str:
-    """Return a new version of a record that says the same as before; `first_of` is that of the former one."""
+    """Return a new version for a record whose meaning is unchanged; its `first_of` stays the same."""
     return new_version() + first_of(version)
 
 
@@ -161,7 +161,7 @@ class Driver(Protocol):
     """Five operations, each atomic, and each one round trip where the datastore allows it.
 
     An operation may read and decide in Python within one transaction that has locked the record, or commit on
-    the condition that nothing has changed since it read; it never writes otherwise what it read before.
+    the condition that nothing has changed since it read; it never otherwise writes back what it has read.
 
     An expired record is absent in every operation, at once; each operation decides expiry at one point in
     time. A time to live is seconds from now; `None` means that the record never expires. Every operation ends
@@ -191,10 +191,10 @@ class Driver(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close what this driver made itself; a client that was handed in stays open. Twice is harmless.
+        """Close what this driver created; a client that was handed in stays open. Twice is harmless.
 
-        Calls that are running end within one deadline: each is done, or raises an error that is true. None
-        goes on after `close` has returned.
+        Running calls end within one deadline: each completes, or raises an error that is true. None continues
+        after `close` has returned.
         """
         ...
 
@@ -202,7 +202,7 @@ class Driver(Protocol):
         """Return the record as it is now, or `None` if and only if it does not exist.
 
         With `last`, the tail has the newest `last` entries at most, in their order, and `skipped` counts the
-        older ones; 0 means the body alone. It is one snapshot, too, and costs what it returns rather than
+        older ones; 0 means only the body. It is one snapshot, too, and costs what it returns rather than
         what is stored, as far as the datastore allows. Raises `ValueError` for a negative number.
         """
         ...
@@ -230,7 +230,7 @@ class Driver(Protocol):
         """Store a body and its version if the record is what the caller expects; the conditional write.
 
         - `expect=ANY`: in any case; the tail is emptied, and `drop` is 0.
-        - `expect=ABSENT`: only if there is no record; `drop` is 0.
+        - `expect=ABSENT`: only if no record exists; `drop` is 0.
         - `expect="<version>"`: only if the record carries that version and has at least `drop` entries;
           exactly the `drop` oldest are removed, and entries appended since stay. Instead of `drop`,
           `rewrite` may give entries that take the place of as many of the oldest, one for one. The record

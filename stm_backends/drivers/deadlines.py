@@ -71,7 +71,7 @@ class Deadlines:
 class Deadline:
     """The deadline of one block, which is entered once. `Deadlines.start` creates it.
 
-    `when` is the time of the event loop at which it expires. `expired` says whether it cancelled the block.
+    `when` is the time of the event loop at which it expires. `expired` is true if it cancelled the block.
     """
 
     __slots__ = ("_cancelling", "_deadlines", "_task", "expired", "when")

@@ -41,7 +41,7 @@ _PAUSES_S: Final = (0.02, 0.1, 0.3)
 
 
 class _Cause(NamedTuple):
-    """Why a connection failed: the system's errors, words of clients that hide these, and the message.
+    """A cause of failed connections: the system's errors, words of clients that hide these, and the message.
 
     `opening=True` marks causes that are too vague to be named except while a connection is opened.
     """
@@ -111,7 +111,7 @@ _CAUSES: Final = (
 _FURTHEST_CAUSE: Final = 10
 
 _OTHER_LOOP: Final = ("Event loop is closed", "different loop", "different event loop")
-"""Words of the `RuntimeError` that asyncio and clients raise for what belongs to another event loop."""
+"""Words of the `RuntimeError` that asyncio and clients raise for objects of another event loop."""
 
 
 def with_cause(meaning: Meaning, error: BaseException, *, opening: bool = False) -> Meaning:
@@ -128,7 +128,7 @@ def with_cause(meaning: Meaning, error: BaseException, *, opening: bool = False)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what caused it."""
+    """Yield an error and its causes."""
     cause: BaseException | None = error
     for _ in range(_FURTHEST_CAUSE):
         if cause is not None:
@@ -213,7 +213,7 @@ class ConcurrencyLimit:
                 await self._free.acquire()
                 held += 1
         finally:
-            # Whoever waits for a place is told so then, and not when patience ends.
+            # Operations that wait for a place fail at once, and not when their patience ends.
             self._is_over = True
             for _ in range(held):
                 self._free.release()
@@ -296,7 +296,7 @@ class Edge:
         return not_open(opened=self._home.was_entered, backend=self._backend, operation=operation)
 
     def _meaning_of(self, error: BaseException, work: Callable[..., object]) -> Meaning | None:
-        """Return what an error means; `None` for a bug of the driver."""
+        """Return the meaning of an error; `None` for a bug of the driver."""
         if isinstance(error, StmError):
             return None  # such as a `ConfigurationError`, which is a `ValueError` for a table, too
         known = self._meaning(error) if isinstance(error, Exception) else None

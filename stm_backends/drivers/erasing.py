@@ -1,4 +1,4 @@
-"""What drivers do for an erasure beyond the five operations: find expired records, and clean up.
+"""Optional methods of drivers for erasures: find expired records, and clean up.
 
 A driver may have one or both methods of `Erasing`. Drivers around another driver need not repeat them: the
 functions of this module look for them along `inner`.
@@ -13,13 +13,13 @@ from stm_backends.drivers.contract import Driver, Page
 from stm_backends.drivers.wrapper import layer_with
 
 PAGE: Final = 200
-"""How many names one `scan_expired` requests."""
+"""Number of names that one `scan_expired` requests."""
 
 
 class Remains(NamedTuple):
-    """What a datastore keeps of deleted records, and where.
+    """The remains of deleted records in a datastore, and their places.
 
-    `finished` is `False` if the driver could not remove all that it can remove, for example because SQLite's
+    `finished` is `False` if the driver failed to remove all that it can remove, for example because SQLite's
     write-ahead log could not be cut. It is `None` if the driver does not say.
     """
 
@@ -38,9 +38,9 @@ class Erasing(Protocol):
         ...
 
     async def finish_erasure(self) -> Remains:
-        """Remove what deletions have left behind, within about one deadline; returns what remains, and where.
+        """Remove the leftovers of deletions, within about one deadline; returns what remains, and where.
 
-        Raises nothing that concerns only this work: the records are deleted.
+        Raises no error that concerns only this work: the records are deleted.
         """
         ...
 
@@ -57,6 +57,6 @@ async def expired_names(driver: Driver, scope: str, *, after: str = "") -> Async
 
 
 async def finish_erasure(driver: Driver) -> Remains:
-    """Remove what deletions have left behind; returns what remains, and where."""
+    """Remove the leftovers of deletions; returns what remains, and where."""
     layer: Erasing | None = layer_with(driver, "finish_erasure")
     return NOT_STATED if layer is None else await layer.finish_erasure()

@@ -1,4 +1,4 @@
-"""Where a driver is open: the one process and the one event loop that its connections belong to.
+"""The home of an open driver: the one process and the one event loop that its connections belong to.
 
 On a connection that two processes or two event loops use, one receives the other's answers. A thread with its
 own event loop is such a case, and so is a forked process, which inherits every open connection.
@@ -26,11 +26,11 @@ from stm_backends.errors import ConfigurationError
 
 _INHERITED: Final = (
     "{} belongs to another process, and a forked process cannot use its connections; nothing was sent. Open "
-    "a backend of its own in each process, after the fork"
+    "a separate backend in each process, after the fork"
 )
 _ELSEWHERE: Final = (
     "{} belongs to another event loop, and its connections cannot be used in this one; nothing was sent. "
-    "Open a backend of its own in each event loop; threads can share one of `stm_backends.sync`"
+    "Open a separate backend in each event loop; threads can share one of `stm_backends.sync`"
 )
 _ENDED: Final = (
     "the event loop that this backend was opened in has ended; nothing was sent. Open it again in this one, "
@@ -39,7 +39,7 @@ _ENDED: Final = (
 
 OF_ANOTHER_LOOP: Final = (
     "the client that was handed in belongs to an event loop that has ended, or to another one; hand in a "
-    "client that was made in this one"
+    "client that was created in this one"
 )
 
 
@@ -47,10 +47,10 @@ class Home:
     """The process and the event loop of one driver, which every operation checks before anything is sent.
 
     Entering makes the running event loop the home. Once that loop has ended, or was left, the next one may
-    enter: then `start_over`, a method of the driver, makes again what belongs to one event loop. It awaits
-    nothing, and does not touch what an ended loop has left. Without `start_over`, the first operation in the
-    next loop enters. A `client` that was handed in keeps its first home for good, in all drivers that use it;
-    if it is not `asynchronous`, any event loop of its process may use it.
+    enter: then `start_over`, a method of the driver, recreates the objects of one event loop. It awaits
+    nothing, and does not touch the leftovers of an ended loop. Without `start_over`, the first operation in
+    the next loop enters. A `client` that was handed in keeps its first home for good, in all drivers that use
+    it; if it is not `asynchronous`, any event loop of its process may use it.
 
     In a forked process, nothing that was open before the fork is used, closed or garbage collected: a
     farewell of the child would end the parent's session.
@@ -158,9 +158,9 @@ class Home:
         self._is_left = True
 
     def inherit(self) -> object:
-        """Become the home of the parent, in a forked process; returns what must not be collected there."""
+        """Become the home of the parent, in a forked process; returns objects not to collect there."""
         kept = None if self._is_left else (self._loop, self.changing, self._start_over and self._start_over())
-        # What was left has nothing open, so the forked process may enter.
+        # A home that was left has nothing open, so the forked process may enter.
         self._loop, self._is_inherited = None, not self._is_left
         self.is_open, self.changing = False, asyncio.Lock()
         return kept
@@ -181,7 +181,7 @@ class Home:
 
 
 class _HomeOfClient(Home):
-    """The home of a client that was handed in: nothing of the client can be made again."""
+    """The home of a client that was handed in: nothing of the client can be recreated."""
 
     __slots__ = ("_asynchronous",)
 
@@ -208,7 +208,7 @@ _OF_CLIENTS: Final[dict[int, _HomeOfClient]] = {}
 """The homes of clients that exist, by identity: PyMongo's clients of the same servers are equal."""
 
 _KEPT: Final[list[object]] = []
-"""What a forked process has inherited: collecting a client closes its connections, for the parent too."""
+"""Objects inherited by a forked process: collecting a client closes its connections, for the parent too."""
 
 
 def _home_of(client: object, *, asynchronous: bool) -> Home:

@@ -64,7 +64,7 @@ _REMAINS: Final = Remains(
 _READS: Final = ("load", "scan", "expired", "purge")
 
 _STEP: Final = 1_000
-"""How many records that expire a purge checks at once."""
+"""Number of expiring records that a purge checks at once."""
 
 
 @dataclass(slots=True)
@@ -148,7 +148,7 @@ class MemoryDriver:
     name = "memory"
 
     _swept = 8
-    """How many records that expire each write checks."""
+    """Number of expiring records that each write checks."""
 
     def __init__(
         self,

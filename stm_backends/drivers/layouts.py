@@ -1,8 +1,8 @@
-"""Whether this version of the library can use the tables, collection or file that it finds.
+"""Checks that this version of the library can use the tables, collection or file that it finds.
 
-Each driver numbers its storage layouts, counted from 1. Two numbers are stored beside the data: `version`,
+Each driver numbers its storage layouts, counted from 1. Two numbers are stored with the data: `version`,
 the layout of the data, and `readable_since`, the oldest layout whose code can still use it. A compatible
-change raises `version` alone, so that processes of both versions run side by side.
+change raises only `version`, so that processes of both versions run side by side.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from stm_backends.errors import ConfigurationError
 
 
 class Layout(NamedTuple):
-    """The numbers stored beside the data."""
+    """The numbers stored with the data."""
 
     version: int
     readable_since: int

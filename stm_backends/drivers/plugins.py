@@ -61,19 +61,20 @@ class BackendPlugin:
     """Describes the backend that a package provides.
 
     `name` equals the name of the entry point. If the distribution has an extra of that name, it installs
-    `requires`, the top-level modules of the client library. Beside a `client` among the options, which may be
-    of another library, they are missed only if `open` fails to import them. `open` is called as `open(url,
-    create=..., **options)`, with a URL of one of `url_schemes` or `None`, and returns a driver that is not
-    opened yet. It imports the client library, and raises `ConfigurationError` for settings that cannot work.
+    `requires`, the top-level modules of the client library. If the options have a `client`, which may be of
+    another library, these modules are missed only if `open` fails to import them. `open` is called as
+    `open(url, create=..., **options)`, with a URL of one of `url_schemes` or `None`, and returns a driver
+    that is not opened yet. It imports the client library, and raises `ConfigurationError` for settings that
+    cannot work.
 
     `schema` is called as `schema(url, **options)`, with the arguments of `open` except `create`. It returns
-    what `create=True` would do, as text for the datastore's own client, for deployments where an application
-    may not do it. It uses neither the datastore nor the client library. A `url` of `None` means the defaults.
-    The text contains no secret of a URL. `schema=None` means that there is nothing to set up.
+    the work of `create=True` as text for the datastore's own client, for deployments where an application may
+    not do this work. It uses neither the datastore nor the client library. A `url` of `None` means the
+    defaults. The text contains no secret of a URL. `schema=None` means that nothing needs to be set up.
 
     `contract` is the version of the driver contract that the driver was written for; 1 is the first. A driver
-    of an earlier contract than this library's is used without what was added since, which is logged, and said
-    by `diagnose`. One of a later contract is refused.
+    of an earlier contract than this library's is used without the later additions, which is logged, and
+    reported by `diagnose`. A driver of a later contract is refused.
     """
 
     name: str
@@ -95,7 +96,7 @@ class Hooks:
 State: TypeAlias = Literal["ready", "missing extra", "newer contract", "broken", "ambiguous"]
 
 ADDED: Final[Mapping[int, Sequence[str]]] = {}
-"""What each version of the driver contract has added to the one before, as a driver may lack it."""
+"""Additions of each version of the driver contract, in the words of a driver that lacks them."""
 
 _OLDER: Final = (
     "the backend %r was written for version %d of the driver contract. This library has version %d, and does "
@@ -105,12 +106,12 @@ _OLDER: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """The state of one installed backend. `reason` says what is wrong and what would help.
+    """The state of one installed backend. `reason` explains the problem and its remedy.
 
-    Of a driver that is ready, it says what is done without if the driver is of an earlier contract, and which
-    of its URL schemes open a shipped backend. `install` is the command that installs what is missing;
-    `reason` ends with it. `contract` is the version of the driver contract that the driver was written for,
-    0 if it is not known.
+    For a ready driver, it names the additions that are not used if the driver is of an earlier contract, and
+    those of its URL schemes that open a shipped backend. `install` is the command that installs missing
+    parts; `reason` ends with it. `contract` is the version of the driver contract that the driver was written
+    for, 0 if it is not known.
     """
 
     name: str
@@ -131,8 +132,8 @@ def open_driver(name_or_url: str, *, url: str | None = None, create: bool = Fals
     """Return the driver of a backend, not opened yet, given the backend's name or its URL.
 
     Raises `UnknownBackend`, `AmbiguousBackend` and `MissingExtra`, and `ConfigurationError` for an unknown
-    option, a backend of a later driver contract, or a broken one. What a driver of an earlier contract lacks
-    is logged once.
+    option, a backend of a later driver contract, or a broken one. The additions that a driver of an earlier
+    contract lacks are logged once.
     """
     if not isinstance(create, bool):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
         raise ConfigurationError(f"create must be True or False, not {type(create).__name__}")
@@ -145,7 +146,7 @@ def open_driver(name_or_url: str, *, url: str | None = None, create: bool = Fals
 
 
 def schema(name_or_url: str, *, url: str | None = None, **options: Any) -> str | None:
-    """Return what opening a backend with `create=True` would do, `None` if there is nothing to set up.
+    """Return the setup that opening a backend with `create=True` would do; `None` if none is needed.
 
     The text is in the datastore's own language. Neither the datastore nor the client library is needed.
     Raises as `open_driver` does, except for `MissingExtra`.
@@ -157,7 +158,7 @@ def schema(name_or_url: str, *, url: str | None = None, **options: Any) -> str |
 
 
 def diagnose() -> list[Diagnosis]:
-    """Return the state of every installed backend: ready, or why not and what would help."""
+    """Return the state of every installed backend: ready, or the problem and its remedy."""
     claims = _claims()
     found: list[Diagnosis] = []
     for name in sorted({*SHIPPED, *claims}):
@@ -205,12 +206,12 @@ def _at(path: str) -> str:
 _Provider: TypeAlias = "EntryPoint | Shipped"
 
 _Claims: TypeAlias = "dict[str, list[EntryPoint]]"
-"""The entry points of other packages by backend name. Shared by all callers: read it, and change nothing."""
+"""The entry points of other packages by backend name. All callers share the mapping: do not change it."""
 
 _NAME = re.compile(r"[A-Za-z0-9_+.\-]{1,60}")
 
 DATABASE_FILE = re.compile(r"([A-Za-z]:)?[\w./\\+ -]{1,200}\.(db3?|sqlite3?)", re.IGNORECASE)
-"""What looks like the path of a database, and cannot be the part of a URL that holds a secret."""
+"""Text that looks like the path of a database, and cannot be the secret part of a URL."""
 
 _HOST_AND_PORT = re.compile(r"[\w.\-]+:\d{2,5}(/\w*)?|\[[\da-fA-F:]+\]:\d{2,5}(/\w*)?")
 
@@ -243,7 +244,7 @@ def _require_contract(entry_point: _Provider, plugin: BackendPlugin) -> None:
 
 
 def _without(plugin: BackendPlugin) -> tuple[object, ...]:
-    """Return what `_OLDER` has places for."""
+    """Return the arguments of the message `_OLDER`."""
     added = [what for version in range(plugin.contract + 1, CONTRACT + 1) for what in ADDED.get(version, ())]
     return plugin.name, plugin.contract, CONTRACT, "; ".join(added) or "nothing"
 
@@ -270,12 +271,12 @@ def _call(
 
 
 def _claims() -> _Claims:
-    """Return who claims each name now: a package that is installed meanwhile is found."""
+    """Return the current claimants of each name: a package that is installed meanwhile is found."""
     return _claims_in(tuple(_state_of(place) for place in sys.path))
 
 
 def _state_of(place: str) -> tuple[object, ...]:
-    """Return a value that is another one once a package is installed in a place of `sys.path`, or removed."""
+    """Return a value that changes once a package is installed in a place of `sys.path`, or removed."""
     try:
         found = Path(place).stat()
     except OSError:

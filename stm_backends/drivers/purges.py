@@ -1,4 +1,4 @@
-"""What a driver may offer beside the contract: removing expired records that no operation sees."""
+"""An optional ability of a driver: removing expired records, which no operation sees."""
 
 from __future__ import annotations
 

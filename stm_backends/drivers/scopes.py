@@ -1,4 +1,4 @@
-"""An optional ability of a driver beside the five operations: finding scopes.
+"""An optional ability of a driver besides the five operations: finding scopes.
 
 The core uses it to list tenants for an operator. No memory needs it, so a driver offers it only where the
 datastore has its keys in order, and finds the next one without reading the records in between.

@@ -42,7 +42,7 @@ def setting(default: T, *, query: bool = True, connection: bool = False, secret:
     """Declare a setting and how it may be given; a field without this takes the defaults shown here.
 
     `query=False` keeps it out of a URL's query. `connection=True` marks it as a setting of the client, which
-    is refused beside a client that the caller hands in. `secret=True` keeps it out of the repr.
+    is refused together with a client that the caller hands in. `secret=True` keeps it out of the repr.
     """
     return field(default=default, repr=not secret, metadata={"query": query, "connection": connection})
 
@@ -53,14 +53,14 @@ class Settings:
 
     Each field has a default and an annotation that can be resolved at run time, which its value is checked
     against. Fields of type `str`, `bool`, `int`, `float` or a `Literal` of strings (or one of these and
-    `None`) can be given in the query of a URL; `setting` says otherwise. Further checks belong in
+    `None`) can be given in the query of a URL; `setting` can forbid that. Further checks belong in
     `__post_init__`, which calls this one first.
 
-    `deadline_s` is how long one operation may take. `max_entry_bytes` limits an entry and a body; it is
+    `deadline_s` is the time limit of one operation. `max_entry_bytes` limits an entry and a body; it is
     itself at most `largest_entry`, if there is such a limit.
 
-    `elsewhere` has the parameters that hosts and other clients put into such URLs and this driver does not
-    take, each with what to do instead.
+    `elsewhere` has parameters that hosts and other clients put into such URLs and that this driver does not
+    take, each with the advice on it.
     """
 
     backend: ClassVar[str]
@@ -83,19 +83,19 @@ class Settings:
 
     @classmethod
     def from_url(cls, url: str | None, /, **options: Any) -> Self:
-        """Return the settings that a URL and keyword arguments spell out, validated: the one call for `open`.
+        """Return the settings that a URL and keyword arguments give, validated: the one call for `open`.
 
-        `url=None` leaves the options alone to decide. `client=...` among the options says that the caller
-        hands in a client: the settings of a connection are then refused, wherever they are given. Raises
+        With `url=None`, only the options count. `client=...` among the options means that the caller hands in
+        a client: the settings of a connection are then refused, wherever they are given. Raises
         `ConfigurationError` for an unknown setting (with a near miss), for one that the URL and the options
-        give differently, and for a value that cannot work. No message shows a value, or a part
-        of the URL that is not the name of a setting.
+        give differently, and for a value that cannot work. No message shows a value, or a part of the URL
+        that is not the name of a setting.
         """
         return cls.from_options(**merged(cls.read_url(url) if url else {}, options))
 
     @classmethod
     def from_options(cls, /, **options: Any) -> Self:
-        """Return the settings that keyword arguments spell out, validated; see `from_url`."""
+        """Return the settings that keyword arguments give, validated; see `from_url`."""
         declared = _declared(cls)
         connection = {name for name, metadata in declared.items() if metadata.get("connection")}
         require_known(options, {*declared, *(("client",) if connection else ())}, backend=cls.backend)
@@ -163,7 +163,7 @@ BAD_PORT: Final = (
     "a port in the URL is not a number between 1 and 65535; percent-encode '/', '?', '#' and '@' in a user "
     "name or password"
 )
-"""What is said of a port that is none: it may be the beginning of a password."""
+"""The message about an invalid port, which may be the beginning of a password."""
 
 
 def require_no_placeholder(login: str) -> None:
@@ -184,7 +184,7 @@ def query_parsers(settings: type[Settings]) -> Mapping[str, Callable[[str], obje
 
 
 def merged(given: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a URL and the keyword arguments beside it.
+    """Return the settings of a URL and keyword arguments together.
 
     Raises `ConfigurationError` for a setting that the two give differently. The message shows no value,
     because it may be a password.
@@ -211,7 +211,7 @@ def _kinds(settings: type[Settings]) -> dict[str, Any]:
 
 
 def _admits(kind: Any, value: object) -> bool:
-    """Return whether a value is of a type. Containers are checked for their own type alone."""
+    """Return whether a value is of a type. Of containers, only their own type is checked."""
     if _choices(kind):
         return any(_admits(one, value) for one in _choices(kind))
     if get_origin(kind) is Literal:
@@ -241,7 +241,7 @@ def _words(kind: Any) -> list[Any]:
 
 
 def _parser(kind: Any) -> Callable[[str], object] | None:
-    """Return what makes a value of a type from the text in a URL; `None` if a URL cannot give it."""
+    """Return the parser of a type's values from the text in a URL; `None` if a URL cannot give it."""
     if _choices(kind):
         parsers = {_parser(one) for one in _choices(kind) if one is not NoneType}
         return parsers.pop() if len(parsers) == 1 else None

@@ -34,5 +34,5 @@ def require_authorities(named: Mapping[str, Any]) -> None:
                 ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
         except ssl.SSLError:
             raise ConfigurationError(
-                f"{name} names a file that holds no certificate in the form PEM"
+                f"{name} names a file that holds no certificate in PEM format"
             ) from None

@@ -1,4 +1,4 @@
-"""Callers that wait for what only one of them gets at a time, such as a connection."""
+"""Callers that wait for something that only one of them gets at a time, such as a connection."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 class WaitingLine(Generic[T]):
-    """Serves callers in order of arrival, each with a value of its own.
+    """Serves callers in order of arrival, each with its own value.
 
-    Unlike an `asyncio.Semaphore`, it hands a value over, fails all that wait, and leaves it to its owner when
-    anyone is served. What is served is never lost: a caller that is cancelled at that moment passes it on.
+    Unlike an `asyncio.Semaphore`, it hands a value over, fails all waiting callers, and lets its owner decide
+    when to serve one. A served value is never lost: a caller that is cancelled at that moment passes it on.
     """
 
     __slots__ = ("_waiting",)
@@ -26,9 +26,9 @@ class WaitingLine(Generic[T]):
         return len(self._waiting)
 
     async def wait(self, seconds: float, *, unused: Callable[[T], None]) -> T:
-        """Return what this caller is served, or raise the error of `fail`.
+        """Return the value served to this caller, or raise the error of `fail`.
 
-        Raises `TimeoutError` after `seconds`. Calls `unused` with what was served to a caller that was
+        Raises `TimeoutError` after `seconds`. Calls `unused` with the value served to a caller that was
         cancelled meanwhile.
         """
         turn: asyncio.Future[T] = asyncio.get_running_loop().create_future()

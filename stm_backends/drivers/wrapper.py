@@ -34,13 +34,13 @@ def layer_with(driver: Driver, *methods: str) -> Any:
 def with_last(driver: Driver) -> Driver:
     """Return the driver, or one around it that loads whole tails if its `load` has no parameter `last`.
 
-    Only drivers that were written before there was such a parameter have none. Each driver around another
-    asks once, where it is made.
+    Only drivers that were written before this parameter lack it. Each driver around another checks once, when
+    it is created.
     """
     try:
         parameters = inspect.signature(driver.load).parameters.values()
     except ValueError:
-        # A compiled driver may not say what its methods take.
+        # A compiled driver may not tell the parameters of its methods.
         return _LoadsAll(driver)
     takes = any(each.name == "last" or each.kind is each.VAR_KEYWORD for each in parameters)
     return driver if takes else _LoadsAll(driver)
@@ -75,7 +75,7 @@ class WrapperDriver:
         await self.inner.close()
 
     async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[T]]) -> T:
-        """Return what `send` does: one operation of the driver within, on a key or, for a scan, a scope."""
+        """Return the result of `send`: one operation of the driver within on a key or, to scan, a scope."""
         del operation, key
         return await send()
 

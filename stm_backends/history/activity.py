@@ -1,4 +1,4 @@
-"""What a list of conversations shows of an item log."""
+"""The activity of an item log, as lists of conversations show it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def activity_of(
 ) -> Activity | None:
     """Return the last activity that a log with these oldest and newest items shows; `None` without items.
 
-    Each item has the time when it was added, 0 if that is unknown.
+    Each item has the time at which it was added, 0 if that is unknown.
     """
     if not log.count:
         return None
@@ -36,7 +36,7 @@ def beginning_in(items: Iterable[Mapping[str, Any]]) -> str:
 
 
 def text_of(item: Mapping[str, Any]) -> str:
-    """Return the text of an item, which frameworks keep at different places."""
+    """Return the text of an item, which frameworks keep in different places."""
     message: object = item.get("message")
     if isinstance(message, Mapping) and "parts" in message:
         return SHAPES["pydantic-ai"].text(cast("Mapping[str, Any]", message))

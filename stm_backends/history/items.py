@@ -16,18 +16,18 @@ Entries are ordered, so the position of a pop determines which item it removes, 
 concurrent pops remove two items. An item is any JSON object.
 
 The items of a long log are in pages (`records.pages`), except for those of the entries that are left. While
-the body says `base`, an item has the same number for every process: the items that stand before it are those
-that stood there when it was added. If a pop removes one that is in a page, the next item gets its number. So
-`rev` counts the pops that left the record, and an item in a page has the number of pops before it as its own
-`rev`: of two items with one number, that of the higher `rev` was added later. The body with a transcript is
-of a format that versions without pages refuse: they would show, and remove, the items that are left alone.
+the body says `base`, an item has the same number for every process: the items before it are those that were
+before it when it was added. If a pop removes an item that is in a page, the next item gets its number. So
+`rev` counts the pops that left the record, and an item in a page has the number of pops before it as its
+`rev`: of two items with one number, the one with the higher `rev` was added later. The body with a transcript
+is of a format that versions without pages refuse: they would show, and remove, only the items that are left.
 
-The position of an entry is how many came before it in the life of the record, folded or not. A conditional
-entry names a position, and takes effect if none from there on up to it has. Repeats take none, nor do
-conditional entries that were refused. So all readers decide alike, and the body keeps what they need once
-entries are folded: how many have gone, and up to which position one took effect (`place`). A life has the
-name of the version that the record began with, so that no entry of an earlier one is accepted. Older versions
-of this library refuse conditional entries: they would show what was refused.
+The position of an entry is the number of entries before it in the life of the record, folded or not. A
+conditional entry names a position, and takes effect if no entry from there up to it has. Repeats take none,
+nor do conditional entries that were refused. So all readers decide alike, and the body keeps what they need
+once entries are folded: the number of entries that have gone, and the position up to which one took effect
+(`place`). A life is named by the version that the record began with, so that no entry of an earlier life is
+accepted. Older versions of this library refuse conditional entries: they would show refused ones.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from stm_backends.records.pages import Leaving
 Item: TypeAlias = dict[str, Any]
 
 MARGIN: Final = 32
-"""How many entries are read before the one with the oldest item that is asked for, see `Log.newest`."""
+"""Number of entries that are read before the one with the oldest requested item; see `Log.newest`."""
 
 
 class Tip(NamedTuple):
@@ -58,17 +58,17 @@ class Tip(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The same as a token; `""` for a log that does not exist."""
+        """The place as a token; `""` for a log that does not exist."""
         return f"{self.position}:{self.life}" if self.life else ""
 
     @staticmethod
     def of(text: object) -> Tip:
-        """Return the place that a token names. Raises `ConfigurationError` for what is no such token."""
+        """Return the place that a token names. Raises `ConfigurationError` for an invalid token."""
         if text == "":
             return NOWHERE
         position, _, life = text.partition(":") if isinstance(text, str) else ("", "", "")
         if not (position.isascii() and position.isdigit() and life) or len(position) > _DIGITS:
-            raise ConfigurationError("tip is not what a read of this log, or an addition to it, has returned")
+            raise ConfigurationError("tip was not returned by a read of this log, or by an addition to it")
         return Tip(life, int(position))
 
 
@@ -76,13 +76,13 @@ NOWHERE: Final = Tip("", 0)
 """The place before a log that does not exist."""
 
 _DIGITS: Final = 18
-"""More than any position has."""
+"""Greater than any position."""
 
 
 class Place(NamedTuple):
-    """How far a life of a log has come after its first `gone` entries.
+    """The progress of a life of a log after its first `gone` entries.
 
-    The last of them that took effect is the one before the position `settled`. `exists` says whether the log
+    The last of them that took effect is the one before the position `settled`. `exists` is true if the log
     does: an entry has taken effect since it began, or was ended.
     """
 
@@ -99,14 +99,14 @@ class Place(NamedTuple):
 
 
 NO_PLACE: Final = Place()
-"""That of a record without a body."""
+"""The place of a record without a body."""
 
 
 class Add(NamedTuple):
     """An entry that adds items at the end; `at` is in epoch seconds, by the clock of its writer, or 0.
 
     With `after`, it takes effect only if nothing has since this place. With `instead`, which needs that, its
-    items take the place of all before it. A `named` one has an id of the caller, who may give it again at any
+    items replace all before it. A `named` one has an id of the caller, who may give it again at any
     time: it may be a repeat of any entry before it.
     """
 
@@ -126,7 +126,7 @@ class Pop(NamedTuple):
 
 
 class End(NamedTuple):
-    """An entry that ends the log if nothing has taken effect since a place: another begins after it."""
+    """An entry that ends the log if nothing has taken effect since a place; another log begins after it."""
 
     id: str
     at: float
@@ -144,7 +144,7 @@ class Removal(NamedTuple):
     number: int | None = None
 
     def resolved(self, paged: Mapping[int, Item], *, now: float) -> Removal | None:
-        """Return the removal with its item, if need be from those of pages; `None` if these lack it.
+        """Return the removal with its item, taken from those of pages if needed; `None` if these lack it.
 
         A clock that is ahead of `now` must not keep it for longer.
         """
@@ -155,7 +155,7 @@ class Removal(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """An item that is not in a page, and where it was added: as the `nth` of an entry, at a time or 0.
+    """An item that is not in a page, and its addition: as the `nth` of an entry, at a time or 0.
 
     `place` is that of the entry in the tail; it is -1 in the body, where the item has no entry. `rev` is its
     revision in a page.
@@ -173,11 +173,11 @@ class Placed(NamedTuple):
 class Folded:
     """The body of a log.
 
-    `forgotten` has the ids of the folded entries, so that repeating one has no effect. `popped` has what
-    recent pops among them removed, because their writers may not have read it yet. `transcript` says where
-    items are that have left the record; `None` if none have. `extra` holds fields of a newer version of this
-    library, which survive a rewrite. `place` is that after the folded entries; without a life, that is the
-    one of the record's version.
+    `forgotten` has the ids of the folded entries, so that repeating one has no effect. `popped` has the items
+    that recent pops among them removed, because their writers may not have read them yet. `transcript` tells
+    the place of items that have left the record; `None` if none have. `extra` holds fields of a newer version
+    of this library, which survive a rewrite. `place` is the place after the folded entries; without a life,
+    it is that of the record's version.
     """
 
     items: Sequence[Item] = ()
@@ -189,16 +189,16 @@ class Folded:
 
 
 class Log:
-    """A log at one instant. `version` is `None` if there is no record.
+    """A log at one instant. `version` is `None` if no record exists.
 
     `held` are the remaining items that no page has, oldest first, and `items` the same without their places.
-    Those in pages are the numbers from `first` to `low - 1`. `popped` maps the id of each pop to what it
-    removed. `rev` counts all pops. `waste` is how many of the `length` entries hold no remaining item.
+    Those in pages are the numbers from `first` to `low - 1`. `popped` maps the id of each pop to the removed
+    item. `rev` counts all pops. `waste` is the number of the `length` entries without a remaining item.
     `folded` is the body, `entries` are those of the tail, and `added` has the time of each. `ids` has the
-    place before each entry that took effect, by its id, and `place` is the one after all. `wipes` says how
-    many entries are void by one that replaced all before it, or that ended the log and is void, too. If older
-    entries were `skipped`, only `newest` and `follows` are right and, of an entry that follows its place,
-    `taken`.
+    place before each entry that took effect, by its id, and `place` is the one after all. `wipes` is the
+    number of entries that are void because of one that replaced all before it, or that ended the log and is
+    void, too. If older entries were `skipped`, only `newest` and `follows` are right and, for an entry that
+    follows its place, `taken`.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ class Log:
     def wipe_within(self, most: int) -> int | None:
         """Return how many of the oldest `most` entries are void; `None` for nothing at all.
 
-        An entry may have replaced what is folded alone.
+        An entry may have replaced only folded items.
         """
         wiped = max((index for index in self.wipes if index <= most), default=-1)
         is_stored = wiped > 0 or len(self.folded.items) > 0 or self.folded.transcript is not None
@@ -298,15 +298,15 @@ class Log:
         return Tip(tip.life or self.life, tip.position)
 
     def newest(self, count: int) -> list[Item] | None:
-        """Return the newest `count` items, oldest first; `None` if the entries that were skipped may matter.
+        """Return the newest `count` items, oldest first; `None` if skipped entries may matter.
 
-        If none were, those in pages are left out.
+        If none were skipped, items in pages are left out.
 
-        They matter if too many of these entries are pops, and if one of these repeats a skipped one, as a
-        named one may. The writer of any other has sent a repeat soon, so few entries stand before it that are
-        not older than it is. `MARGIN` of them tell, also if clocks differ: what is older than most of these
-        may be a repeat. Skipped ones may also decide whether a conditional entry takes effect that is not the
-        first one after its place.
+        Skipped entries matter if too many of these entries are pops, or if one of these repeats a skipped
+        one, as a named one may. The writer of any other entry has sent a repeat soon, so few entries before
+        it are not older than it is. `MARGIN` of them tell, even if clocks differ: an entry that is older than
+        most of these may be a repeat. Skipped entries may also decide whether a conditional entry takes
+        effect that is not the first one after its place.
         """
         start = max(0, len(self.items) - count)
         if self.skipped and count:
@@ -325,13 +325,13 @@ class Log:
         return self.items[start:]
 
     def has_folded(self, entry_id: str) -> bool:
-        """Say whether an entry was folded in, as far as that is remembered."""
+        """Say whether an entry was folded in, as far as this is remembered."""
         return entry_id in self.folded.forgotten
 
     def with_pops_until(self, at: float) -> int | None:
-        """Return how many of the oldest entries to fold so that nothing that was popped by a time stays.
+        """Return the number of oldest entries to fold so that no item popped by a time stays.
 
-        `None` if there is no such pop.
+        `None` if no such pop exists.
         """
         until = [place for place, one in enumerate(self.entries, 1) if isinstance(one, Pop) and one.at <= at]
         if until:
@@ -339,7 +339,7 @@ class Log:
         return 0 if any(removal.at <= at for removal in self.folded.popped.values()) else None
 
     def head(self, count: int) -> Log:
-        """Return the log as it was with the oldest `count` entries alone."""
+        """Return the log as it was with only the oldest `count` entries."""
         return self if count == self.length else Log(self.version, self.folded, self.entries[:count])
 
     def fold(
@@ -354,9 +354,9 @@ class Log:
     ) -> Folded:
         """Return the body after the oldest `count` entries are folded in.
 
-        It remembers the ids, and with `removals` what pops removed, for `keep_for` seconds. `now` is in epoch
-        seconds. With a `transcript`, their items are in pages; `paged` has by number what pops removed there.
-        If they are void, they leave no item behind.
+        It remembers the ids, and with `removals` the items that pops removed, for `keep_for` seconds. `now`
+        is in epoch seconds. With a `transcript`, their items are in pages; `paged` has, by number, the items
+        that pops removed there. If the entries are void, they leave no item behind.
         """
         head = self.head(count)
         is_void = self.wipe_within(count) == count
@@ -367,7 +367,7 @@ class Log:
             and removal.at > now - keep_for
             and (found := removal.resolved(paged or {}, now=now)) is not None
         }
-        # Else a repeat that stays would take effect, and with it decide on those after it.
+        # Otherwise a repeat that stays would take effect, and decide on those after it.
         left = {entry.id for entry in self.entries[count:]}
         forgotten = head.forgotten.adding(list(head.ids), now=now, keep_for=keep_for, copies=left)
         items = () if is_void or transcript is not None else head.items
@@ -505,7 +505,7 @@ def _load_folded(content: Mapping[str, Any]) -> Folded:
         )
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
         # The cause may quote an item.
-        raise Corrupt("the stored log lacks a field, or a field has another type") from None
+        raise Corrupt("the stored log lacks a field, or a field has the wrong type") from None
 
 
 def _dump_place(folded: Folded) -> dict[str, Any]:
@@ -520,13 +520,13 @@ def _dump_place(folded: Folded) -> dict[str, Any]:
 
 
 def _load_place(content: Any, forgotten: Forgotten) -> Place:
-    """Return the place that a body says. A body without one, of an older version, counts as one entry."""
+    """Return the place in a body. A body without one, of an older version, counts as one entry."""
     if content is None:
         return Place("", 1, 1, exists=True)
     life, gone, newest = str(content["life"]), int(content["gone"]), str(content["newest"])
     if newest == forgotten.newest:
         return Place(life, gone, int(content["settled"]), exists=content.get("ended") is not True)
-    # An older version has folded since, which keeps what it does not know. All that it folds takes effect.
+    # An older version has folded since, which preserves unknown fields. All that it folds takes effect.
     ids = forgotten.each()[::-1]
     gone += ids.index(newest) if newest in ids else len(ids)
     return Place(life, gone, gone, exists=True)

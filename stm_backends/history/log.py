@@ -1,8 +1,8 @@
 """The items that an agent framework keeps of a conversation, in a log that many processes share.
 
 Adding items is one `append`, regardless of concurrent writers, and so is removing the last item: see `items`.
-So is a change on the condition that nothing came in between; whether it took effect, a load of the newest
-entries says, because a fold by another process may make any length look right.
+A change on the condition that nothing came in between is one `append`, too; a load of the newest entries
+tells whether it took effect, because a fold by another process may make any length look right.
 A process that removes items occasionally folds the entries into the body with one conditional `replace`. One
 that adds to a long log moves its oldest items to pages, in the order of `records.pages`: first the pages,
 then one conditional `replace`. The record may change during any await.
@@ -65,24 +65,24 @@ logger = logging.getLogger("stm_backends")
 T = TypeVar("T")
 
 TOLERATED_WASTE: Final = 32
-"""How many entries without a remaining item justify a fold."""
+"""Number of entries without a remaining item that justifies a fold."""
 
 
 LONG: Final = 128
-"""From how many entries on those that are older than the newest `KEPT` move to pages."""
+"""Number of entries from which those older than the newest `KEPT` move to pages."""
 
 KEPT: Final = 64
-"""The entries that stay at most: enough for a model's context, and for `items.MARGIN` entries before it.
+"""Maximum number of entries that stay: enough for a model's context and the `items.MARGIN` entries before.
 
-`LONG` is a multiple of it, so that one of as many additions moves, whichever process makes it.
+`LONG` is a multiple of it, so that one in as many additions moves items, whichever process makes it.
 """
 
 LARGE: Final = 4 * 1024 * 1024
 KEPT_BYTES: Final = 1024 * 1024
-"""After how many bytes that one object has added it moves what is older than the newest `KEPT_BYTES`."""
+"""Number of bytes added by one object after which it moves items older than the newest `KEPT_BYTES`."""
 
 AT_ONCE: Final = 512
-"""The items that one step moves at most, so that a log that is long already holds up no addition.
+"""Maximum number of items that one step moves, so that a log that is already long delays no addition.
 
 One entry moves as a whole, however many it has. Removals count as items.
 """
@@ -91,17 +91,17 @@ PAGES_AT_ONCE: Final = 8
 """The number of pages that are loaded concurrently."""
 
 REMEMBERED_FOR: Final = 10
-"""For how many deadlines a fold remembers the ids of entries, and what removals among them removed."""
+"""Number of deadlines for which a fold remembers the ids of entries, and the items that they removed."""
 
 _NEWEST: Final = 4
-"""How many entries are loaded to find one that was just appended, before all are."""
+"""Number of entries that are loaded first to find one that was just appended."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogState:
     """A log as of one moment: its items, oldest first, or the latest of them.
 
-    `tip` names the moment: what is given it is done only if nothing has taken effect since. `count` is the
+    `tip` names the moment: a call that is given it takes effect only if nothing has since. `count` is the
     number of all items. A log that does not `exist` has the tip `""`.
     """
 
@@ -115,8 +115,8 @@ class LogState:
 class Newest:
     """The latest items of a log, oldest first, and the moment that they show.
 
-    The `tip` is that of `ItemLog.read` at this moment, if the log exists. It certainly does not if `exists`
-    is false; else it may have nothing but additions that took no effect.
+    The `tip` is that of `ItemLog.read` at this moment, if the log exists. If `exists` is false, it certainly
+    does not; otherwise it may have only additions that took no effect.
     """
 
     items: tuple[Item, ...]
@@ -128,8 +128,8 @@ class Newest:
 class LogItem:
     """One item of a log. `number` counts from 0, and does not change while the item is there.
 
-    `at` is when it was added, in epoch seconds, or 0 if that is unknown. `retained` says that it is still in
-    the record.
+    `at` is the time of its addition in epoch seconds, or 0 if that is unknown. `retained` is true if it is
+    still in the record.
     """
 
     number: int
@@ -143,8 +143,8 @@ class LogPage:
     """Items of one log as of one moment, oldest first.
 
     `oldest` and `newest` are the numbers of the oldest and the newest item of the log; without items,
-    `newest` is less than `oldest`. `missing` has those of the numbers asked for that have no item: their
-    pages have expired.
+    `newest` is less than `oldest`. `missing` has the requested numbers without an item: their pages have
+    expired.
     """
 
     items: tuple[LogItem, ...]
@@ -161,7 +161,7 @@ class _ReadLog(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """Hashes of the ids that the entries in a record had at a moment: any other one has not come before."""
+    """Hashes of the ids that the entries in a record had at a moment: no other id has come before."""
 
     moment: Tip
     ids: frozenset[int]
@@ -177,7 +177,8 @@ class ItemLog:
     Items are JSON objects; they are returned as new objects equal to those that were added. All items are
     kept, the oldest of a long log in pages. A log expires `ttl_s` seconds after the last write;
     `None` means never. Its pages expire by themselves, so a long log with a time to live loses its oldest
-    items while it goes on: those that were moved to pages at least so long ago. `clock` is in epoch seconds.
+    items while it is in use: those that were moved to pages at least that long ago. `clock` is in epoch
+    seconds.
     """
 
     def __init__(  # noqa: PLR0913 -- a backend passes them all; a driver, a key and a kind suffice
@@ -206,16 +207,16 @@ class ItemLog:
         self._clock = clock
         self._touches = touches
         self._pages = Pages(driver, self._codec)
-        # How many bytes this object has added since it last moved items.
+        # Number of bytes that this object has added since it last moved items.
         self._unmoved = 0
         self._seen: _Seen | None = None
 
     def beside(self, name: str) -> ItemLog:
-        """Return another log of the conversation, as one for each of its agents is; reads and writes nothing.
+        """Return another log of the conversation, such as one of its agents; reads and writes nothing.
 
         It belongs to this one: it has no card, and is erased, purged and exported with the conversation.
-        Raises `ConfigurationError` for a kind of log without such, and `InvalidKey` for one beside another,
-        and for a name that is too long.
+        Raises `ConfigurationError` if this kind of log has no such logs, and `InvalidKey` if this log belongs
+        to another one itself, or for a name that is too long.
         """
         return ItemLog(
             self._driver,
@@ -229,7 +230,7 @@ class ItemLog:
         )
 
     async def names_beside(self, prefix: str = "") -> AsyncGenerator[str]:
-        """Yield the names of the logs beside this one that are there and begin with a prefix."""
+        """Yield the names of existing logs that belong to this one and begin with a prefix."""
         for scope, first in keys.beside_of(self._where):
             wanted = f"{first}{keys.name(prefix) if prefix else ''}"
             async for found in operations.names_of(self._driver, scope, wanted):
@@ -238,23 +239,23 @@ class ItemLog:
     async def items(self, limit: int | None = None) -> list[Item]:
         """Return the latest `limit` items, oldest first, in one round trip; all of them for `None`.
 
-        With a limit, it reads the entries of these and a few more, however long the log is. Where several of
-        these have removed items, it takes another round trip. So does what is in pages: one for all pages of
-        a limit, which are read at once, and one for each eight pages otherwise.
+        With a limit, this reads the entries of these items and a few more, however long the log is. If
+        several of these entries have removed items, it takes another round trip. Items in pages take more:
+        with a limit, one round trip for all pages, which are read concurrently; otherwise one for each eight
+        pages.
 
-        If pages have expired, returns what is newer than they are. Raises `Corrupt` if an item that is read
-        cannot be; an outage raises and never returns an empty log. Raises `ConfigurationError` for a limit
-        that is no integer.
+        If pages have expired, returns only newer items. Raises `Corrupt` if an item cannot be read; an outage
+        raises and never returns an empty log. Raises `ConfigurationError` for a limit that is not an integer.
         """
         if limit is not None:
             require_integer("limit", limit)
         return await self._items("items", limit)
 
     async def read(self, limit: int | None = None) -> LogState:
-        """Return the log with the latest `limit` items, or all of them, and the moment that this shows.
+        """Return the log with the latest `limit` items, or all of them, and the `tip` of this moment.
 
-        Takes one round trip for the record, and more for items that are in pages; see `items`. Raises what
-        that does.
+        Takes one round trip for the record, and more for items that are in pages; see `items`. Raises the
+        same errors.
         """
         if limit is not None:
             require_integer("limit", limit)
@@ -268,10 +269,10 @@ class ItemLog:
         return await self._whole("read", state)
 
     async def newest(self, limit: int) -> Newest:
-        """Return the latest `limit` items and the moment; reads few entries more, however long the log is.
+        """Return the latest `limit` items and the moment; reads a few more entries, however long the log is.
 
-        With 0 it reads no entry, so that it costs little to say whether anything came since a moment. Takes
-        as many round trips as `items`, and raises what that does.
+        With 0 it reads no entry, so that checking for changes since a moment costs little. Takes as many
+        round trips as `items`, and raises the same errors.
         """
         require_integer("limit", limit, least=0)
 
@@ -289,8 +290,8 @@ class ItemLog:
         """Return up to `limit` items before a number, after one or around one; by default the newest ones.
 
         The first item of the log has the number 0. Takes one round trip for the record, and one for the pages
-        of these items, which are read at once. Raises `ConfigurationError` for more than one of the three, or
-        a `limit` above 1,000.
+        of these items, which are read concurrently. Raises `ConfigurationError` for more than one of the
+        three, or a `limit` above 1,000.
         """
         require_one_place(before, after, at, limit)
 
@@ -306,9 +307,9 @@ class ItemLog:
     async def each_page(self, *, damaged: Damaged = refused) -> AsyncGenerator[LogPage]:
         """Yield the whole log as of one moment, oldest items first, by the numbers of its pages.
 
-        `damaged` is called with the error for what cannot be read of a page before that is yielded, and by
-        default raises it. If it does not, these numbers are among the missing ones. Raises `Unavailable` if
-        items that are still to come were removed since that moment.
+        `damaged` is called with the error for an unreadable part of a page before the page is yielded, and by
+        default raises it. If it returns, these numbers are among the missing ones. Raises `Unavailable` if
+        later items were removed since that moment.
         """
         log = (await self._load("pages")).log
         end = log.low + len(log.items)
@@ -343,7 +344,7 @@ class ItemLog:
         )
 
     def each_item(self, *, after: int | None = None) -> AsyncGenerator[LogItem]:
-        """Yield all items, or those after a number, oldest first; takes the memory of a few pages."""
+        """Yield all items, or those after a number, oldest first; needs memory for a few pages."""
 
         async def read(after: int) -> tuple[LogPage, Sequence[LogItem]]:
             page = await self.transcript(after=after, limit=PAGES_AT_ONCE * pages.TURNS)
@@ -354,13 +355,13 @@ class ItemLog:
     async def add(self, items: Sequence[Mapping[str, Any]], id: str | None = None) -> None:  # noqa: A002 -- what it is
         """Add items at the end, all or none, in one round trip. An empty list is a no-op.
 
-        With an `id`, a repeat adds nothing: the ids of the last 256 additions are remembered, and of all
-        within ten deadlines; to tell repeats, a read of the latest items then reads more entries. One of 64
-        additions to a long log also moves its oldest items to pages, in some five round trips. A call that is
-        cancelled has ended when the cancellation is raised: the items may have been added, and are not added
-        later. Raises `InvalidState`, naming the path, for a value that is not a JSON object, and for an `id`
-        that is no text; `LimitReached`; `TooLarge` if the items do not fit into one entry; `OutcomeUnknown`
-        if the items may have been stored.
+        With an `id`, a repeat adds nothing: the ids of the last 256 additions are remembered, and those of
+        all within ten deadlines. To recognize repeats, a read of the latest items then reads more entries.
+        One in 64 additions to a long log also moves its oldest items to pages, in some five round trips. A
+        cancelled call has ended when the cancellation is raised: the items may have been added, and are not
+        added later. Raises `InvalidState`, naming the path, for a value that is not a JSON object, and for an
+        `id` that is not a string; `LimitReached`; `TooLarge` if the items do not fit into one entry;
+        `OutcomeUnknown` if the items may have been stored.
         """
         added = self._checked(items)
         entry = Add(_id_of(id), added, self._clock(), named=id is not None)
@@ -374,17 +375,17 @@ class ItemLog:
         items: Sequence[Mapping[str, Any]],
         id: str | None = None,  # noqa: A002 -- what it is
     ) -> str | None:
-        """Add items, all or none, if nothing has taken effect since a moment; returns the new one.
+        """Add items, all or none, if nothing has taken effect since a moment; returns the new moment.
 
-        `tip` is that of `read`, or what an addition has returned; `""` begins a log that does not exist. Of
-        any number of writers with one tip, exactly one gets another; the others get `None`: their items are
-        not in the log, and will not be. A fold is no change. An empty list is an addition, too.
+        `tip` comes from `read` or from an addition; `""` begins a log that does not exist. Of any number of
+        writers with one tip, exactly one gets a new tip. The others get `None`: their items are not in the
+        log, and never will be. A fold is not a change. An empty list counts as an addition.
 
-        With an `id`, a repeat of what was stored is done already, whatever came since; if others came
+        With an `id`, a repeat of a stored addition is already done, whatever came since; if others came in
         between, nothing is accepted after the tip that it returns. Takes two round trips; the second reads a
-        few entries. With an `id`, it reads all that are in the record, unless this object has done so and
-        `tip` is what it has returned since. Cancellation and errors are as for `add`; raises
-        `ConfigurationError` for what is no tip.
+        few entries. With an `id`, it reads all entries in the record, unless this object has done so and
+        `tip` is the latest that it returned. Cancellation and errors are as for `add`. Also raises
+        `ConfigurationError` for an invalid tip.
         """
         entry_id, added = _id_of(id), self._checked(items)
         entry = Add(entry_id, added, self._clock(), Tip.of(tip), named=id is not None)
@@ -392,10 +393,10 @@ class ItemLog:
             return await self._added(entry, "add")
 
     async def rewrite(self, tip: str, items: Sequence[Mapping[str, Any]]) -> str | None:
-        """Replace all items by others in one step, if nothing has taken effect since `tip`; as `add_after`.
+        """Replace all items by others in one step, if nothing has taken effect since `tip`; see `add_after`.
 
-        The new items have the numbers from 0 on. Those that they replace are erased before this returns, as
-        far as the datastore answers; a later call does the rest.
+        The new items are numbered from 0. The replaced items are erased before this returns, if the datastore
+        answers; otherwise a later call erases them.
         """
         entry = Add(_new_id(), self._checked(items), self._clock(), Tip.of(tip), instead=True)
         with self._guard.reporting(self._whose, "rewrite"):
@@ -404,8 +405,8 @@ class ItemLog:
     async def clear_after(self, tip: str) -> bool:
         """Erase the log if nothing has taken effect since `tip`; returns whether it did.
 
-        What others add meanwhile begins a new log, and is not lost. An empty record may stay. A call that is
-        cancelled has ended when the cancellation is raised.
+        Concurrent additions begin a new log, and are not lost. An empty record may stay. A cancelled call has
+        ended when the cancellation is raised.
         """
         after = Tip.of(tip)
         if after == NOWHERE:
@@ -415,9 +416,9 @@ class ItemLog:
     async def pop(self) -> Item | None:
         """Remove the last item and return it; `None` if the log is empty.
 
-        It is stored until the log is folded, or a purge by age removes it. Two concurrent calls return two
-        different items. If the log is cleared during the call, the result may be `None`. Takes three round
-        trips, more if the log is full, or the item in a page. A call that is cancelled has ended when the
+        The item stays stored until the log is folded, or a purge by age removes it. Two concurrent calls
+        return two different items. If the log is cleared during the call, the result may be `None`. Takes
+        three round trips, more if the log is full, or the item in a page. A cancelled call has ended when the
         cancellation is raised: an item may have been removed, and none is removed later. Raises
         `OutcomeUnknown` if an item may have been removed and cannot be returned.
         """
@@ -428,22 +429,22 @@ class ItemLog:
         try:
             found = await self._load("pop")
             removal = found.log.popped.get(pop.id)
-            # Before it is folded: what is in a page may be replaced afterwards.
+            # Before it is folded: an item in a page may be replaced afterwards.
             item = None if removal is None else await self._removed(found.log, removal)
         except StorageError as error:
-            raise self._lost("pop", "an item was removed, and loading it failed") from error
+            raise self._lost("pop", "an item was removed, but loading it failed") from error
         log = found.log
         if log.waste >= max(TOLERATED_WASTE, len(log.items)):
             await self._tidy(found)
         if removal is None and log.has_folded(pop.id):
-            raise self._lost("pop", "an item was removed, and which one is no longer remembered")
+            raise self._lost("pop", "an item was removed, but it is no longer known which one")
         # Without a trace of the pop, the log was cleared since, so there was nothing to remove.
         return item
 
     async def clear(self) -> None:
         """Erase the log; raises `OutcomeUnknown` if it may have been erased.
 
-        A call that is cancelled has ended when the cancellation is raised.
+        A cancelled call has ended when the cancellation is raised.
         """
         await to_its_end(self._clear())
 
@@ -467,7 +468,7 @@ class ItemLog:
         return added
 
     async def _mark(self) -> tuple[str | None, Transcript | None]:
-        """Load what says which pages the record has."""
+        """Load the data that names the pages of the record."""
         record = await self._driver.load(self._where, last=0)
         with located(self._driver.name, "pages"):
             folded = items.open_folded(None if record is None else record.body, self._codec)
@@ -476,7 +477,7 @@ class ItemLog:
     def _touch(self) -> None:
         """Note in the catalogue that items came or went.
 
-        A touch reads how many there are: none that was counted here tells what others have added or removed.
+        A touch reads their number: a count made here would miss what others have added or removed.
         """
         if self._touches is not None:
             self._touches.note(self._key, self._kind, None, ttl=self._ttl_s)
@@ -488,9 +489,9 @@ class ItemLog:
             self._touches.note(self._key, self._kind, None, ttl=self._ttl_s, at=at, reset=True)
 
     async def fold(self) -> bool:
-        """Move the oldest entries into the body or to pages, which changes no item; whether any were moved.
+        """Move the oldest entries into the body or to pages; changes no item. Returns whether any were moved.
 
-        One call moves as many as one `replace` drops, and of a long log as many as one step moves. `False` if
+        One call moves as many as one `replace` drops or, in a long log, as one step moves. `False` if
         there is no room for them, or every race was lost.
         """
 
@@ -502,9 +503,9 @@ class ItemLog:
         return await contend(attempt) or False
 
     async def forget_popped(self) -> bool:
-        """Remove what pops have removed from wherever it is still stored; returns whether there was any.
+        """Remove popped items from wherever they are still stored; returns whether there were any.
 
-        Not what was popped within ten deadlines: the process that popped it may not have read it yet.
+        Items popped within ten deadlines stay: the process that popped them may not have read them yet.
         """
         keep_for, done = REMEMBERED_FOR * self._driver.traits.deadline, False
 
@@ -545,11 +546,11 @@ class ItemLog:
         return OutcomeUnknown(message, backend=self._driver.name, operation=operation)
 
     async def _items(self, operation: str, limit: int | None) -> list[Item]:
-        """Return the latest items, those of pages included, as far as no older one is missing."""
+        """Return the latest items, those of pages included, back to the first missing one."""
         return await self._whole(operation, lambda found: self._latest(found.log, operation, limit), limit)
 
     async def _latest(self, log: Log, operation: str, limit: int | None) -> tuple[list[Item], bool]:
-        """Return the latest items, and whether none that is asked for is missing."""
+        """Return the latest items, and whether all requested ones are there."""
         own = log.items if limit is None else log.newest(max(0, limit)) or []
         start = log.first if limit is None else max(log.first, log.low + len(own) - max(0, limit))
         older, end = list[Item](), log.low
@@ -567,7 +568,7 @@ class ItemLog:
     async def _whole(
         self, operation: str, read: Callable[[_ReadLog], Awaitable[tuple[T, bool]]], limit: int | None = None
     ) -> T:
-        """Return what `read` makes of the log; again if it misses items because the log has changed."""
+        """Return the result of `read` for the log; repeats it if items are missing because of changes."""
         while True:
             found = await self._newest(operation, limit)
             result, complete = await read(found)
@@ -592,13 +593,13 @@ class ItemLog:
     async def _copies(
         self, log: Log, first: int, end: int, *, damaged: Damaged = refused
     ) -> Mapping[int, Copy]:
-        """Return what pages have of the numbers from `first` to `end - 1`, as of the time of a load."""
+        """Return the items in pages of the numbers from `first` to `end - 1`, as of the time of a load."""
         if log.folded.transcript is None:
             return {}
         return await self._pages.between(self._where, log.folded.transcript, first, end, damaged=damaged)
 
     async def _removed(self, log: Log, removal: Removal) -> Item | None:
-        """Return what a pop removed. Raises `Corrupt` if it is in no page any more."""
+        """Return the item that a pop removed. Raises `Corrupt` if it is no longer in a page."""
         number = removal.number
         if number is None:
             return removal.item
@@ -634,7 +635,7 @@ class ItemLog:
             found = await self._load(operation)
             if found.log.length:
                 return await self._shorten(found) is not None
-            # What is in pages does not count for a limit, so moving it there makes no room for more.
+            # Items in pages do not count for a limit, so moving them there makes no room for more.
             has_more = not is_limited and (found.log.held or found.log.popped)
             return bool(has_more) and await self._fold(found, to_pages=True, removals=False) is not None
 
@@ -649,7 +650,7 @@ class ItemLog:
         return len(data), appended.length
 
     async def _tidied(self, size: int, length: int) -> None:
-        """Shorten a log that is long once an entry of so many bytes has made it so long."""
+        """Shorten a log that an entry of this size has made too long."""
         self._unmoved += size
         is_long = length >= LONG and length % KEPT == 0
         if is_long or self._unmoved > LARGE:
@@ -666,7 +667,7 @@ class ItemLog:
             replaces = tip is not None and (isinstance(entry, End) or entry.instead)
             if replaces:
                 self._touch_erased(at=0.0 if isinstance(entry, End) else None)
-            # Else what was refused would be all that is stored of a log that was erased.
+            # Otherwise only refused items would be stored of a log that was erased.
             if replaces or not exists:
                 await self._wipe()
             return *stored, tip
@@ -693,10 +694,10 @@ class ItemLog:
                 await confirming.confirm(self._driver, (self._where.scope,))
                 log = (await self._load(operation)).log
         except StorageError as error:
-            raise self._lost(operation, "an entry was stored, and loading it failed") from error
+            raise self._lost(operation, "an entry was stored, but loading it failed") from error
         took = asyncio.get_running_loop().time() - began
         if took >= (REMEMBERED_FOR - 1) * self._driver.traits.deadline and not log.has(entry.id):
-            raise self._lost(operation, "an entry was stored, and whether it was in time is no longer known")
+            raise self._lost(operation, "an entry was stored, but whether it was in time is no longer known")
         tip = log.taken(entry.id, after)
         self._see(log, entry, tip)
         return tip, log.skipped > 0 or log.place.exists
@@ -713,9 +714,9 @@ class ItemLog:
             self._seen = _Seen(tip, seen.ids | {hash(added.id)})
 
     async def _wipe(self) -> None:
-        """Erase what an entry has replaced, or what was refused for a log that does not exist.
+        """Erase items that an entry has replaced, or that were refused for a log that does not exist.
 
-        Only logs a failure, because the work is done.
+        A failure is only logged, because the work is done.
         """
 
         async def attempt() -> bool | Lost:
@@ -736,7 +737,7 @@ class ItemLog:
         return await ledger.append(self._driver, self._where, data, ttl=self._ttl_s, listing=listing)
 
     async def _tidy(self, found: _ReadLog | None) -> None:
-        """Fold the log that was read, or shorten it; only logs a failure, because the work is done."""
+        """Fold the log that was read, or shorten it; a failure is only logged, because the work is done."""
         with self._logging_errors():
             if found is None:
                 await self._shorten(await self._load("add"), to_pages=True)
@@ -753,7 +754,7 @@ class ItemLog:
             )
 
     async def _shorten(self, found: _ReadLog, *, to_pages: bool = False) -> bool | None:
-        """Fold what is older than the newest entries, or everything if there is nothing else; as `_fold`."""
+        """Fold entries older than the newest entries, or everything if there is nothing else; as `_fold`."""
         kept, room = 0, min(KEPT_BYTES, self._driver.traits.max_record // 4)
         for entry in reversed(found.record.tail if found.record else ()):
             room -= len(entry)
@@ -786,7 +787,7 @@ class ItemLog:
         """Fold the oldest `count` entries that were read into the body.
 
         Items that are too many for a body go to pages, and all of them with `to_pages`, or if some are there.
-        Keeps what recent pops removed if there is room, and with `removals`. `False` after a lost race,
+        Keeps items that recent pops removed if there is room, and with `removals`. `False` after a lost race,
         `None` if there is no room.
         """
         record, log = found
@@ -838,7 +839,7 @@ class ItemLog:
         return None
 
     async def _popped(self, head: Log) -> Mapping[int, Copy]:
-        """Return what pages have of the items that pops removed from them."""
+        """Return the items that pops removed, as far as pages have them."""
         numbers = [removal.number for removal in head.popped.values() if removal.number is not None]
         paged = head.folded.transcript
         return {} if paged is None or not numbers else await self._copies(head, min(numbers), paged.base)
@@ -869,7 +870,7 @@ class ItemLog:
         return done
 
     def _covered(self, log: Log) -> int:
-        """Return how many entries one step folds."""
+        """Return the number of entries that one step folds."""
         most, size = min(log.length, self._driver.traits.max_drop), 0
         for count, entry in enumerate(log.entries[:most]):
             size += max(1, len(entry.items)) if isinstance(entry, Add) else 1
@@ -879,7 +880,7 @@ class ItemLog:
 
 
 def _place_of(paged: Transcript | None) -> tuple[str, int, int] | None:
-    """Return what changes when items leave the pages of a log, or are replaced there by others."""
+    """Return a value that changes when items leave the pages of a log, or are replaced there by others."""
     return paged and (paged.epoch, paged.first, paged.rev)
 
 
@@ -888,9 +889,9 @@ def _new_id() -> str:
 
 
 def _id_of(given: object) -> str:
-    """Return the id of an addition, a new one for `None`. Raises `InvalidState` for what is no text."""
+    """Return the id of an addition, a new one for `None`. Raises `InvalidState` for an invalid one."""
     if given is None:
         return _new_id()
     if not isinstance(given, str) or not given:
-        raise InvalidState("the id of an addition is a text that is not empty")
+        raise InvalidState("the id of an addition must be a string that is not empty")
     return given

@@ -4,10 +4,11 @@
 {"state": {...}, "coming": {ID: {"set": {...}, ...}}}
 ```
 
-What an item changes is announced before the item is stored, and taken over afterwards. If a process dies in
-between, whoever reads the state next asks for the fate of the item: it is in its log, and taken over; or it
-never will be, and is dropped; or it may yet come, and is not shown. Whoever takes a note out of `coming`
-decides, with one conditional save. So no item is stored whose change is missing, and none counts twice.
+The changes of an item are announced before the item is stored, and taken over afterwards. If a process dies
+in between, the next reader of the state asks for the fate of the item. If it is in its log, its changes are
+taken over; if it never will be, they are dropped; if it may yet come, they are not shown. The process that
+takes a note out of `coming` decides, with one conditional save. So no item is stored without its change, and
+no change counts twice.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class SharedState:
         self._known: tuple[State | None, str | None] | None = None
 
     async def read(self) -> State:
-        """Return the state, with all that is in its log."""
+        """Return the state, with all items that are in their logs."""
         content, _ = await self._store.load_versioned(self._name)
         state, coming = _parts_of(content or {})
         if not coming:
@@ -49,24 +50,24 @@ class SharedState:
         found = await operations.together(notes, lambda note: self._fate(*note))
         fates = {entry: fate for (entry, _), fate in zip(notes, found, strict=True) if fate is not None}
         with suppress(StorageError):
-            # For the next who reads; a role may lack the right to.
+            # For the next reader; a role may lack the right to save.
             await self.decide(fates)
         return _parts_of(_decided(content or {}, fates=fates) or {"state": state})[0]
 
     async def announce(self, entry: str, note: State) -> None:
-        """Note an item that is about to be stored; `note["set"]` is what it changes."""
+        """Note an item that is about to be stored; `note["set"]` has its changes."""
         await self._change(partial(_announced, entry=entry, note=note))
 
     async def decide(self, fates: Mapping[str, bool]) -> None:
-        """Take over what was stored of the announced, and drop what never will be."""
+        """Take over announced items that were stored, and drop those that never will be."""
         await self._change(partial(_decided, fates=fates))
 
     async def adopt(self, part: Mapping[str, Any]) -> None:
-        """Add what the state does not have."""
+        """Add fields that the state lacks."""
         await self._change(partial(_adopted, part=part))
 
     async def _change(self, change: Callable[[State], State | None]) -> None:
-        """Save what a function makes of the state, regardless of who else does; `None` changes nothing."""
+        """Save the result of a function on the state, despite concurrent saves; `None` changes nothing."""
 
         async def attempt() -> bool | Lost:
             known, self._known = self._known, None
@@ -86,7 +87,7 @@ class SharedState:
 
 
 def _parts_of(content: Mapping[str, Any]) -> tuple[State, dict[str, State]]:
-    """Return the state, and what is announced. Raises `Corrupt` for anything else."""
+    """Return the state, and the announced items. Raises `Corrupt` for anything else."""
     state, coming = content.get("state", {}), content.get("coming", {})
     if isinstance(state, dict) and isinstance(coming, dict):
         notes = cast("dict[str, State]", coming)

@@ -1,4 +1,4 @@
-"""What a turn, a message or an item of a log says, by speaker; pure functions."""
+"""The text of a turn, a message or an item of a log, by speaker; pure functions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TOOLS: Final = "tools"
 
 
 class Line(NamedTuple):
-    """What one says: `system`, `user`, `assistant`, `tools`; or `message`, for JSON of no known shape."""
+    """Text of a speaker: `system`, `user`, `assistant`, `tools`; or `message`, for JSON of no known shape."""
 
     who: str
     text: str
 
 
 def lines_of(stored: StoredTurn) -> list[Line]:
-    """Return what a turn or a message says, in order. A message has one line or more."""
+    """Return the lines of a turn or a message, in order. A message has one or more."""
     if stored.said is not None:
         return lines_in(stored.said.message)
     turn = stored.turn
@@ -106,7 +106,7 @@ def _of_message(message: Message) -> Iterator[Line]:
 
 
 def _tools(digest: TrajectoryDigest | None) -> str:
-    """Return the tools of a turn in a line, and what they found in the lines below."""
+    """Return the tools of a turn in a line, and their results in the lines below."""
     if digest is None:
         return ""
     return "\n".join(filter(None, (", ".join(digest.tools_invoked), digest.observations_summary)))

@@ -270,7 +270,7 @@ def _left_before(body: Body) -> Iterator[LeftOut]:
 
 
 def _why_gone(body: Body) -> str:
-    said = ["They are not stored any more."]
+    said = ["They are no longer stored."]
     if body.folded and body.summary:
         said.append(f"A summary was written of {body.folded:,}.")
     if body.dropped:

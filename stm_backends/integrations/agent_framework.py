@@ -1,6 +1,6 @@
 """Microsoft Agent Framework: histories of agents and checkpoints of workflows on any backend.
 
-The extra is `agent-framework`. The framework's store of whole sessions is experimental, and not joined here.
+Needs the extra `agent-framework`. The framework's experimental store of whole sessions is not supported.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ try:
 except ModuleNotFoundError as error:
     raise missing_extra("agent-framework", error) from error
 
-# The framework's own storages take them from there: it exports no others.
+# The framework exports no public equivalents; its own storages import these, too.
 from agent_framework._workflows._checkpoint_encoding import decode_checkpoint_value, encode_checkpoint_value
 
 REMEMBERED: Final = 10_000
-"""Of how many sessions a provider remembers the first message, which tells most new messages from repeats."""
+"""Maximum number of sessions whose first message a provider remembers, to tell new messages from repeats."""
 
 MOST_READ: Final = 1_000
-"""How many messages are compared with the beginning of a history at most."""
+"""Maximum number of messages compared with the beginning of a history."""
 
 AT_ONCE: Final = 8
-"""How many checkpoints are loaded concurrently."""
+"""Number of checkpoints loaded concurrently."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -52,13 +52,13 @@ class StmHistoryProvider(HistoryProvider):
     agent = Agent(client=client, context_providers=[history])
     ```
 
-    `key` says whose a session is: the framework gives its id alone. Histories are erased with that user. It
-    must name the same key for the same session in every process.
+    The framework passes only a session's id. `key` returns the key of the session with that id, and must
+    return the same key in every process. Erasing a user erases the histories under the user's keys.
 
-    With a `limit`, an agent is given the newest messages, so many at most, and none that begins with results
-    of tools; all stay stored. A history expires `ttl_s` seconds after the last message was added; `None`:
-    never. `source_id` and the other arguments are those of a `HistoryProvider`. The constructor reads and
-    writes nothing. All methods raise `InvalidKey` for a session without an id or a valid key, and
+    With a `limit`, an agent is given at most that many of the newest messages, and they never begin with
+    tool results; all messages stay stored. A history expires `ttl_s` seconds after the last message was
+    constructor reads and writes nothing. All methods raise `InvalidKey` for a session without an id or a
+    valid key, and `StorageError`; an outage is never an empty history.
     `StorageError`; an outage is never an empty history.
     """
 
@@ -93,7 +93,7 @@ class StmHistoryProvider(HistoryProvider):
         self._key = key
         self._ttl_s = ttl_s
         self._limit = limit
-        # The first message of a history stays the first in the life of its log, which ends if it is cleared.
+        # The first message of a history remains the first until its log is cleared.
         self._first: Bounded[MemoryKey, tuple[str, _Identity]] = Bounded(REMEMBERED)
 
     async def get_messages(
@@ -101,7 +101,7 @@ class StmHistoryProvider(HistoryProvider):
     ) -> list[Message]:
         """Return all messages of a session, or the newest `limit`, oldest first, in one round trip.
 
-        Raises `Corrupt` for what the framework cannot read as a message.
+        Raises `Corrupt` for an item that the framework cannot read as a message.
         """
         key = self._key_of(session_id)
         log = self._log(key)
@@ -112,7 +112,7 @@ class StmHistoryProvider(HistoryProvider):
                 self._first[key] = Tip.of(read.tip).life, _identity(messages[0])
         else:
             messages = self._stored(await log.items(self._limit))
-            # Providers refuse results of tools without the call, which was left out.
+            # Model providers reject tool results without the call, which the limit cut off.
             while messages and messages[0].role == "tool":
                 del messages[0]
         return messages
@@ -127,12 +127,12 @@ class StmHistoryProvider(HistoryProvider):
     ) -> None:
         """Add the messages that the session does not have yet, all or none.
 
-        Left out are messages that repeat the whole history or its end, as by the framework's own providers;
-        and two or more that are its beginning. So a client may send everything again, also several at once.
-        Takes a round trip to read as many of the newest messages as are given, two for the addition, and two
-        more if the first message is that of the history. A call that is cancelled has done that, or nothing.
-        Raises `InvalidState` for what is no message or not JSON, `TooLarge`, `LimitReached`, and
-        `Unavailable` if others added to the session all the time.
+        Skips messages that repeat the whole history or its end, as the framework's own providers do, and two
+        or more messages that repeat its beginning. So a client may send everything again, also several at
+        once. Takes one round trip to read as many of the newest messages as are given, two for the addition,
+        and two more if the first message is that of the history. A cancelled call has added all or none.
+        Raises `InvalidState` for anything that is not a message or not JSON, `TooLarge`, `LimitReached`, and
+        `Unavailable` if others keep adding to the session.
         """
         key = self._key_of(session_id)
         require_items("messages", messages)
@@ -148,7 +148,7 @@ class StmHistoryProvider(HistoryProvider):
             require_json(items[-1], f"messages[{index}]", deepest=DEEPEST_IN_TURN)
         if items and not await to_its_end(self._add_new(key, items)):
             raise Unavailable(
-                "others added to the session all the time, and nothing was stored; try again",
+                "others kept adding to the session, and nothing was stored; try again",
                 backend=self._backend.name,
                 operation="save_messages",
             )
@@ -160,14 +160,14 @@ class StmHistoryProvider(HistoryProvider):
 
     async def _add_new(self, key: MemoryKey, items: list[dict[str, Any]]) -> bool:
         log = self._log(key)
-        # As they will be read: what is not stored, such as the answer of a service, makes no difference.
+        # Compare them as they will be read: fields that are not stored make no difference.
         read = _messages(items)
         if read is None:
             raise InvalidState("a message is of a class that the Agent Framework could not read again")
         given = [_identity(message) for message in read]
 
         async def attempt() -> bool | races.Lost:
-            # What is given can repeat no more than that.
+            # The given messages cannot repeat more than that.
             stored = await log.read(len(items))
             known = [_identity(message) for message in self._stored(stored.items)]
             new = items[_repeated(known, given, complete=stored.count == len(known)) :]
@@ -179,7 +179,7 @@ class StmHistoryProvider(HistoryProvider):
         return await races.contend(attempt) or False
 
     async def _begins_with(self, key: MemoryKey, log: ItemLog, given: Sequence[_Identity], tip: str) -> bool:
-        """Say whether a history that is longer begins with these messages; `tip` is its moment."""
+        """Return whether a longer history begins with these messages; `tip` is its moment."""
         life, first = Tip.of(tip).life, self._first.get(key)
         if first is not None and first[0] == life and first[1] != given[0]:
             return False
@@ -201,12 +201,12 @@ class StmHistoryProvider(HistoryProvider):
         messages = _messages(items)
         if messages is None:
             with located(self._backend.name, "get_messages"):
-                raise Corrupt("a stored message is none that the Agent Framework knows")
+                raise Corrupt("a stored message is not one that the Agent Framework knows")
         return messages
 
 
 def _messages(items: Sequence[Mapping[str, Any]]) -> list[Message] | None:
-    """Return the messages of items; `None` for what is none. No error is raised: it may quote them."""
+    """Return the messages of items; `None` if one is not a message. Raises nothing: it might quote them."""
     try:
         return [Message.from_dict({**item}) for item in items]
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -214,7 +214,7 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> list[Message] | None:
 
 
 class _Identity(NamedTuple):
-    """What says that two messages are the same: an id, or the role and what was said."""
+    """The identity of a message: its id, or else its role and content."""
 
     id: str | None
     role: str = ""
@@ -229,10 +229,10 @@ def _identity(message: Message) -> _Identity:
 
 
 def _repeated(known: Sequence[_Identity], given: Sequence[_Identity], *, complete: bool) -> int:
-    """Return how many of the `given` messages, from the first on, are `known` already, or come before those.
+    """Return how many of the `given` messages, from the first, are already `known` or precede known ones.
 
-    `known` are the newest messages of the session, and all of them if `complete`. Decides as the framework
-    does: a person who says the same again, without an id, has said it twice.
+    `known` are the newest messages of the session, and all of them if `complete`. As in the framework, a
+    person who says the same again, without an id, has said it twice.
     """
     if not known:
         return 0
@@ -257,11 +257,11 @@ class StmCheckpointStorage:
     workflow = WorkflowBuilder(start_executor=first, checkpoint_storage=storage).build()
     ```
 
-    They are the user's, and erased with the user. Each is one record, written and erased as a whole, and
-    expires `ttl_s` seconds after it was saved; `None`: never. A checkpoint holds pickled objects. Only the
-    framework's types, common ones of Python, and the `allowed_checkpoint_types` are made from them, each
-    named as `"module:qualname"`; that is no protection from whoever can write to the datastore, and
-    `sealing` is.
+    Checkpoints belong to the user and are erased with the user. Each is one record, written and erased as a
+    whole. It expires `ttl_s` seconds after it was saved; `None` means never. A checkpoint holds pickled
+    objects. Only the framework's types, common Python types and `allowed_checkpoint_types`, each named as
+    `"module:qualname"`, are restored. This does not protect against someone who can write to the datastore;
+    `sealing` does.
 
     The constructor reads and writes nothing, and raises `InvalidKey` for an invalid tenant or user. All
     methods raise `StorageError`; an outage is never a missing checkpoint.
@@ -290,9 +290,8 @@ class StmCheckpointStorage:
     async def save(self, checkpoint: WorkflowCheckpoint) -> str:
         """Store a copy of a checkpoint and return its id; one with the same id is replaced.
 
-        A call that is cancelled has stored it. Raises `WorkflowCheckpointException` for a checkpoint that
-        could not be read again, because its types are not allowed or its `timestamp` is none; nothing is
-        stored then.
+        A cancelled call has stored it. Raises `WorkflowCheckpointException` for a checkpoint that could not
+        be read again because its types are not allowed or its `timestamp` is invalid; then nothing is stored.
         """
         try:
             encoded = encode_checkpoint_value(checkpoint.to_dict())
@@ -309,7 +308,7 @@ class StmCheckpointStorage:
         return checkpoint.checkpoint_id
 
     async def load(self, checkpoint_id: str) -> WorkflowCheckpoint:
-        """Return a checkpoint, in three round trips; `WorkflowCheckpointException` if there is none."""
+        """Return a checkpoint in three round trips. Raises `WorkflowCheckpointException` if it is missing."""
         found = await self._first(await self._found(checkpoint_id))
         if found is None:
             raise WorkflowCheckpointException(f"No checkpoint found with ID {checkpoint_id}")
@@ -335,14 +334,14 @@ class StmCheckpointStorage:
         return await self._first((await self._of(workflow_name))[::-1])
 
     async def delete(self, checkpoint_id: str) -> bool:
-        """Erase a checkpoint; returns whether there was one."""
+        """Erase a checkpoint; returns whether it existed."""
         names = await self._found(checkpoint_id)
         return any([await to_its_end(self._states.delete_memory_state(name)) for name in names])
 
     async def _found(self, checkpoint_id: str) -> list[str]:
-        """Return the names of the states of a checkpoint, the one that was saved last first.
+        """Return the names of the states of a checkpoint, the last saved first.
 
-        There are several if it was saved again under another workflow or with another time.
+        A checkpoint saved again under another workflow or with another time has several.
         """
         return sorted(await self._listed(self._names.beginning(checkpoint_id)), key=self._at, reverse=True)
 
@@ -360,7 +359,7 @@ class StmCheckpointStorage:
         return parts.at, parts.id
 
     async def _first(self, names: Sequence[str]) -> WorkflowCheckpoint | None:
-        """Return the first checkpoint that is still there."""
+        """Return the first checkpoint that still exists."""
         for name in names:
             if (found := await self._read(name)) is not None:
                 return found
@@ -375,7 +374,7 @@ class StmCheckpointStorage:
 
 
 class _Parts(NamedTuple):
-    """What the name of a state says of its checkpoint; the time is in microseconds since the epoch."""
+    """The parts of the name of a checkpoint's state; the time is in microseconds since the epoch."""
 
     id: str
     at: int
@@ -385,14 +384,14 @@ class _Parts(NamedTuple):
 class _Names:
     """The names of the states that hold a user's checkpoints: `BASE` `ID/TIME/WORKFLOW`.
 
-    So one write stores a checkpoint, and a listing of names finds those of a workflow and their order.
+    One write stores a checkpoint, and a listing of names finds a workflow's checkpoints and their order.
     """
 
     def __init__(self, base: str) -> None:
         self._base = base
 
     def of(self, checkpoint: WorkflowCheckpoint) -> str:
-        """Return the name for a checkpoint. Raises `ValueError` if its timestamp is none."""
+        """Return the name for a checkpoint. Raises `ValueError` if its timestamp is invalid."""
         at = datetime.fromisoformat(checkpoint.timestamp)
         # The framework writes UTC.
         since = (at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH
@@ -400,17 +399,17 @@ class _Names:
         return f"{self.beginning(checkpoint.checkpoint_id)}{since // timedelta(microseconds=1)}/{workflow}"
 
     def beginning(self, checkpoint_id: str | None = None) -> str:
-        """Return what all names begin with, or those of one checkpoint."""
+        """Return the prefix of all names, or of those of one checkpoint."""
         return self._base if checkpoint_id is None else f"{self._base}{_escaped(checkpoint_id)}/"
 
     def parts(self, name: str) -> _Parts:
-        """Return what a name says."""
+        """Return the parts of a name."""
         checkpoint_id, at, workflow = name.removeprefix(self._base).split("/")
         return _Parts(_unescaped(checkpoint_id), int(at), _unescaped(workflow))
 
 
 def _escaped(text: str) -> str:
-    """Escape a part of a name, and then as `MemoryKey.composite` escapes."""
+    """Escape a part of a name, then escape the result as `MemoryKey.composite` does."""
     return quote(text, safe="", errors="surrogatepass").replace("%", "%25")
 
 

@@ -1,4 +1,4 @@
-"""Between frameworks that block, or have event loops of their own, and the loop of a backend."""
+"""Bridges frameworks that block, or run their own event loops, to the event loop of a backend."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Waits(Protocol):
 
 
 def refuse(method: str, instead: str) -> NoReturn:
-    """Raise the error of a blocking method without `run`, which says what to do instead."""
+    """Raise the error of a blocking method without `run`. It says what to do instead."""
     raise ConfigurationError(
         f"{method} blocks and needs an event loop in another thread: {instead}, or pass run=..., a function "
         "that runs a coroutine on the loop that the backend was opened on"
@@ -27,9 +27,9 @@ def refuse(method: str, instead: str) -> NoReturn:
 
 
 async def elsewhere(run: Waits, work: Coroutine[Any, Any, _T]) -> _T:
-    """Do the work on the loop that `run` runs coroutines on, while this loop goes on.
+    """Do the work on the loop that `run` uses, without blocking this loop.
 
-    A cancellation is raised once the work has ended, so that what follows a write is stored after it. The
-    operations of a backend have deadlines, which bound the wait.
+    A cancellation is raised only when the work has ended, so that anything the caller does next comes after
+    it. The backend's operations have deadlines, which bound the wait.
     """
     return await to_its_end(asyncio.to_thread(run, work))

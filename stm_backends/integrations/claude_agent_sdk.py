@@ -1,10 +1,10 @@
 """The Claude Agent SDK: the transcripts of its sessions on any backend (extra `claude-agent-sdk`).
 
-A session is an item log with the entries of its transcript. Beside it, and belonging to it, are a log for
-each subagent, and one with the summaries that the session is listed by, of which the newest counts. A summary
-says how many entries it covers, and which was the last of them. Where it lacks some, because a process was
-killed before it stored the next, the next append stores one with them, and a listing reads them. One whose
-last entry is not there, such as that of an earlier session under the same key, does not count.
+A session is an item log with the entries of its transcript. It also has a log for each subagent, and a log of
+the summaries that sessions are listed by, where the newest one counts. A summary states how many entries it
+covers and which entry was the last. If a process is killed before it stores the next summary, a listing reads
+the entries that are not covered, and the next append stores a summary that covers them. A summary whose last
+entry is missing, such as one of an earlier session under the same key, is ignored.
 """
 
 from __future__ import annotations
@@ -58,24 +58,24 @@ KIND: Final[LogKind] = "claude-agent-sdk"
 
 SUMMARY: Final = "summary"
 SUBAGENT: Final = "agent/"
-"""The name of the log with the summaries, and what the names of the logs of subagents begin with."""
+"""The name of the log with the summaries, and the prefix of the names of subagents' logs."""
 
 AT_ONCE: Final = 16
-"""How many summaries a listing reads at once."""
+"""Number of summaries a listing reads at once."""
 
 REWRITTEN: Final = 16
-"""After how many summaries their log is replaced by the newest one."""
+"""Number of summaries after which their log is replaced by the newest one."""
 
 REMEMBERED: Final = 1_024
-"""Of how many sessions a store knows the state, which saves an append from reading it."""
+"""Maximum number of sessions whose state a store remembers, so that an append need not read it."""
 
 KeyOf: TypeAlias = Callable[[str, str], MemoryKey]
 
 
 def session_key(project_key: str, session_id: str) -> MemoryKey:
-    """Return the key of a session, of the tenant `default` and the user `anonymous`.
+    """Return the key of a session under the tenant `default` and the user `anonymous`.
 
-    The keys of a project's sessions begin with the one for the session id `""`. No two sessions share one.
+    The keys of a project's sessions begin with the key for the session id `""`. No two sessions share one.
     """
     project, session = (
         _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", one) for one in (project_key, session_id)
@@ -90,14 +90,14 @@ class StmSessionStore(SessionStore):
     options = ClaudeAgentOptions(session_store=StmSessionStore(backend, key_of), resume=session_id)
     ```
 
-    The SDK names a project and a session, and no user. `key_of(project_key, session_id)` returns the key of a
-    session, always the same one. By default, all sessions belong to the tenant `default` and the user
-    `anonymous`, so that no erasure of a user finds them: give a function that names the user. A listing calls
-    it with the session id `""`, and lists those sessions of that tenant and user whose keys begin with that
-    one.
+    The SDK names a project and a session, but no user. `key_of(project_key, session_id)` returns the key of a
+    session, and must always return the same one. By default, all sessions belong to the tenant `default` and
+    the user `anonymous`, so erasing a user does not find them: pass a function that names the user. A listing
+    calls it with the session id `""`, and lists the sessions of that tenant and user whose keys begin with
+    the result.
 
-    A session expires `ttl_s` seconds after the last append, and the transcript of a subagent after the last
-    append to that; `None`: never. The constructor reads and writes nothing.
+    A session expires `ttl_s` seconds after its last append, and a subagent's transcript after the last append
+    to that transcript; `None` means never. The constructor reads and writes nothing.
 
     All methods raise `StorageError`; an outage is never an empty session. They raise `InvalidKey` for a key
     that names no session, and if `key_of` fails.
@@ -107,7 +107,7 @@ class StmSessionStore(SessionStore):
         require_backend(backend)
         if not callable(key_of):
             raise ConfigurationError(
-                f"key_of is a function of a project and a session, not {type(key_of).__name__}"
+                f"key_of must be a function of a project and a session, not {type(key_of).__name__}"
             )
         if ttl_s is not None:
             require_seconds("ttl_s", ttl_s)
@@ -118,19 +118,19 @@ class StmSessionStore(SessionStore):
         # The batch that failed last: its content and its id.
         self._unsettled: Bounded[tuple[MemoryKey, str], tuple[str, str]] = Bounded(REMEMBERED)
 
-    # What the SDK calls
+    # Called by the SDK
 
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
-        """Add entries at the end, then store the summary that they lead to. An empty list is a no-op.
+        """Add entries at the end, then store the summary that includes them. An empty list is a no-op.
 
-        Takes three round trips if this store made the last append to the session, which then reads few
-        entries, and one for a subagent. If the summary cannot be stored, logs that, and the next append does.
+        Takes three round trips, reading few entries, if this store made the last append to the session, and
+        one for a subagent. If the summary cannot be stored, this is logged and the next append stores it.
 
-        A batch with a `uuid` that is sent again is stored once, by whichever process; one without, if this
-        store sends it again after an error. Entries that are too large for one write are added in several.
-        A call that fails or is cancelled may have added them, and can be repeated. Raises `InvalidState`,
-        naming the path, for what is not JSON; `TooLarge` for a single entry of more than 64 MiB;
-        `LimitReached`.
+        A batch with a `uuid` that is sent again is stored once, whichever process sends it. A batch without
+        one is stored once if this store sends it again after an error. Entries that are too large for one
+        write are added in several. A failed or cancelled call may have added them, and can be repeated.
+        Raises `InvalidState`, naming the path, for values that are not JSON; `TooLarge` for a single entry of
+        more than 64 MiB; `LimitReached`.
         """
         require_items("entries", entries)
         batch = [_checked(entry, f"entries[{index}]") for index, entry in enumerate(entries)]
@@ -142,16 +142,16 @@ class StmSessionStore(SessionStore):
         try:
             await self._add(session, subpath, batch, batch_id)
         except BaseException:
-            # The next append has to read what was stored of this one.
+            # The next append must read which entries of this one were stored.
             self._known.pop(session.key)
             self._unsettled[place] = (content, batch_id)
             raise
         self._unsettled.pop(place)
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
-        """Return all entries in order, each `uuid` once; `None` if there are none.
+        """Return all entries in order, each `uuid` once; `None` if the session has none.
 
-        Takes one round trip, and one for each eight pages of a long transcript.
+        Takes one round trip, plus one for each eight pages of a long transcript.
         """
         seen = set[str]()
         entries: list[SessionStoreEntry] = []
@@ -164,9 +164,9 @@ class StmSessionStore(SessionStore):
         return entries or None
 
     async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
-        """Return the sessions of a project, and when something was last added to each, in no order.
+        """Return the sessions of a project and the time of each one's last append, in no order.
 
-        Takes what `list_session_summaries` does.
+        Costs the same as `list_session_summaries`.
         """
         return [
             {"session_id": one["session_id"], "mtime": one["mtime"]}
@@ -202,7 +202,7 @@ class StmSessionStore(SessionStore):
         # First, so that the session is listed, and can be deleted again, until nothing is left.
         await self._clear_beside(session)
         await session.log.clear()
-        # Again: an append that comes too late for the transcript may still have stored its summary.
+        # Clear the summaries again: an append too late for the transcript may still have stored its summary.
         await self._clear_beside(session)
 
     async def _clear_beside(self, session: _Session) -> None:
@@ -210,7 +210,7 @@ class StmSessionStore(SessionStore):
             await session.log.beside(name).clear()
 
     async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
-        """Return the subpaths of a session's subagents, in order; reads their names alone."""
+        """Return the subpaths of a session's subagents, in order; reads only their names."""
         log = self._session(key).log
         return [name.removeprefix(SUBAGENT) async for name in log.names_beside(SUBAGENT)]
 
@@ -224,13 +224,13 @@ class StmSessionStore(SessionStore):
 
     def _at(self, key: MemoryKey, project_key: str, session_id: str) -> _Session:
         known = self._known.get(key)
-        # The same object, which knows what it has added: it reads less, and sees how much that was.
+        # Reuse the object: it knows what it has added, so it reads less and counts the additions.
         log = self._backend.item_log(key, KIND, ttl_s=self._ttl_s) if known is None else known.log
-        # Raises `InvalidKey` for the key of a log that belongs to another.
+        # Raises `InvalidKey` for the key of a log that belongs to another session.
         return _Session(key, {"project_key": project_key, "session_id": session_id}, log, log.beside(SUMMARY))
 
     def _key(self, project_key: str, session_id: str) -> MemoryKey:
-        """Return what `key_of` says."""
+        """Return the key that `key_of` returns."""
         return key_from("key_of", self._key_of, _required("project_key", project_key), session_id)
 
     # Appending
@@ -238,8 +238,8 @@ class StmSessionStore(SessionStore):
     def _id_of(self, place: tuple[MemoryKey, str], batch: Sequence[Mapping[str, Any]], content: str) -> str:
         """Return the id under which a batch is stored once.
 
-        One whose entries have ids is the same wherever it comes from. One without may well come twice, as the
-        same title does: it is the same only if nothing came between it and an error.
+        A batch whose entries have ids gets the same id wherever it comes from. A batch without ids may
+        legitimately come twice, as the same title does: it counts as the same only right after an error.
         """
         if any(isinstance(entry.get("uuid"), str) for entry in batch):
             return content
@@ -265,14 +265,14 @@ class StmSessionStore(SessionStore):
     async def _add_to_session(
         self, session: _Session, batch: Sequence[dict[str, Any]], batch_id: str
     ) -> None:
-        """Add a batch to a transcript, and bring the summary up to it; only logs a failure of that."""
+        """Add a batch to a transcript and update the summary. A failure to do the latter is only logged."""
         known, tip = self._known.use(session.key), None
         if known is not None:
             tip = await session.log.add_after(known.tip, batch, batch_id)
         if tip is None:
             await session.log.add(batch, batch_id)
         try:
-            # With the same tip, the batch was stored before, and is covered.
+            # An unchanged tip means that the batch was already stored and is covered.
             if known is None or tip in (None, known.tip):
                 known, missing = await self._read(session, len(batch))
                 await self._store(session, known, missing, known.tip)
@@ -285,10 +285,10 @@ class StmSessionStore(SessionStore):
             )
 
     async def _read(self, session: _Session, added: int = 0) -> tuple[_Known, Sequence[Mapping[str, Any]]]:
-        """Return the state of a session to which so many entries were added, and those not in its summary.
+        """Return the state of a session after `added` entries were added, and the entries not in its summary.
 
-        If its last entry is not there, the summary counts for nothing: that of an earlier session, or one of
-        entries that have expired, or were purged.
+        A summary whose last entry is missing is ignored: it belongs to an earlier session, or to entries that
+        have expired or were purged.
         """
         noted = await session.summaries.read(1)
         summary, wanted = _Summary.of(noted.items), added + AT_ONCE
@@ -302,7 +302,7 @@ class StmSessionStore(SessionStore):
                 return _Known(session.log, found.tip, summary, noted.count), found.items[last + 1 :]
             if wanted is None or len(found.items) < wanted:
                 return _Known(session.log, found.tip, _Summary(), noted.count), found.items
-            # More may have come when these are read.
+            # More entries may have been added before these are read.
             wanted = lacks + AT_ONCE if last < 0 else None
 
     async def _store(
@@ -310,7 +310,7 @@ class StmSessionStore(SessionStore):
     ) -> None:
         """Store the summary after these entries, the last before `tip`.
 
-        Of several writers, one that covers less may be the last. Whoever reads it finds that it lacks some.
+        With several writers, the last summary stored may cover fewer entries. Readers notice that.
         """
         stored = known.stored
         if entries:
@@ -327,16 +327,16 @@ class StmSessionStore(SessionStore):
     # Listing
 
     async def _listed(self, project_key: str, prefix: str, key: MemoryKey) -> SessionSummaryEntry | None:
-        """Return the summary of a session; `None` if it has no entries, is of another project, or damaged."""
+        """Return the summary of a session; `None` if it is empty, damaged, or belongs to another project."""
         session = self._at(key, project_key, key.session_id.removeprefix(prefix))
         try:
             known, missing = await self._read(session)
         except (KeyMismatch, SealMismatch):
             raise
         except Corrupt as error:
-            _warn("a session is not listed, because it cannot be read: %s (conversation %s)", error, session)
+            _warn("a session is not listed because it cannot be read: %s (conversation %s)", error, session)
             return None
-        # `key_of` may have changed the id. A summary says it.
+        # `key_of` may have changed the id; the summary has the original one.
         for one in (session.names["session_id"], known.summary.session_id):
             if one and self._key(project_key, one) == key and (missing or known.summary.covered):
                 names: SessionKey = {"project_key": project_key, "session_id": one}
@@ -347,7 +347,7 @@ class StmSessionStore(SessionStore):
 
 
 class _Session(NamedTuple):
-    """A session: its key, its names, the log of its transcript, and that of its summaries."""
+    """A session: its key, its names, the log of its transcript and the log of its summaries."""
 
     key: MemoryKey
     names: SessionKey
@@ -355,14 +355,14 @@ class _Session(NamedTuple):
     summaries: ItemLog
 
     def log_of(self, subpath: str | None) -> ItemLog:
-        """Return the log of a subagent, or that of the session."""
+        """Return the log of a subagent, or of the session itself."""
         return self.log if subpath is None else self.log.beside(f"{SUBAGENT}{subpath}")
 
 
 class _Known(NamedTuple):
-    """A session as it was read or stored: the tip of its transcript, its summary, and how many are stored.
+    """The last known state of a session: its tip, its summary, and the number of stored summaries.
 
-    `log` is the object that the transcript was read and added to with.
+    `log` is the object that read the transcript and added to it.
     """
 
     log: ItemLog
@@ -386,7 +386,7 @@ class _Summary(NamedTuple):
 
     @classmethod
     def of(cls, items: Sequence[Mapping[str, Any]]) -> _Summary:
-        """Return the newest summary in a log; one that covers nothing if there is none that can be read."""
+        """Return the newest summary in a log; an empty one if none can be read."""
         fields = [items[-1].get(name) for name in cls._fields] if items else []
         kinds = (str, int, dict, int, str, str)
         is_known = fields and all(map(isinstance, fields, kinds))
@@ -397,7 +397,7 @@ class _Summary(NamedTuple):
         return {"type": SUMMARY, **self._asdict()}
 
     def entry(self, session_id: str) -> SessionSummaryEntry:
-        """Return the summary as the SDK has it."""
+        """Return the summary in the SDK's form."""
         return {"session_id": session_id, "mtime": self.mtime, "data": dict(self.data)}
 
     def after(
@@ -409,7 +409,7 @@ class _Summary(NamedTuple):
         session_id = names["session_id"]
         before = self.entry(session_id) if self.covered else None
         data = _folded(before, names, cast("list[SessionStoreEntry]", [*entries]))["data"]
-        # Later than the one before, whichever clock that had.
+        # Later than the previous one, whatever its writer's clock said.
         covered, last = self.covered + len(entries), _digest(entries[-1:])
         return _Summary(session_id, max(at, self.mtime + 1), data, covered, last, tip)
 
@@ -417,10 +417,10 @@ class _Summary(NamedTuple):
 def _folded(
     before: SessionSummaryEntry | None, names: SessionKey, entries: list[SessionStoreEntry]
 ) -> SessionSummaryEntry:
-    """Return the SDK's summary after these entries, without those that it cannot read: they are stored."""
+    """Return the SDK's summary after these entries, skipping those that it cannot read; they stay stored."""
     try:
         return fold_session_summary(before, names, entries)
-    except Exception as error:  # noqa: BLE001 -- entries are what the command line tool of the SDK writes
+    except Exception as error:  # noqa: BLE001 -- the SDK's command line tool writes the entries
         if len(entries) == 1:
             logs.failed("the SDK cannot summarize an entry (%s); the summary lacks it", error)
             return before or fold_session_summary(None, names, [])
@@ -430,7 +430,7 @@ def _folded(
 
 
 def _digest(entries: Sequence[Mapping[str, Any]]) -> str:
-    """Return what tells entries from others: their ids, or what is in those without one."""
+    """Return a digest that identifies entries: of their ids, or of the contents of those without one."""
     digest = hashlib.sha256()
     for entry in entries:
         uuid: object = entry.get("uuid")
@@ -439,7 +439,7 @@ def _digest(entries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _checked(entry: object, path: str) -> dict[str, Any]:
-    """Return an entry as an item. Raises `InvalidState` for what is not a JSON object."""
+    """Return an entry as an item. Raises `InvalidState` unless it is a JSON object."""
     if not isinstance(entry, Mapping):
         raise InvalidState(f"{path} is {type(entry).__name__}, not an object")
     item = dict(cast("Mapping[str, Any]", entry))
@@ -448,9 +448,9 @@ def _checked(entry: object, path: str) -> dict[str, Any]:
 
 
 def _required(name: str, value: object) -> str:
-    """Return a part of the SDK's key. Raises `InvalidKey` unless it is a text that is not empty."""
+    """Return a part of the SDK's key. Raises `InvalidKey` unless it is a non-empty string."""
     if not isinstance(value, str) or not value:
-        raise InvalidKey(f"{name} is a text that is not empty")
+        raise InvalidKey(f"{name} must be a non-empty string")
     return value
 
 
@@ -469,4 +469,4 @@ def _now() -> int:
 
 
 _UNSAFE: Final = re.compile("[%/+]")
-"""What separates the parts of a session id, and what escapes it."""
+"""Matches the separator of the parts of a session id, and the character that escapes it."""

@@ -1,4 +1,4 @@
-"""What Python programs keep beside a message, such as times and bytes, as JSON."""
+"""Conversion to JSON of Python values that programs attach to a message, such as times and bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 from uuid import UUID
 
 GONE: Final = object()
-"""What stands for a value that is left out."""
+"""The marker of a value that is left out."""
 
 _CONVERTED: Final[tuple[tuple[tuple[type, ...], Callable[[Any], object]], ...]] = (
     ((bytes, bytearray, memoryview), lambda value: base64.b64encode(value).decode("ascii")),
@@ -25,14 +25,14 @@ _CONVERTED: Final[tuple[tuple[tuple[type, ...], Callable[[Any], object]], ...]] 
     ((os.PathLike,), os.fspath),
     ((BaseException,), lambda value: f"{type(value).__name__}: {value}"),
 )
-"""What becomes of each type; a result of another of these types is converted again."""
+"""The conversion of each type. A result that is again of one of these types is converted once more."""
 
 
 class Converter:
     """Converts values to JSON; `left_out` has the types of those that are left out.
 
-    Sets become lists, and keys that are numbers become texts. What is nested too deeply is left out, and so
-    is what contains itself, within itself, and what raises when it is read.
+    Sets become lists, and numeric keys become strings. A value is left out if it is nested too deeply,
+    contains itself, or raises when it is read.
     """
 
     def __init__(self) -> None:
@@ -43,9 +43,9 @@ class Converter:
         """Return a value as JSON, with lists and objects at most `deepest` levels deep, or `GONE`."""
         if value is None or isinstance(value, (bool, str, float)):
             return value
-        with suppress(Exception):  # a value may raise anything when it is asked for what it has
+        with suppress(Exception):  # a value may raise anything when its attributes are read
             if isinstance(value, int):
-                str(value)  # raises for one of more digits than Python prints
+                str(value)  # raises for an integer with more digits than Python prints
                 return value
             if isinstance(value, (Mapping, list, tuple, AbstractSet)):
                 return self._inner(cast("object", value), deepest - 1)

@@ -1,7 +1,7 @@
 """Google ADK: its sessions, with their events and their state, on any backend (extra `google-adk`).
 
-A session is an item log. An event is one item, which is added only after the item that its writer saw last,
-and which has what the event changes of the state:
+A session is an item log. An event is one item, added only if the last item is still the one that its writer
+saw last. The item also holds the event's changes to the state:
 
 ```
 item    {"type": "session", "id": ..., "data": {"created": 1760000000.0, "state": {...}}}   the first one
@@ -9,12 +9,12 @@ item    {"type": "event", "id": ..., "role": "user" or "assistant", "data": {...
 head    {"tip": ..., "last": ..., "at": 1760000000.0, "state": {...}}
 ```
 
-A head is a saved state beside the log: the session's own state after the item `last`, when the log had this
-`tip`. So a list reads no event, and the newest events suffice for a session. No event waits for the head,
-which is saved by a task. It may lag behind the log, and whoever reads both makes up for that from the items.
+A head is a saved state stored with the log: the session's state after the item `last`, when the log had this
+`tip`. Lists therefore read no events, and loading a session reads only the newest ones. No event waits for
+the head, which a task saves. The head may lag behind the log; a reader of both applies the items it lacks.
 
-The state of a user, and that of an app, is a saved state of its own; see `history.shared_state`. The note of
-an item says which item is before it: if another has come after that one, this one never will.
+Each user and each app has a saved state; see `history.shared_state`. The note of an item names the previous
+item: if another item has followed that one, the announced item will never be stored.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ logger = logging.getLogger("stm_backends")
 KIND: Final = "google-adk"
 
 LOOK: Final = 16
-"""How many of the newest items are read at first where it is unknown how many are needed."""
+"""Number of newest items read first when the number needed is unknown."""
 
 GIVEN_UP_S: Final = 3600.0
-"""After how many seconds an announced item that is not in the log will not come any more."""
+"""Seconds after which an announced item that is not in the log will never be stored."""
 
 REMEMBERED: Final = 1_000
-"""Of how many sessions, users and apps a service remembers what it saved last."""
+"""Maximum number of sessions, users and apps whose last saved state a service remembers."""
 
 Json: TypeAlias = dict[str, Any]
 T = TypeVar("T")
@@ -90,19 +90,19 @@ class StmSessionService(BaseSessionService):
     runner = Runner(app_name="travel", agent=agent, session_service=StmSessionService(backend))
     ```
 
-    An app is a tenant here. An event, and what it changes of the state of the session, the user and the app,
-    is stored as a whole or not at all. Two processes that append to one session never lose an event: the one
-    whose session object is not up to date gets `StaleSessionError`, and reads the session again. A call that
-    is cancelled ends what it has begun to write, and raises the cancellation then.
+    An app is a tenant here. An event and its changes to the state of the session, the user and the app are
+    stored together or not at all. Two processes that append to one session never lose an event: the one with
+    the outdated session object gets `StaleSessionError` and must read the session again. A cancelled call
+    first finishes a write that it has begun, and then raises the cancellation.
 
-    A session expires `ttl_s` seconds after its last event; `None` means never. The state of a user stays
-    until the user is erased, and that of an app until the tenant is. With `run`, which runs a coroutine on
-    the event loop that the backend was opened on, the service may be used on any event loop, as
-    `Runner.run` needs it. The constructor reads and writes nothing.
+    A session expires `ttl_s` seconds after its last event; `None` means never. A user's state is kept until
+    the user is erased, and an app's until the tenant is. `run` runs a coroutine on the event loop that the
+    backend was opened on. With it, the service may be used on any event loop, as `Runner.run` requires. The
+    constructor reads and writes nothing.
 
     All methods raise `StorageError`; an outage is never a session without events. They raise `InvalidKey` for
-    an id that is blank or too long, and `InvalidState` for what cannot be written as JSON. Values of a state
-    that are not JSON are converted as ADK's own database service does.
+    an id that is blank or too long, and `InvalidState` for values that cannot be written as JSON. State
+    values that are not JSON are converted as in ADK's own database service.
     """
 
     def __init__(self, backend: Backend, *, ttl_s: float | None = None, run: Waits | None = None) -> None:
@@ -115,14 +115,14 @@ class StmSessionService(BaseSessionService):
         self._run = run
         self._locks: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
         self._logs: Bounded[MemoryKey, ItemLog] = Bounded(REMEMBERED)
-        # The newest that are known, and the versions of those that are saved.
+        # The newest known heads, and the versions of the saved ones.
         self._heads: Bounded[MemoryKey, tuple[_Head, str | None]] = Bounded(REMEMBERED)
         self._states: Bounded[tuple[str, str], SharedState] = Bounded(REMEMBERED)
-        # The sessions whose heads are to be saved, and the task that does it.
+        # The sessions whose heads are to be saved, and the task that saves them.
         self._late: dict[MemoryKey, None] = {}
         self._saving: asyncio.Task[None] | None = None
 
-    # What ADK calls
+    # Called by ADK
 
     async def create_session(
         self,
@@ -132,61 +132,60 @@ class StmSessionService(BaseSessionService):
         state: dict[str, Any] | None = None,
         session_id: str | None = None,
     ) -> Session:
-        """Begin a session, with an id of its own unless one is given, and return it.
+        """Create and return a session, with a new id unless one is given.
 
-        Raises `AlreadyExistsError` if there is a session with this id, which stays as it is.
+        Raises `AlreadyExistsError` if a session with this id exists; it is not changed.
         """
         return await to_its_end(self._on_loop(self._create(app_name, user_id, state, session_id)))
 
     async def get_session(
         self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
     ) -> Session | None:
-        """Return a session with its events, or with those that `config` asks for; `None` if there is none.
+        """Return a session with its events, or those that `config` asks for; `None` if it does not exist.
 
-        With `num_recent_events`, it reads these alone, however many there are.
+        With `num_recent_events`, reads only these, however long the session is.
         """
         return await self._on_loop(self._get(app_name, user_id, session_id, config))
 
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
         """Return the sessions of a user, or of all users, with their state, the latest last.
 
-        Reads no events, and returns none.
+        Reads and returns no events.
         """
         return await self._on_loop(self._list(app_name, user_id))
 
     async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
-        """Erase a session, if there is one. The state of the user and of the app stays."""
+        """Erase a session if it exists. The state of the user and the app is kept."""
         await to_its_end(self._on_loop(self._delete(app_name, user_id, session_id)))
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
-        """Return the state of a user, without the prefix `user:`; empty if there is none."""
+        """Return the state of a user, without the prefix `user:`; empty if the user has none."""
         return await self._on_loop(self._of_user(app_name, user_id).read())
 
     async def append_event(self, session: Session, event: Event) -> Event:
-        """Store an event of a session and what it changes of the state, and add it to the object.
+        """Store an event of a session with its changes to the state, and add it to the session object.
 
-        One append, and a load that says whether another event came first; two writes more for each of the
-        states of a user and an app that it changes. Partial events, and one that the object has already, are
-        not stored.
-        Raises `StaleSessionError` if another event came after the last one of this object, and
-        `SessionNotFoundError` if there is no such session; nothing was stored then. After `OutcomeUnknown`,
-        read the session to see whether the event is there.
+        Costs one append, a read that checks whether another event came first, and two more writes for each
+        user or app state that it changes. Partial events, and events that the object already has, are not
+        stored. Raises `StaleSessionError` if another event came after the last one of this object, and
+        `SessionNotFoundError` if the session does not exist; in both cases nothing was stored. After
+        `OutcomeUnknown`, read the session to see whether the event was stored.
         """
         if event.partial or any(one.id == event.id and one == event for one in session.events):
             return event
         return await to_its_end(self._on_loop(self._append(session, event)))
 
     async def flush(self) -> None:
-        """Wait until what was stored so far is saved in the form that lists read; `Runner.close` calls this.
+        """Wait until everything stored so far is saved in the form that lists read. `Runner.close` calls it.
 
-        Nothing is lost without it: what could not be saved is read from the events.
+        Nothing is lost without it: a state that could not be saved is rebuilt from the events.
         """
         await self._on_loop(self._saved())
 
     async def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         return await (work if self._run is None else elsewhere(self._run, work))
 
-    # Each of these, on the loop of the backend
+    # The same calls, on the backend's loop
 
     async def _create(
         self, app_name: str, user_id: str, state: dict[str, Any] | None, session_id: str | None
@@ -196,11 +195,11 @@ class StmSessionService(BaseSessionService):
         created, given = adk_time.get_time(), _dumped_state(state or {})
         item: Json = {"type": "session", "id": _new_id(), "data": {"created": created, "state": given}}
         delta, tip = _Delta.of(given), None
-        # What is refused would stay in the log until it is folded.
+        # A refused item would stay in the log until the log is folded.
         if not (given_id and await self._exists(key)):
             tip = await self._store(key, _Seen("", ""), item, delta)
         if tip is None:
-            raise AlreadyExistsError("there is already a session with this id")
+            raise AlreadyExistsError("a session with this id already exists")
         head = _Head(tip, item["id"], created, delta.own)
         self._heads[key] = head, None
         self._save_later(key)
@@ -247,7 +246,7 @@ class StmSessionService(BaseSessionService):
             await self._log(key).clear()
             self._heads.pop(key)
             self._late.pop(key, None)
-            # After the log: a process that reads the session meanwhile saves no head then.
+            # Erased after the log, so that a process that reads the session meanwhile saves no head.
             await self._backend.state_store.delete_memory_state(_head_name(key))
 
     async def _append(self, session: Session, event: Event) -> Event:
@@ -256,7 +255,7 @@ class StmSessionService(BaseSessionService):
         delta = _Delta.of(data["actions"]["state_delta"])
         role = "user" if event.author == "user" else "assistant"
         item: Json = {"type": "event", "id": _new_id(), "role": role, "data": data}
-        # Branches of one invocation append to one object at once, and each of them is up to date.
+        # Branches of one invocation append to one object concurrently, and each of them is up to date.
         async with self._lock(key):
             seen = _seen_by(session) or await self._seen_without_mark(key, session)
             tip = await self._store(key, seen, item, delta)
@@ -281,7 +280,7 @@ class StmSessionService(BaseSessionService):
         return (await log.newest(0)).exists and (await log.read(limit=0)).exists
 
     async def _read(self, key: MemoryKey, limit: int | None) -> _Found | None:
-        """Return a session as of one moment, with its newest `limit` items; `None` if there is none."""
+        """Return a session as of one moment, with its newest `limit` items; `None` if it does not exist."""
         log, reach = self._log(key), limit
         both = await all_of((self._saved_head(key), log.read() if limit is None else log.newest(limit)))
         (saved, version), read = cast(
@@ -295,7 +294,7 @@ class StmSessionService(BaseSessionService):
         elif saved is not None and saved.tip == read.tip:
             self._remember(key, saved, version)
         if read.exists and (head is None or head.tip != read.tip):
-            # Once more, so that the head is not of a later moment.
+            # Read again, so that the head is not of a later moment.
             reach = None if limit is None else max(LOOK, limit)
             read = await log.read(reach)
         while read.exists and (head is None or head.tip != read.tip):
@@ -306,7 +305,7 @@ class StmSessionService(BaseSessionService):
                 reach = max(LOOK, 4 * (reach or 0))
                 read = await log.read(reach)
                 continue
-            # A role may lack the right to write.
+            # The database role may lack the right to write.
             with suppress(StorageError):
                 if saved is None:
                     await self._adopt(key, read.items)
@@ -322,7 +321,7 @@ class StmSessionService(BaseSessionService):
         return _Head.of(content), version
 
     async def _save_head(self, key: MemoryKey, head: _Head, version: str | None) -> bool:
-        """Save a head over the one of this version; `False` after a lost race."""
+        """Replace the head of this version; `False` after a lost race."""
         store, name = self._backend.state_store, _head_name(key)
         saved = await store.save_versioned(name, head.content, expect=version, ttl=self._ttl_s)
         if saved is not None:
@@ -330,7 +329,7 @@ class StmSessionService(BaseSessionService):
         return saved is not None
 
     def _remember(self, key: MemoryKey, head: _Head, version: str | None) -> None:
-        """Note a head that is saved; one of an event that came meanwhile is yet to be saved over it."""
+        """Note a saved head. The head of an event that came meanwhile has yet to replace it."""
         known = self._heads.get(key)
         self._heads[key] = known[0] if known is not None and known[0].follows(head) else head, version
 
@@ -340,7 +339,7 @@ class StmSessionService(BaseSessionService):
             await self._backend.state_store.delete_memory_state(_head_name(key))
 
     def _advance(self, key: MemoryKey, seen: _Seen, item: Json, tip: str) -> None:
-        """Note the head after an item that was stored."""
+        """Note the head that follows from a stored item."""
         known = self._heads.pop(key)
         if known is not None and known[0].tip == seen.tip:
             after = _head_after(known[0], (item,), tip, is_whole=True)
@@ -348,13 +347,13 @@ class StmSessionService(BaseSessionService):
         self._save_later(key)
 
     def _save_later(self, key: MemoryKey) -> None:
-        """Let a task save the head of a session; several that come meanwhile are saved as one."""
+        """Let a task save the head of a session. Requests that come meanwhile are combined."""
         self._late[key] = None
         if self._running() is None:
             self._saving = asyncio.create_task(self._save_late(), name="stm-google-adk")
 
     def _running(self) -> asyncio.Task[None] | None:
-        """Return the task that saves heads, unless it has ended, as it does with its event loop."""
+        """Return the task that saves heads, or `None` if it has ended, as it does with its event loop."""
         task, loop = self._saving, asyncio.get_running_loop()
         return task if task is not None and not task.done() and task.get_loop() is loop else None
 
@@ -371,19 +370,19 @@ class StmSessionService(BaseSessionService):
                 await operations.together(some, self._catch_up)
 
     async def _catch_up(self, key: MemoryKey) -> None:
-        """Save the head of a session; an outage does not matter, because whoever reads makes up for it."""
+        """Save the head of a session; an outage is harmless: readers apply the missing items."""
         try:
             known = self._heads.get(key)
             if known is None or not await self._save_head(key, *known):
                 self._heads.pop(key)
-                await self._read(key, 0)  # which saves it
+                await self._read(key, 0)  # this saves the head
             elif known[1] is None:
                 await self._forget_deleted(key)
         except StmError as error:
             logger.debug("could not save the head of a session: %s", type(error).__name__)
 
     async def _seen_without_mark(self, key: MemoryKey, session: Session) -> _Seen:
-        """Return what an object has seen that was made by hand: all, if its last event is the last one."""
+        """Return what a session object made by hand has seen: all, if its last event is the last one."""
         found = await self._read(key, 1)
         if found is None:
             raise SessionNotFoundError(_NOT_FOUND)
@@ -395,7 +394,7 @@ class StmSessionService(BaseSessionService):
         return _Seen(found.head.tip, found.head.last)
 
     async def _session(self, key: MemoryKey, head: _Head, events: Sequence[Event]) -> Session:
-        # After the log: what an item changes was announced before the item was there.
+        # Read after the log: an item's changes were announced before the item was stored.
         return _session_of(key, head, events, await self._shared_by(key.tenant_id, key.user_id))
 
     # The state of users and apps
@@ -404,7 +403,7 @@ class StmSessionService(BaseSessionService):
         return self._shared(app_name, KIND, self._backend.tenant_state(app_name))
 
     def _of_user(self, app_name: str, user_id: str) -> SharedState:
-        # Of no session: the third part of a composite has no such "%".
+        # Not a key of any session: the third part of a composite never has such a "%".
         name = keys.user_state(app_name, user_id, f"%{KIND}")
         return self._shared(app_name, name, self._backend.state_store)
 
@@ -425,7 +424,7 @@ class StmSessionService(BaseSessionService):
         return [(state, part) for state, part in ((app, delta.app), (user, delta.user)) if part]
 
     async def _store(self, key: MemoryKey, seen: _Seen, item: Json, delta: _Delta) -> str | None:
-        """Add an item after the one that was seen, with what it changes; returns the tip, or `None`."""
+        """Add an item and its state changes after the item that was seen. Returns the tip, or `None`."""
         changed, entry = self._changed_by(key, delta), item["id"]
         note = {"user": key.user_id, "session": key.session_id, "after": seen.last, "at": time.time()}
 
@@ -439,7 +438,7 @@ class StmSessionService(BaseSessionService):
             tip = await self._log(key).add_after(seen.tip, [item])
             fates = {entry: tip is not None}
         except OutcomeUnknown:
-            # It is announced: whoever reads the state asks for its fate.
+            # It is announced: readers of the state look up its fate.
             raise
         except StmError:
             fates = {entry: False}
@@ -450,7 +449,7 @@ class StmSessionService(BaseSessionService):
         return tip
 
     async def _fate(self, app_name: str, entry: str, note: Json) -> bool | None:
-        """Say whether an announced item is in its log; `None` if it may yet come."""
+        """Return whether an announced item is in its log; `None` if it may still be stored."""
         try:
             key, at, before = MemoryKey(app_name, note["user"], note["session"]), note["at"], note["after"]
         except KeyError:
@@ -469,7 +468,7 @@ class StmSessionService(BaseSessionService):
             limit *= 4
 
     async def _adopt(self, key: MemoryKey, items: Sequence[Json]) -> None:
-        """Add to the states of the user and the app what an imported session says, and they do not."""
+        """Add to the states of the user and the app the values of an imported session that they lack."""
         with located(self._backend.name, "get_session"):
             deltas = [_Delta.of(_change_in(item)) for item in items]
         merged = _Delta({}, {}, {})
@@ -485,20 +484,20 @@ class StmSessionService(BaseSessionService):
 _STALE: Final = (
     "the session was modified in storage since it was loaded; read it again before you append to it"
 )
-_NOT_FOUND: Final = "there is no session with this id: it was deleted, has expired, or was never created"
+_NOT_FOUND: Final = "no session has this id: it was deleted, has expired, or was never created"
 
 AT_ONCE: Final = operations.AT_ONCE
 
 
 class _Seen(NamedTuple):
-    """The tip of a log, and the id of its last item, as an object has seen them."""
+    """The tip of a log, and the id of its last item, as last seen by an object."""
 
     tip: str
     last: str
 
 
 class _Delta(NamedTuple):
-    """What a state changes of an app, of a user and of a session, without the prefixes."""
+    """The changes to the states of an app, a user and a session, without the prefixes."""
 
     app: Json
     user: Json
@@ -519,7 +518,7 @@ class _Delta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """The session's own state, and its time, after the item `last`, when the log had this `tip`."""
+    """The session's state, and its time, after the item `last`, when the log had this `tip`."""
 
     tip: str
     last: str
@@ -527,7 +526,7 @@ class _Head:
     state: Json
 
     def follows(self, other: _Head) -> bool:
-        """Say whether it is of a later moment of the same log."""
+        """Return whether it is of a later moment of the same log."""
         own, others = Tip.of(self.tip), Tip.of(other.tip)
         return own.life == others.life and own.position > others.position
 
@@ -537,7 +536,7 @@ class _Head:
 
     @classmethod
     def of(cls, content: Mapping[str, Any] | None) -> _Head | None:
-        """Return the head in a saved state; `None` for none, and for what is none, which is replaced."""
+        """Return the head in a saved state; `None` if it is missing or invalid; then it is replaced."""
         match content:
             case {"tip": str(tip), "last": str(last), "at": float(at)} if isinstance(
                 content.get("state"), dict
@@ -557,11 +556,11 @@ class _Found(NamedTuple):
 
 @contextmanager
 def _surviving() -> Generator[None]:
-    """Log an outage that comes once an item is stored: whoever reads next makes up for what was not saved."""
+    """Log an outage after an item was stored: the next reader applies the changes that were not saved."""
     try:
         yield
     except StorageError as error:
-        logger.warning("could not save what an event changed, which is read from the event now: %s", error)
+        logger.warning("could not save an event's changes; readers take them from the event: %s", error)
 
 
 def _head_name(key: MemoryKey) -> str:
@@ -578,7 +577,7 @@ def _stripped(session_id: str | None) -> str:
 
 
 def _seen_by(session: Session) -> _Seen | None:
-    mark = session._storage_update_marker  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] -- ADK has it for what stores sessions
+    mark = session._storage_update_marker  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] -- ADK has it for session services
     last, separator, tip = (mark or "").partition(" ")
     return _Seen(tip, last) if separator else None
 
@@ -603,11 +602,11 @@ def _dumped(event: Event) -> Json:
 
 
 def _dumped_state(state: dict[str, Any]) -> Json:
-    """Return a state as JSON, as that of an event is, without what ends with the invocation."""
+    """Return a state as JSON, as for an event, without the values that end with the invocation."""
     try:
         event = Event(actions=EventActions(state_delta=state))
     except ValueError:
-        raise InvalidState("a state is an object, with strings as its keys") from None
+        raise InvalidState("a state must be an object with string keys") from None
     return _dumped(event)["actions"]["state_delta"]
 
 
@@ -619,7 +618,7 @@ def _events_in(items: Iterable[Json]) -> list[Event]:
 
 
 def _change_in(item: Json) -> Json:
-    """Return what an item changes of the state. Raises `Corrupt` if that cannot be read."""
+    """Return an item's changes to the state. Raises `Corrupt` if they cannot be read."""
     try:
         if item.get("type") == "session":
             return {**item["data"]["state"]}
@@ -633,8 +632,9 @@ def _change_in(item: Json) -> Json:
 def _head_after(head: _Head | None, items: Sequence[Json], tip: str, *, is_whole: bool) -> _Head | None:
     """Return the head after the newest items of a log; `None` if older ones are needed for it.
 
-    They are if the last one that the head knows is not among them, unless these are the whole log: then it is
-    of another session, or the oldest items are gone, and what is left is applied to it once more.
+    Older items are needed if the last item that the head covers is not among these and these are not the
+    whole log. If they are the whole log, the head is of another session, or the oldest items are gone; the
+    remaining ones are then applied to it again.
     """
     known = [place for place, item in enumerate(items) if head is not None and item.get("id") == head.last]
     if not known and not is_whole:

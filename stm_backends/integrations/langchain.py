@@ -29,13 +29,13 @@ logger = logging.getLogger("stm_backends")
 _T = TypeVar("_T")
 
 OnError: TypeAlias = Callable[[Exception], object]
-"""A function that is called with an error before it is raised; it may be a coroutine function."""
+"""A function or coroutine function called with an error before the error is raised."""
 
 _ON_ERROR_S: Final = 60.0
-"""How long such a function may take, in seconds."""
+"""The time limit of such a function, in seconds."""
 
 _AS_IT_IS: Final = frozenset(("content", "tool_calls", "invalid_tool_calls"))
-"""The fields of a message that a model reads. What is not JSON there is refused."""
+"""The fields of a message that a model reads. They are refused if they are not JSON."""
 
 
 class StmChatMessageHistory(BaseChatMessageHistory):
@@ -50,14 +50,14 @@ class StmChatMessageHistory(BaseChatMessageHistory):
     `add_messages` and `clear` need `run`, which runs a coroutine on the backend's loop, and must be called
     from another thread than that loop's. Without `run` they raise `ConfigurationError`.
 
-    With a `limit`, only the newest messages are read and returned, so many at most; all stay stored. The
-    history expires `ttl_s` seconds after the last message was added; `None`: never. The constructor reads
-    and writes nothing. Raises `InvalidKey` for an invalid key. All methods raise `StorageError`; an outage is
-    never an empty history.
+    With a `limit`, at most that many of the newest messages are read and returned; all stay stored. The
+    history expires `ttl_s` seconds after the last message was added; `None` means never. The constructor
+    reads and writes nothing. Raises `InvalidKey` for an invalid key. All methods raise `StorageError`; an
+    outage is never an empty history.
 
-    `RunnableWithMessageHistory` only logs what saving raises, and its caller gets an answer that is not
+    `RunnableWithMessageHistory` only logs errors of saving, so its caller may get an answer that is not
     stored. `on_error`, a function or a coroutine function, is called with each error of reading or adding
-    before it is raised. What it raises is logged, and it may take 60 seconds.
+    before the error is raised. It may take 60 seconds; its own errors are logged.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class StmChatMessageHistory(BaseChatMessageHistory):
         super().__init__()
         require_backend(backend)
         if on_error is not None and not callable(on_error):
-            raise ConfigurationError(f"on_error is a function, not {type(on_error).__name__}")
+            raise ConfigurationError(f"on_error must be a function, not {type(on_error).__name__}")
         if limit is not None:
             require_integer("limit", limit, least=0)
         self._limit = limit
@@ -104,10 +104,10 @@ class StmChatMessageHistory(BaseChatMessageHistory):
     async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Add messages at the end, all or none, in one round trip.
 
-        What is not JSON in artifacts and metadata is converted: bytes to base64, times to ISO 8601, decimals
-        and errors to text, sets to lists. All else is left out, with a warning that names its type. Raises
-        `InvalidState` for a message that LangChain could not load again, and for contents and tool calls that
-        are not JSON; `TooLarge`.
+        Values in artifacts and metadata that are not JSON are converted: bytes to base64, times to ISO 8601,
+        decimals and errors to text, sets to lists. Others are left out, with a warning that names their type.
+        Raises `InvalidState` for a message that LangChain could not load again, and for contents and tool
+        calls that are not JSON; `TooLarge`.
         """
         await self._reported(self._add(messages))
 
@@ -127,12 +127,12 @@ class StmChatMessageHistory(BaseChatMessageHistory):
         await self._log.add(items)
 
     def _dumped(self, message: BaseMessage, path: str) -> dict[str, Any]:
-        """Return a message as LangChain stores it, with what is not JSON converted, or else left out."""
+        """Return a message as LangChain stores it, with values that are not JSON converted or left out."""
         left_out = list[str]()
         try:
             item = messages_to_dict([message])[0]
         except (ValueError, TypeError, RecursionError):
-            # It contains itself, or what serializes itself fails.
+            # It contains itself, or a value's own serializer fails.
             bare: dict[str, Any] = {"additional_kwargs": {}, "response_metadata": {}}
             if isinstance(message, ToolMessage):
                 bare["artifact"] = None
@@ -156,7 +156,7 @@ class StmChatMessageHistory(BaseChatMessageHistory):
         return item
 
     async def _reported(self, work: Awaitable[_T]) -> _T:
-        """Return the result of a call; tells `on_error` of its error."""
+        """Return the result of a call; passes its error to `on_error`."""
         try:
             return await work
         except Exception as error:

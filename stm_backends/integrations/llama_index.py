@@ -39,19 +39,19 @@ class StmChatStore(BaseChatStore):
     memory = ChatMemoryBuffer.from_defaults(chat_store=store, chat_store_key="chat_001")
     ```
 
-    Keys are ids of conversations, and need only differ within the user. Adding, and removing the last
-    message, never conflict. Other changes are one conditional write, so they lose nothing that another
-    process adds meanwhile; `set_messages` and `delete_messages` leave nothing of what was there. A
-    conversation expires `ttl_s` seconds after the last change; `None`: never.
+    A key is the id of a conversation, and must be unique only within the user. Adding a message, and removing
+    the last one, never conflict with other writers. Other changes are one conditional write, so they lose
+    nothing that another process adds meanwhile; `set_messages` and `delete_messages` remove all previous
+    messages. A conversation expires `ttl_s` seconds after the last change; `None` means never.
 
-    The blocking methods work in another thread than the event loop of the backend: LlamaIndex calls some of
-    them so. They run on the loop that the store was made or used on, or by `run`, which runs a coroutine on
-    the backend's loop and returns its result, as `stm_backends.sync` has it. With `run`, every event loop may
-    use the asynchronous ones. Elsewhere, they raise `ConfigurationError`.
+    The blocking methods must be called from another thread than that of the backend's event loop, as
+    LlamaIndex itself calls some of them. They run on the loop that the store was created or used on, or by
+    `run`, which runs a coroutine on the backend's loop and returns its result; `stm_backends.sync` has one.
+    Elsewhere they raise `ConfigurationError`. With `run`, the asynchronous methods work on every event loop.
 
     The constructor reads and writes nothing, and raises `InvalidKey` for an invalid tenant or user. All
     methods raise `StorageError`, and `InvalidKey` for a key that is blank or too long; an outage is never an
-    empty conversation. A call that is cancelled has ended when the cancellation is raised.
+    empty conversation. A cancelled call has ended when the cancellation is raised.
     """
 
     _backend: Backend
@@ -82,52 +82,52 @@ class StmChatStore(BaseChatStore):
 
     @classmethod
     def class_name(cls) -> str:
-        """Return the name that LlamaIndex writes where it serializes a memory with this store."""
+        """Return the name that LlamaIndex writes when it serializes a memory with this store."""
         return "StmChatStore"
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        """Return the store itself: a workflow copies its state with each edit, and the backend is one."""
+        """Return the store itself: a workflow copies its state with each edit, but the backend is shared."""
         return self
 
     def __getstate__(self) -> dict[str, Any]:
         raise ConfigurationError(
-            "a chat store belongs to an open backend, which no pickle can hold: make one in each process"
+            "a chat store belongs to an open backend and cannot be pickled: create one in each process"
         )
 
     # On an event loop
 
     async def aget_messages(self, key: str) -> list[ChatMessage]:
-        """Return all messages, oldest first; `[]` if there are none. Raises `Corrupt` for what is no message.
+        """Return all messages, oldest first; `[]` if there are none. Raises `Corrupt` for invalid messages.
 
         Takes one round trip, and one more for each 512 messages of a long conversation.
         """
         return await self._do(self._get(key))
 
     async def aset_messages(self, key: str, messages: list[ChatMessage]) -> None:
-        """Replace all messages by others in one step; raises what `async_add_message` does."""
+        """Replace all messages in one step. Raises the same errors as `async_add_message`."""
         await self._do(self._set(key, messages))
 
     async def async_add_message(self, key: str, message: ChatMessage, idx: int | None = None) -> None:
         """Add a message at the end, in one round trip, or before the one at `idx`, as `list.insert` does.
 
-        What is not JSON in `additional_kwargs` is converted, or left out with a warning that names its type.
-        Raises `InvalidState` for a message that could not be read again, such as one with a file of this
-        machine, `LimitReached`, `TooLarge`, and `OutcomeUnknown` if it may have been added.
+        Values in `additional_kwargs` that are not JSON are converted, or left out with a warning that names
+        their type. Raises `InvalidState` for a message that could not be read again, such as one with the
+        path of a local file, `LimitReached`, `TooLarge`, and `OutcomeUnknown` if it may have been added.
         """
         await self._do(self._add(key, message, idx))
 
     async def adelete_messages(self, key: str) -> list[ChatMessage] | None:
         """Erase a conversation and return its messages; `None` if there is none.
 
-        What another process adds meanwhile is erased, or begins the conversation anew.
+        A message that another process adds meanwhile is erased, or starts the conversation anew.
         """
         return await self._do(self._clear(key))
 
     async def adelete_message(self, key: str, idx: int) -> ChatMessage | None:
-        """Remove the message at a place and return it; `None` if there is none.
+        """Remove the message at an index and return it; `None` if there is none.
 
-        A negative place counts from the end. The others keep their order; they are written anew, in one step.
-        Raises `Unavailable` if others changed the conversation all the time.
+        A negative index counts from the end. The other messages keep their order; they are rewritten in one
+        step. Raises `Unavailable` if others keep changing the conversation.
         """
         return await self._do(self._delete(key, idx))
 
@@ -149,7 +149,7 @@ class StmChatStore(BaseChatStore):
         return self._wait("aget_messages", self._get(key))
 
     def set_messages(self, key: str, messages: list[ChatMessage]) -> None:
-        """Replace all messages by others in one step; see `aset_messages`."""
+        """Replace all messages in one step; see `aset_messages`."""
         self._wait("aset_messages", self._set(key, messages))
 
     def add_message(self, key: str, message: ChatMessage, idx: int | None = None) -> None:
@@ -161,7 +161,7 @@ class StmChatStore(BaseChatStore):
         return self._wait("adelete_messages", self._clear(key))
 
     def delete_message(self, key: str, idx: int) -> ChatMessage | None:
-        """Remove the message at a place and return it; see `adelete_message`."""
+        """Remove the message at an index and return it; see `adelete_message`."""
         return self._wait("adelete_message", self._delete(key, idx))
 
     def delete_last_message(self, key: str) -> ChatMessage | None:
@@ -176,7 +176,7 @@ class StmChatStore(BaseChatStore):
         if self._run is not None:
             return await elsewhere(self._run, work)
         result = await work
-        # Also of a store that was made before the loop ran.
+        # Also for a store that was created before the loop ran.
         self._loop = _running_loop()
         return result
 
@@ -187,13 +187,13 @@ class StmChatStore(BaseChatStore):
         if loop is None or loop.is_closed() or loop is _running_loop():
             work.close()
             raise ConfigurationError(
-                "this blocks, and needs the event loop of the backend in another thread: "
-                f"await {instead}(); or make the store on that loop and call this in another thread; or pass "
-                "run=..., a function that runs a coroutine on that loop"
+                "this method blocks and needs the backend's event loop in another thread: "
+                f"await {instead}(), or create the store on that loop and call this from another thread, or "
+                "pass run=..., a function that runs a coroutine on that loop"
             )
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
-    # Each of these, on the loop of the backend
+    # The same calls, on the backend's loop
 
     async def _get(self, key: str) -> list[ChatMessage]:
         return self._read("get_messages", await self._log(key).items())
@@ -240,7 +240,7 @@ class StmChatStore(BaseChatStore):
             key = at[1].session_id
             log = self._log(key)
             newest = await log.newest(1)
-            # A record may be all that is left of a conversation; of one without messages, all entries tell.
+            # A conversation may have only a record left. Without messages, all entries must be read.
             if newest.items or (newest.exists and (await log.read(0)).exists):
                 found.append(key)
 
@@ -255,9 +255,9 @@ class StmChatStore(BaseChatStore):
         *,
         limit: int | None = None,
     ) -> _T:
-        """Replace the messages by what `edit` makes of them, in one step; by nothing for `None`.
+        """Replace the messages by the result of `edit`, in one step; change nothing if that is `None`.
 
-        `edit` is given the newest `limit` messages, and called again after each lost race.
+        `edit` gets the newest `limit` messages, and is called again after each lost race.
         """
         log = self._log(key)
 
@@ -271,7 +271,7 @@ class StmChatStore(BaseChatStore):
         done = await races.contend(attempt)
         if done is None:
             raise Unavailable(
-                "others changed the conversation all the time, and nothing was done; try again",
+                "others kept changing the conversation, and nothing was done; try again",
                 backend=self._backend.name,
                 operation=operation,
             )
@@ -288,7 +288,7 @@ class StmChatStore(BaseChatStore):
                 return [ChatMessage.model_validate(item) for item in items]
             except Exception:  # noqa: BLE001 -- LlamaIndex's validators raise whatever they meet
                 # The cause may quote the conversation.
-                raise Corrupt("a stored message is none that LlamaIndex knows") from None
+                raise Corrupt("a stored message is not one that LlamaIndex knows") from None
 
     def _dumped(self, key: str, message: object, path: str) -> Item:
         """Return a message as it is stored. Raises `InvalidState` if it could not be read again."""
@@ -298,17 +298,17 @@ class StmChatStore(BaseChatStore):
         try:
             said = message.model_copy(update={"additional_kwargs": {}})
             item = said.model_dump(mode="json", warnings=False)
-            # Not as JSON, which would refuse the message for one value.
+            # Not dumped as JSON, which would reject the message for one value.
             bare = message.model_copy(update={"blocks": []}).model_dump(warnings=False)["additional_kwargs"]
-            # They are among the blocks as well. LlamaIndex fails to read a message that has them here.
+            # Images are among the blocks as well. LlamaIndex fails to read a message that has them here.
             bare.pop("images", None)
             item["additional_kwargs"] = converter.plain(bare, DEEPEST_IN_TURN - 1)
             ChatMessage.model_validate(item)
         except Exception as error:  # noqa: BLE001 -- values in a message have serializers of their users
             what = type(error).__name__
-            raise InvalidState(f"{path} is none that LlamaIndex could read again ({what})") from None
+            raise InvalidState(f"{path} is not a message that LlamaIndex could read again ({what})") from None
         if _names_a_file(item):
-            raise InvalidState(f"{path} has the path of a file, which others cannot read: give its content")
+            raise InvalidState(f"{path} has the path of a local file: give the file's content")
         if converter.left_out:
             where = keys.log_name(keys.log_key(MemoryKey(*self._owner, key), "llama-index"))
             what = ", ".join(converter.left_out)
@@ -317,7 +317,7 @@ class StmChatStore(BaseChatStore):
 
 
 def _names_a_file(value: object) -> bool:
-    """Say whether a block of a message, or one within it, has its content in a file."""
+    """Return whether a block of a message, or one within it, has its content in a file."""
     if isinstance(value, dict):
         inner = cast("dict[str, object]", value)
         return ("block_type" in inner and inner.get("path") is not None) or any(

@@ -28,8 +28,8 @@ _DIALECTS: Final[Mapping[bool, _Dialects]] = {
     True: (*((cap, _JSON) for cap, _ in _PLAIN), *_PLAIN),
     False: _PLAIN,
 }
-"""The name of the output limit, and whether to request JSON, in the order in which they are tried, for
-answers in JSON and in plain text.
+"""The name of the output limit and whether to request JSON, in the order in which they are tried, for
+JSON answers and for plain text.
 
 Reasoning models reject `max_tokens`; a server that does not know `max_completion_tokens` may ignore it
 silently, so it comes second. Some servers reject `response_format`.
@@ -37,7 +37,7 @@ silently, so it comes second. Some servers reject `response_format`.
 
 
 class OpenAISummarizer(AbstractAsyncContextManager["OpenAISummarizer"]):
-    """A `summarizer` for a memory that has a model write the summary, and an `llm_provider` for tiers.
+    """A `summarizer` that has a model write a memory's summary, and an `llm_provider` for tiers.
 
     ```
     async with OpenAISummarizer("gpt-4.1-mini") as summarize, open_backend("sqlite:///memory.db") as backend:
@@ -47,13 +47,13 @@ class OpenAISummarizer(AbstractAsyncContextManager["OpenAISummarizer"]):
     `base_url` and `api_key` belong to any endpoint with `/chat/completions`; by default the `openai` client
     takes them from the environment. Instead of both, a `client` can be passed, which is never closed.
 
-    `max_tokens` is the length of the summary that the model is asked for; set it to the memory's
+    `max_tokens` is the summary length requested from the model; set it to the memory's
     `summary_max_tokens` or less, because longer summaries are cut. `max_output_tokens` limits the answer. It
     defaults to four times `max_tokens`, because reasoning models use part of it before they answer. Requests
     longer than `max_input_tokens`, by the default estimate, are shortened (see `messages_for`).
     `timeout_s` is the time limit of one request in seconds. The client retries up to its `max_retries`; the
-    memory's `summarizer_timeout_s` limits the total. With `titles`, the model also names the conversation, in
-    the same answer; a list of conversations shows that unless the user has set a title.
+    memory's `summarizer_timeout_s` limits the total. With `titles`, the same answer also has a title for the
+    conversation; a list of conversations shows it unless the user has set a title.
     """
 
     def __init__(  # noqa: PLR0913 -- one for each setting
@@ -75,7 +75,7 @@ class OpenAISummarizer(AbstractAsyncContextManager["OpenAISummarizer"]):
         self._max_output_tokens = 4 * max_tokens if max_output_tokens is None else max_output_tokens
         require_count("max_output_tokens", self._max_output_tokens)
         if client is not None and (base_url is not None or api_key is not None):
-            raise ConfigurationError("give base_url and api_key, or a client, not both")
+            raise ConfigurationError("pass base_url and api_key, or a client, not both")
         self._model = model
         self._max_tokens = max_tokens
         self._max_input_tokens = max_input_tokens
@@ -102,7 +102,7 @@ class OpenAISummarizer(AbstractAsyncContextManager["OpenAISummarizer"]):
         return {"summary": summary_in(answer), **({"title": title} if title else {})}
 
     async def generate(self, *, messages: list[dict[str, str]]) -> str:
-        """Return the model's answer to messages, as `MemoryManager` asks its `llm_provider`.
+        """Return the model's answer to messages; `MemoryManager` calls this as its `llm_provider`.
 
         Requests plain text, not JSON. Raises what the client raises, and `BadSummary` for an answer that has
         no text or was cut off. `max_input_tokens` does not apply.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Snapshot(NamedTuple):
-    """What `OpenAIResponsesCompactionSession` asks for: the latest items, and how to replace some of them."""
+    """For `OpenAIResponsesCompactionSession`: the latest items, and a function to replace some."""
 
     items: list[TResponseInputItem]
     complete: bool
@@ -39,11 +39,11 @@ class StmSession:
 
     Items are returned as they were added: all of them, unless `session_settings` or a call sets a limit.
     `session_settings` may be a dictionary, as for the SDK's own sessions. The history expires `ttl_s` seconds
-    after the last item was added; `None`: never. The constructor reads and writes nothing. Raises
+    after the last item was added; `None` means never. The constructor reads and writes nothing. Raises
     `InvalidKey` for an invalid key.
 
-    All methods raise `StorageError`; an outage is never an empty history. A call that is cancelled has ended
-    when the cancellation is raised: what it was to do is done, or never will be. The SDK includes
+    All methods raise `StorageError`; an outage is never an empty history. A cancelled call has ended when the
+    cancellation is raised: its work is done, or never will be. The SDK includes
     `session_id`, the last part of the key, in its traces.
     """
 
@@ -64,7 +64,7 @@ class StmSession:
         """Return the latest `limit` items, oldest first; by default, the limit of the settings applies.
 
         Takes one round trip, and with a limit reads only the newest items, however long the conversation is.
-        Raises `ConfigurationError` for a limit that is negative or no integer.
+        Raises `ConfigurationError` for a limit that is negative or not an integer.
         """
         if limit is None:
             limit = _settings(self.session_settings).limit
@@ -75,7 +75,7 @@ class StmSession:
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Add items at the end, all or none, in one round trip.
 
-        Raises `InvalidState`, naming the path, for what is not JSON, and `TooLarge`.
+        Raises `InvalidState`, naming the path, for values that are not JSON, and `TooLarge`.
         """
         require_items("items", items)
         await self._log.add(items)
@@ -94,7 +94,7 @@ class StmSession:
     async def _get_compaction_snapshot(
         self, limit: int, *, prune_prefix: Callable[[TResponseInputItem], bool] | None = None
     ) -> _Snapshot:
-        """Return the latest items for the SDK's compaction, which looks for a method of this name.
+        """Return the latest items for the SDK's compaction. The SDK looks for a method of this name.
 
         Some of them are replaced in one step, and only if nothing has changed since they were read.
         """

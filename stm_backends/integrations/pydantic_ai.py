@@ -8,9 +8,9 @@ A conversation is a log of items:
 {"record": {...}}                                                        a save without new entries
 ```
 
-A save adds its items in one conditional write, so it is there as a whole or not at all, and the newest record
-is the one that counts. A fork has copies of the entries that it keeps, under their ids: each conversation is
-whole in its own log, which expires, is exported and is erased by itself.
+A save adds its items in one conditional write, so it is stored whole or not at all; the newest record counts.
+A fork has copies of the entries that it keeps, under the same ids, so that each conversation is complete in
+its own log, which expires, is exported and is erased independently.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ try:
 except ModuleNotFoundError as error:
     raise missing_extra("pydantic-ai", error) from error
 
-# It comes with Pydantic AI, whose lack is to be said first.
+# It comes with Pydantic AI. If that is missing, the error above is the one to show.
 from pydantic import ConfigDict, TypeAdapter
 
 REMEMBERED: Final = 10_000
-"""Of how many conversations, and of how many entries, a store remembers what it has last seen."""
+"""Maximum number of conversations, and of entries, that a store remembers."""
 
 SPARE: Final = 8
-"""How many items more than messages a limited load reads: saves without new entries are items, too."""
+"""Number of extra items that a limited load reads, because saves without new entries are items, too."""
 
-# In a list, because that of a dataclass takes no configuration; this is the one that messages have.
+# A list, because the adapter of a dataclass takes no configuration; this is the messages' configuration.
 _RECORDS: Final = TypeAdapter(
     list[ConversationRecord], config=ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 )
 
 
 class _Head(NamedTuple):
-    """What was last seen of a conversation: the revision, the last entries of its histories, and its log."""
+    """A conversation as last seen: the revision, the last entries of its histories, and its log."""
 
     revision: str | None
     ends: frozenset[str]
@@ -73,10 +73,10 @@ class StmConversationStore(ConversationStore):
     await store.save(await agent.run("Hello", conversation=conversation))
     ```
 
-    It reaches nothing of other users, whichever ids it is given. A save is one conditional write: of several
-    that begin with the same revision one is stored, and the others raise `ConversationConflict` and change
-    nothing. A conversation expires `ttl_s` seconds after it was last saved; `None`: never. The constructor
-    reads and writes nothing, so a store for each request costs nothing.
+    The store reaches nothing of other users, whatever ids it is given. A save is one conditional write: of
+    several saves that begin with the same revision, one is stored, and the others raise
+    `ConversationConflict` and change nothing. A conversation expires `ttl_s` seconds after it was last saved;
+    `None` means never. The constructor reads and writes nothing, so a store for each request costs nothing.
 
     All methods raise `StorageError`; an outage is never a missing conversation. `OutcomeUnknown` means that a
     save may have been stored: load the conversation to see. Raises `InvalidKey` for an invalid tenant, user
@@ -88,17 +88,17 @@ class StmConversationStore(ConversationStore):
         self._backend = backend
         self._owner = (tenant, user)
         self._ttl_s = ttl_s
-        # Raises what is wrong with them.
+        # Raises the error for an invalid tenant or user.
         self._log("any")
-        # For the write that follows a read.
+        # Used by the write that follows a read.
         self._heads: Bounded[str, _Head] = Bounded(REMEMBERED)
-        # Which conversation has an entry. The base class asks for entries by their ids alone.
+        # The conversation of each entry. The base class asks for entries only by their ids.
         self._places: Bounded[str, str] = Bounded(REMEMBERED)
 
     async def read_record(self, conversation_id: str) -> ConversationRecord | None:
-        """Return the record of a conversation, or `None` if there is none, in one round trip.
+        """Return the record of a conversation, or `None` if it does not exist, in one round trip.
 
-        Raises `Corrupt` if it cannot be read, such as one that a newer Pydantic AI has stored.
+        Raises `Corrupt` if it cannot be read, for example because a newer Pydantic AI stored it.
         """
         record, _ = await self._look(conversation_id)
         return record
@@ -109,7 +109,7 @@ class StmConversationStore(ConversationStore):
         """Return the records of the user's conversations, or those of a scope, the one saved last first.
 
         Reads the end of each conversation, whatever the limit. `backend.conversations.list` returns a page in
-        two round trips, as of a minute ago.
+        two round trips, as of up to a minute ago.
         """
         found: list[ConversationRecord] = []
 
@@ -131,10 +131,10 @@ class StmConversationStore(ConversationStore):
     ) -> None:
         """Store a record with its new entries, all or nothing, if the stored revision is the expected one.
 
-        Two round trips, if this store has read the record that it replaces. A fork, and a return to an
-        earlier entry, read what they refer to. A call that is cancelled has ended when the cancellation is
-        raised. Raises `ConversationConflict`, `InvalidState` for values that could not be read again,
-        `TooLarge`, and `OutcomeUnknown`.
+        Takes two round trips if this store has read the record that it replaces. A fork, and a return to an
+        earlier entry, also read the entries that they refer to. A cancelled call has ended when the
+        cancellation is raised. Raises `ConversationConflict`, `InvalidState` for values that could not be
+        read again, `TooLarge`, and `OutcomeUnknown`.
         """
         conversation_id = record.conversation_id
         added, stored = _dumped(record, new_entries)
@@ -151,7 +151,7 @@ class StmConversationStore(ConversationStore):
             self._places[entry.id] = conversation_id
 
     async def delete_record(self, conversation_id: str, *, expected_revision: str) -> None:
-        """Erase a conversation with all of its messages; forks of it keep their copies.
+        """Erase a conversation with all its messages; its forks keep their copies.
 
         Raises `ConversationConflict` if the stored revision is not the expected one.
         """
@@ -162,15 +162,15 @@ class StmConversationStore(ConversationStore):
     async def read_entry(self, entry_id: str) -> ConversationEntry:
         """Return an entry. Raises `MessageNotFound`, a `LookupError`, if no conversation has it.
 
-        If this store has not met the entry before, it looks through the user's conversations.
+        If this store does not know the entry, it searches the user's conversations.
         """
         _, line = await self._history(entry_id, 1)
         return self._entries(line)[0]
 
     async def read_history(self, head_id: str | None, *, limit: int | None = None) -> list[ConversationEntry]:
-        """Return the entries up to one, oldest first, or the newest `limit` of them; as `read_entry`.
+        """Return the entries up to one, oldest first, or the newest `limit` of them; raises as `read_entry`.
 
-        With a limit, reads the end of the log alone, unless the entry is not there. If the oldest entries
+        With a limit, reads only the end of the log, unless the entry is not there. If the oldest entries
         have expired, returns the newer ones.
         """
         if head_id is None or (limit is not None and limit < 1):
@@ -196,7 +196,7 @@ class StmConversationStore(ConversationStore):
             state = await log.newest(limit)
             with located(self._backend.name, "read_record"):
                 record = _record_in(state.items, conversation_id)
-            # An import may have been cut short: then no record is among the last items.
+            # If an import was cut short, no record is among the last items.
             if record is not None or len(state.items) < limit:
                 break
             limit *= 16
@@ -205,7 +205,7 @@ class StmConversationStore(ConversationStore):
         return record, head
 
     def _note(self, record: ConversationRecord | None) -> list[str]:
-        """Note where the last entries of a conversation's histories are, and return them."""
+        """Note that the last entries of a conversation's histories belong to it, and return them."""
         if record is None:
             return []
         ends = [one for one in (record.head_id, *record.branches) if one is not None]
@@ -225,7 +225,7 @@ class StmConversationStore(ConversationStore):
     async def _missing(
         self, conversation_id: str, needed: Sequence[str]
     ) -> tuple[list[Item], dict[str, str]]:
-        """Return copies of the histories that a conversation lacks of those up to some entries.
+        """Return copies of the entries that a conversation lacks in the histories up to `needed`.
 
         Also returns the conversations that these entries were copied from. Raises `ConversationConflict` if
         there is no such entry.
@@ -245,15 +245,15 @@ class StmConversationStore(ConversationStore):
     async def _stored(
         self, log: ItemLog, tip: str, items: Sequence[Item], sources: Mapping[str, str]
     ) -> bool:
-        """Add items to a log; `False` if others came first, or what they were copied from is gone."""
+        """Add items to a log; `False` if others came first, or the conversations copied from are gone."""
         after = await log.add_after(tip, items)
         with suppress(StorageError):
             if after is None:
                 if not (await log.read(0)).exists:
-                    # Of a log that was erased, nothing else removes what was refused.
+                    # If the log was erased, nothing else removes the refused items.
                     await log.fold()
                 return False
-            # After an outage, the fork stays: it was there before whatever happened to its source.
+            # After an outage, the fork stays: it was stored before anything happened to its source.
             for entry_id, source in sources.items():
                 if not await self._history_in(source, entry_id, 1):
                     # Deleted while it was copied, perhaps with its user.
@@ -275,14 +275,14 @@ class StmConversationStore(ConversationStore):
         raise MessageNotFound("no conversation of this user has an entry of this id")
 
     async def _history_in(self, conversation_id: str, entry_id: str, limit: int | None) -> list[Item]:
-        """Return the newest `limit` items of the history up to an entry of a conversation; [] without it."""
+        """Return the newest `limit` items of the history up to an entry; `[]` if the log lacks the entry."""
         line: list[Item] = []
         for last in (None,) if limit is None else (limit + SPARE, None):
             items = await self._log(conversation_id).items(last)
             with located(self._backend.name, "read_history"):
                 entries = _entries_in(items)
             line, place = [], entry_id
-            # Taken out, so that a circle ends.
+            # Removed, so that a cycle ends.
             while len(line) != limit and (item := entries.pop(place, None)) is not None:
                 line.append(item)
                 place = item["parent"]
@@ -296,7 +296,7 @@ class StmConversationStore(ConversationStore):
                 messages = ModelMessagesTypeAdapter.validate_python([item["message"] for item in line])
             except (TypeError, ValueError, RecursionError):
                 # The cause quotes the conversation.
-                raise Corrupt("a stored message is none that this version of Pydantic AI knows") from None
+                raise Corrupt("a stored message is not one that this version of Pydantic AI knows") from None
         return [
             ConversationEntry(id=item["id"], parent_id=item["parent"], message=message)
             for item, message in zip(line, messages, strict=True)
@@ -304,19 +304,19 @@ class StmConversationStore(ConversationStore):
 
 
 def _dumped(record: ConversationRecord, entries: Sequence[ConversationEntry]) -> tuple[list[Item], Item]:
-    """Return the items of entries, and a record, as they are stored. Raises `InvalidState`."""
+    """Return the stored form of entries and of a record. Raises `InvalidState`."""
     try:
         messages = ModelMessagesTypeAdapter.dump_python(
             [entry.message for entry in entries], mode="json", warnings=False
         )
         (stored,) = _RECORDS.dump_python([record], mode="json", warnings=False)
-        # What could not be read again would make the conversation unreadable.
+        # A value that could not be read again would make the conversation unreadable.
         ModelMessagesTypeAdapter.validate_python(messages)
         _RECORDS.validate_python([stored])
-    except Exception as error:  # noqa: BLE001 -- values in messages have serializers of their users
+    except Exception as error:  # noqa: BLE001 -- values in messages may have users' serializers
         what = type(error).__name__
         raise InvalidState(f"Pydantic AI cannot write a message or a record as JSON ({what})") from None
-    # The log's key says it, and an export may be imported under another one.
+    # The log's key has the id, and an export may be imported under another one.
     del stored["conversation_id"]
     items = [
         {"id": entry.id, "parent": entry.parent_id, "message": message}
@@ -333,7 +333,7 @@ def _record_in(items: Sequence[Item], conversation_id: str) -> ConversationRecor
                 stored = {**item["record"], "conversation_id": conversation_id}
                 return _RECORDS.validate_python([stored])[0]
             except (TypeError, ValueError, RecursionError):
-                raise Corrupt("a stored record is none that this version of Pydantic AI knows") from None
+                raise Corrupt("a stored record is not one that this version of Pydantic AI knows") from None
     return None
 
 
@@ -344,6 +344,6 @@ def _entries_in(items: Sequence[Item]) -> dict[str | None, Item]:
         if "message" in item:
             entry_id, parent = item.get("id"), item.get("parent", 0)
             if not isinstance(entry_id, str) or not (parent is None or isinstance(parent, str)):
-                raise Corrupt("a stored entry has no id, or none of the entry before it")
+                raise Corrupt("a stored entry has no id or no parent id")
             found[entry_id] = item
     return found

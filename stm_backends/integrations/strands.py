@@ -1,7 +1,7 @@
-"""Strands Agents: what agents store, and their sessions message by message, on any backend (extra `strands`).
+"""Strands Agents: agents' storage, and sessions message by message, on any backend (extra `strands`).
 
-Strands runs its agents on event loops of its own, in threads, so both classes take `run`, as
-`stm_backends.sync` has it.
+Strands runs its agents on its own event loops, in threads, so both classes take `run`; `stm_backends.sync`
+has one.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _SCOPED: Final[object] = getattr(storage, "_NAMESPACED", None)
-"""How Strands tells a storage with a namespace, which it gives no other; without it, it nests two."""
+"""Strands' mark of a storage that has a namespace. Without it, Strands adds a second namespace."""
 
 _DEFAULT_AGENT: Final = "default"
 """The id that Strands gives an agent without one."""
 
 
 class StmStorage(Storage):
-    """Bytes under keys, as a `Storage` of Strands: for snapshots of sessions, memories and what is offloaded.
+    """Bytes under keys, as a `Storage` of Strands: for snapshots of sessions, memories and offloaded data.
 
     ```
     with stm_backends.sync.open_backend("redis://host:6379/0") as backend:
@@ -54,15 +54,15 @@ class StmStorage(Storage):
         agent = Agent(session_manager=SnapshotSessionManager("chat_001", storage=storage))
     ```
 
-    What is stored is the user's, and erased with the user. `run` runs a coroutine on the backend's loop and
-    returns its result; it is called in other threads, so every event loop may use the storage. Each value is
-    written and read as a whole; of two who write the same key, the last wins. It expires `ttl_s` seconds
-    after it was written; `None`: never.
+    Stored values belong to the user and are erased with the user. `run` runs a coroutine on the backend's
+    loop and returns its result; it is called in other threads, so every event loop may use the storage. Each
+    value is written and read as a whole; of two writers to one key, the last one wins. A value expires
+    `ttl_s` seconds after it was written; `None` means never.
 
     Keys are paths, as in the storages of Strands. All methods raise the `StorageError` of Strands, whose
-    `__cause__` is that of this library; an outage is never a missing value. A call that is cancelled has
-    ended when the cancellation is raised. The constructor reads and writes nothing, and raises `InvalidKey`
-    for an invalid tenant or user.
+    `__cause__` is that of this library; an outage is never a missing value. A cancelled call has ended when
+    the cancellation is raised. The constructor reads and writes nothing, and raises `InvalidKey` for an
+    invalid tenant or user.
     """
 
     _namespaced: object = None
@@ -82,7 +82,7 @@ class StmStorage(Storage):
         self._ttl_s = ttl_s
 
     async def write(self, key: str, data: bytes) -> None:
-        """Store data under a key, in place of what is there."""
+        """Store data under a key, replacing any that is there."""
         if not isinstance(data, (bytes, bytearray, memoryview)):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
             raise InvalidState(f"data must be bytes, not {type(data).__name__}")
         name, state = self._name(key), {"data": bytes(data)}
@@ -97,7 +97,7 @@ class StmStorage(Storage):
             data = b"" if state is None else state.get("data")
             if not isinstance(data, bytes):
                 with located(self._backend, "read"):
-                    raise Corrupt("the state under this key holds no bytes")
+                    raise Corrupt("the state under this key does not contain bytes")
             return None if state is None else data
 
         return await self._do(read())
@@ -121,13 +121,13 @@ class StmStorage(Storage):
         """Return the same storage with a prefix before every key; namespaces nest."""
         added = _path(prefix).rstrip("/")
         scoped = copy.copy(self)
-        scoped._prefix = f"{self._prefix}{added}/" if added else self._prefix  # noqa: SLF001 -- of its own class
-        scoped._namespaced = _SCOPED  # noqa: SLF001 -- of its own class
+        scoped._prefix = f"{self._prefix}{added}/" if added else self._prefix  # noqa: SLF001 -- the same class
+        scoped._namespaced = _SCOPED  # noqa: SLF001 -- the same class
         return scoped
 
     def _name(self, key: str) -> str:
         if not (path := _path(key).rstrip("/")):
-            raise StorageError("a key of a storage must not be empty")
+            raise StorageError("a storage key must not be empty")
         return f"{self._base}{_escaped(self._prefix + path)}"
 
     async def _do(self, work: Coroutine[Any, Any, _T]) -> _T:
@@ -138,10 +138,10 @@ class StmStorage(Storage):
 
 
 def _path(key: str) -> str:
-    """Return a key or a prefix without a "/" at its beginning, or two in a row, as Strands reads it."""
+    """Return a key or a prefix without a leading "/" and without repeated ones, as Strands reads it."""
     parts = key.split("/")
     if "\\" in key or ".." in parts:
-        raise StorageError("a key of a storage must have no backslash, and no part that is '..'")
+        raise StorageError("a storage key must not contain a backslash or the part '..'")
     last = "/" if key.endswith("/") else ""
     path = "/".join(filter(None, parts))
     return f"{path}{last}" if path else ""
@@ -165,14 +165,14 @@ class StmSessionRepository(SessionRepository):
         agent = Agent(session_manager=RepositorySessionManager("chat_001", sessions))
     ```
 
-    A message is one addition to the agent's log, so a turn costs what it is long, whatever stands before it,
-    and of two processes that speak in one session neither loses a message: both are shown what was said by
-    either when they begin. Of an agent's state, the last one saved wins. Sessions are the user's, and erased
-    with the user.
+    A message is one addition to the agent's log, so a turn costs the same however long the conversation is.
+    If two processes speak in one session, neither loses a message: both see what either said when they next
+    begin. Of an agent's states, the last one saved wins. Sessions belong to the user, and are erased with
+    the user.
 
     All methods block, and must not be called on the thread of the backend's loop. They raise `StorageError`,
-    `InvalidKey` for an id that is blank or contains "/", and Strands' `SessionException` for what does not
-    exist; an outage is never an empty session. The constructor reads and writes nothing.
+    `InvalidKey` for an id that is blank or contains "/", and Strands' `SessionException` for anything that
+    does not exist; an outage is never an empty session. The constructor reads and writes nothing.
     """
 
     def __init__(self, backend: Backend, tenant_id: str, user_id: str, *, run: Waits) -> None:
@@ -184,10 +184,10 @@ class StmSessionRepository(SessionRepository):
         self._run = run
 
     def create_session(self, session: Session, **kwargs: Any) -> Session:
-        """Store a new session. Raises `SessionException` if there is one of its id."""
+        """Store a new session. Raises `SessionException` if one with its id exists."""
         name = self._name(session.session_id)
         if not self._run(self._states.save_if(name, {**session.to_dict()}, expect=None)):
-            raise SessionException("a session with this id exists already")
+            raise SessionException("a session with this id already exists")
         return session
 
     def read_session(self, session_id: str, **kwargs: Any) -> Session | None:
@@ -196,11 +196,11 @@ class StmSessionRepository(SessionRepository):
         return None if state is None else Session.from_dict(state)
 
     def delete_session(self, session_id: str) -> None:
-        """Erase a session with its agents and their messages; raises `SessionException` if there is none."""
+        """Erase a session with its agents and messages. Raises `SessionException` if it does not exist."""
         self._run(self._delete(session_id))
 
     def create_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
-        """Store the state of an agent, in place of what is there."""
+        """Store the state of an agent, replacing any that is there."""
         self._save(self._name(session_id, "agent", session_agent.agent_id), session_agent.to_dict())
 
     def read_agent(self, session_id: str, agent_id: str, **kwargs: Any) -> SessionAgent | None:
@@ -219,10 +219,10 @@ class StmSessionRepository(SessionRepository):
     def create_message(
         self, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any
     ) -> None:
-        """Add a message at the end, in one round trip; the same message is added once.
+        """Add a message at the end, in one round trip; a repeated message is added once.
 
-        What a guardrail has redacted is not stored. Raises `InvalidState`, naming the path, for what is not
-        JSON, `LimitReached` and `TooLarge`.
+        Text that a guardrail has redacted is not stored. Raises `InvalidState`, naming the path, for values
+        that are not JSON, `LimitReached` and `TooLarge`.
         """
         item = _item(session_message)
         require_json(item, "message", deepest=DEEPEST_IN_TURN)
@@ -231,21 +231,21 @@ class StmSessionRepository(SessionRepository):
     def read_message(
         self, session_id: str, agent_id: str, message_id: int, **kwargs: Any
     ) -> SessionMessage | None:
-        """Return the message of a number, the newest if two processes have given it; `None` if none has."""
+        """Return the message with a number, the newest if two processes used it; `None` if there is none."""
         found = (one for one in self._messages(session_id, agent_id)[::-1] if one.message_id == message_id)
         return next(found, None)
 
     def update_message(
         self, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any
     ) -> None:
-        """Replace a message in one step; what it was is not stored any more.
+        """Replace a message in one step; its old content is no longer stored.
 
-        Raises `SessionException` if there is none of its number, and `Unavailable` if others added messages
-        all the time.
+        Raises `SessionException` if no message has its number, and `Unavailable` if others keep adding
+        messages.
         """
         if not self._run(self._replace(self._log(session_id, agent_id), session_message)):
             raise Unavailable(
-                "others added messages all the time, and nothing was replaced; try again",
+                "others kept adding messages, and nothing was replaced; try again",
                 backend=self._backend.name,
                 operation="update_message",
             )
@@ -258,7 +258,7 @@ class StmSessionRepository(SessionRepository):
         return self._messages(session_id, agent_id)[offset:end]
 
     def create_multi_agent(self, session_id: str, multi_agent: MultiAgentBase, **kwargs: Any) -> None:
-        """Store the state of a graph or a swarm, in place of what is there."""
+        """Store the state of a graph or a swarm, replacing any that is there."""
         self._save(self._name(session_id, "multi", multi_agent.id), multi_agent.serialize_state())
 
     def read_multi_agent(self, session_id: str, multi_agent_id: str, **kwargs: Any) -> dict[str, Any] | None:
@@ -266,12 +266,12 @@ class StmSessionRepository(SessionRepository):
         return self._load(self._name(session_id, "multi", multi_agent_id))
 
     def update_multi_agent(self, session_id: str, multi_agent: MultiAgentBase, **kwargs: Any) -> None:
-        """Replace the state of a graph or a swarm. Raises `SessionException` if there is none."""
+        """Replace the state of a graph or a swarm. Raises `SessionException` if it does not exist."""
         if self.read_multi_agent(session_id, multi_agent.id) is None:
-            raise SessionException("the session has no graph and no swarm with this id")
+            raise SessionException("the session has no graph or swarm with this id")
         self.create_multi_agent(session_id, multi_agent)
 
-    # On the loop of the backend
+    # On the backend's loop
 
     async def _delete(self, session_id: str) -> None:
         names = [
@@ -285,9 +285,9 @@ class StmSessionRepository(SessionRepository):
         ]
         for name in names:
             await self._states.delete_memory_state(name)
-        # Last, so that a call which fails before can be repeated.
+        # Erased last, so that a call that fails earlier can be repeated.
         if not await self._states.delete_memory_state(self._name(session_id)):
-            raise SessionException("there is no session with this id")
+            raise SessionException("no session has this id")
 
     async def _replace(self, log: ItemLog, message: SessionMessage) -> bool:
         async def attempt() -> bool | races.Lost:
@@ -301,7 +301,7 @@ class StmSessionRepository(SessionRepository):
 
         return await races.contend(attempt) or False
 
-    # In the thread of the caller
+    # In the caller's thread
 
     def _save(self, name: str, state: Mapping[str, Any]) -> None:
         self._run(self._states.save_memory_state(name, {**state}))
@@ -318,7 +318,7 @@ class StmSessionRepository(SessionRepository):
                 return [_message(item) for item in items]
             except (AttributeError, KeyError, TypeError, ValueError):
                 # The cause may quote the conversation.
-                raise Corrupt("a stored message is none that Strands knows") from None
+                raise Corrupt("a stored message is not one that Strands knows") from None
 
     def _log(self, session_id: str, agent_id: str) -> ItemLog:
         session = (
@@ -327,15 +327,15 @@ class StmSessionRepository(SessionRepository):
         return self._backend.item_log(MemoryKey(*self._owner, session), "strands")
 
     def _name(self, session_id: str, kind: str = "session", of: str = "") -> str:
-        """Return the key of a state, which is erased with the conversation of the session's id."""
+        """Return the key of a state. The state is erased with the conversation that has the session's id."""
         whose = MemoryKey(*self._owner, _part(session_id)).composite()
         return f"kv:v1:{whose}:strands/{kind}" + ("" if kind == "session" else f"/{_quoted(of)}")
 
 
 def _part(given: str) -> str:
-    """Return the id of a session or an agent. Raises `InvalidKey` unless it can be a part of a key."""
+    """Return the id of a session or an agent. Raises `InvalidKey` unless it is valid in a key."""
     if not isinstance(given, str) or not given.strip() or "/" in given:  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
-        raise InvalidKey("the id of a session or an agent must be a string that is not blank and has no '/'")
+        raise InvalidKey("the id of a session or an agent must be a non-blank string without '/'")
     return given
 
 
@@ -348,7 +348,7 @@ def _unquoted(text: str) -> str:
 
 
 def _item(message: SessionMessage) -> dict[str, Any]:
-    """Return a message as it is stored: what Strands shows an agent, and beside it what it notes of it."""
+    """Return a message as it is stored: the content that an agent sees, and Strands' notes on it."""
     facts = message.to_dict()
     given, redacted = facts.pop("message"), facts.pop("redact_message")
     return {**(redacted or given), "strands": facts}
@@ -364,7 +364,7 @@ def _facts(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _place(messages: list[SessionMessage], sought: SessionMessage) -> int | None:
-    """Return where a message is: that of its number and time, or else the newest of its number."""
+    """Return the index of the message with this number and time, or else the newest with that number."""
     places = [place for place, one in enumerate(messages) if one.message_id == sought.message_id]
     exact = [place for place in places if messages[place].created_at == sought.created_at]
     return next(reversed(exact or places), None)

@@ -1,9 +1,9 @@
 """The prompt that asks a model for a summary, and the parser of its answer; pure functions.
 
-The model should answer with the JSON object `{"summary": "<session_summary>...</session_summary>"}` and
-nothing else. The parser also accepts common deviations where the summary is unambiguous: code fences and
-text around the object, unescaped line breaks and quotation marks, tags without the object, the object
-without the tags. Everything else raises `BadSummary` and counts as a failed attempt.
+The model should answer with only the JSON object `{"summary": "<session_summary>...</session_summary>"}`. The
+parser also accepts common deviations if the summary is unambiguous: code fences and text around the object,
+unescaped line breaks and quotation marks, tags without the object, the object without the tags. Everything
+else raises `BadSummary` and counts as a failed attempt.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _OPEN: Final = "<session_summary>"
 _CLOSE: Final = "</session_summary>"
 
 _OBJECTS_TRIED: Final = 64
-"""How many opening braces in an answer are tried as the start of a JSON object; keeps parsing linear."""
+"""Maximum number of opening braces tried as the start of a JSON object; keeps parsing linear."""
 
 _SHORTEST_TEXT: Final = 64
 _MOST_ITEMS: Final = 1024
@@ -72,9 +72,9 @@ def messages_for(
     """Return the messages for a summarizer's request, `{"previous_summary": str, "turns": [...]}`.
 
     `max_tokens` is the maximum length of the summary. The messages take at most about `max_input_tokens`, by
-    the default estimate. To fit, the longest texts of the turns are shortened, to 64 characters at least;
-    then lists and objects are, from their ends; then the oldest turns are left out and the previous summary
-    is shortened. One short turn always remains. With `titles`, the answer is to have a title, too.
+    the default estimate. To fit, the longest texts of the turns are shortened first, to no less than 64
+    characters; then lists and objects, from their ends; then the oldest turns are left out and the previous
+    summary is shortened. One short turn always remains. With `titles`, the answer should have a title, too.
     """
     system = _SYSTEM.format(max_tokens=max_tokens, title='"title": "...", ' if titles else "")
     system += _TITLES if titles else ""
@@ -95,12 +95,12 @@ def messages_for(
 
 
 def _with(given: Mapping[str, str], text: str) -> str:
-    """Return the JSON of an object with members before its own."""
+    """Return the JSON of an object with additional members before its existing ones."""
     return f"{quoted_json(given)[:-1]}, {text[1:]}" if given else text
 
 
 def _limits(room: int) -> Iterator[tuple[int, int]]:
-    """Yield the characters of a text and the items of a list to try, the mildest limits first."""
+    """Yield the limits to try, on characters of a text and items of a list, mildest first."""
     longest = max(room // weigh("a"), _SHORTEST_TEXT)
     while longest > _SHORTEST_TEXT:
         yield longest, sys.maxsize
@@ -113,7 +113,7 @@ def _limits(room: int) -> Iterator[tuple[int, int]]:
 
 
 def _newest(previous: str, turns: list[Any], room: int) -> str:
-    """Return the JSON of as many of the newest turns as there is room for, and of the previous summary."""
+    """Return the JSON of the previous summary and of the newest turns that fit."""
     if previous and (weight := weigh(previous)) > room // 2:
         previous = _cut(previous, max(len(previous) * room // (2 * weight), _SHORTEST_TEXT), 1)
     size, first = weigh(quoted_json(previous)), len(turns)
@@ -136,7 +136,7 @@ def summary_in(answer: str) -> str:
 
 
 def title_in(answer: str) -> str:
-    """Return the title that comes with the summary in a model's answer; `""` if there is none."""
+    """Return the title next to the summary in a model's answer; `""` if there is none."""
     found = _answers(answer)
     title = found[-1].get("title") if found else None
     return title if isinstance(title, str) else ""
@@ -192,7 +192,7 @@ def _within_tags(summary: str) -> str:
 def _cut(value: Any, longest: int, most: int, depth: int = 0) -> Any:
     """Return JSON with texts cut to `longest` characters, and lists and objects to `most` items.
 
-    The list at depth 0, of the turns, keeps all its items. With a limit on items, there is one on depth too.
+    The list at depth 0, of the turns, keeps all its items. A limit on items also limits the depth.
     """
     if isinstance(value, str):
         return value if len(value) <= longest else f"{value[: longest - 1]}…"

@@ -1,4 +1,4 @@
-"""Whose a session is, of which a framework gives an id alone: what a function of the user's says."""
+"""Calls the user's function that returns the key of a session, for frameworks that give only its id."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from stm_backends.types import MemoryKey
 
 
 def key_from(name: str, function: Callable[..., MemoryKey], *ids: str) -> MemoryKey:
-    """Return what a function of this name says. Raises `InvalidKey`, which quotes nothing of it."""
+    """Return the key from the function called `name` in errors. Raises `InvalidKey`, which quotes nothing."""
     try:
         key = call_now(function, *ids)
     except InvalidKey:
         raise
     except Exception as error:
         raise InvalidKey(f"the function `{name}` failed ({described(error)})") from error
-    if not isinstance(key, MemoryKey):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
+    if not isinstance(key, MemoryKey):  # pyright: ignore[reportUnnecessaryIsInstance] -- the user's function returns it
         raise InvalidKey(str(WrongType(f"the function `{name}`", key, "a MemoryKey")))
     return key

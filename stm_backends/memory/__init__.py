@@ -1,1 +1,1 @@
-"""What a memory decides and shows, and the memories themselves."""
+"""The decisions and the view of a memory, and the memories themselves."""

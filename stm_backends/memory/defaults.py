@@ -1,4 +1,4 @@
-"""The memory that is used where no configuration is given: it remembers, without a model."""
+"""The default memory, which is used without a configuration: it remembers, and needs no model."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from stm_backends.types import MemoryBudget, ShortTermMemoryConfig
 
 SUMMARY_TOKENS: Final = 750
 TOTAL_TOKENS: Final = 3_000
-"""What a model with a window of 8,000 tokens takes beside its prompt, its tools and the answer."""
+"""Tokens that fit into a window of 8,000 besides the prompt, the tools and the answer."""
 
 CONVERSATION_TOKENS: Final = 16_000
-"""What messages and the summary take together before older ones are summarized."""
+"""Tokens of messages and summary together before older messages are summarized."""
 
 LEAST_SUMMARY_TOKENS: Final = 20
-"""Fewer say nothing: then there is no summary."""
+"""A smaller summary says nothing: then none is written."""
 
 _TOKENS_OF_TURN: Final = 320
-"""With turns of fewer tokens, their number is what bounds a record; an agent's have more."""
+"""With turns of fewer tokens, their number bounds a record; an agent's turns have more."""
 
 
 def remembering(
@@ -44,7 +44,7 @@ def remembering(
 def speaking(
     config: ConfigLike | None, summarizer: Summarizer | None, max_tokens: int = CONVERSATION_TOKENS
 ) -> tuple[ConfigLike, Summarizer | None]:
-    """Return the same for a conversation of messages, of which more stay in full."""
+    """Return the same for a conversation of messages, which keeps more of them in full."""
     if config is not None:
         return config, summarizer
     summary = min(SUMMARY_TOKENS, max_tokens // 4)

@@ -1,4 +1,4 @@
-"""A user's token estimator, whose failures cost accuracy and nothing else."""
+"""A user's token estimator, whose failures cost only accuracy."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from stm_backends.tokens import TokenEstimator, default_token_estimator
 from stm_backends.types import ShortTermMemoryConfig, as_config
 
 _MOST: Final = 2**63
-"""More tokens than any text has, so that such an answer is a mistake."""
+"""No text has this many tokens, so a larger answer is a mistake."""
 
 
 def guarded_estimator(estimate: Callable[[str], object], failed: Report) -> TokenEstimator:
-    """Return an estimator that never raises: for a text that it fails for, the default estimate is used.
+    """Return an estimator that never raises: if it fails for a text, the default estimate is used.
 
-    Anything but a finite number that is not negative is a failure. `failed` is told of each.
+    Anything but a finite number that is not negative is a failure. `failed` receives each.
     """
     return Guarded(
         estimate,
@@ -32,7 +32,7 @@ def guarded_estimator(estimate: Callable[[str], object], failed: Report) -> Toke
 
 def _count(answer: object) -> int:
     if not 0 <= (found := number("the token estimator", answer)) <= _MOST:
-        raise Misbehaved("the token estimator returned a number that counts no tokens")
+        raise Misbehaved("the token estimator returned a number that is not a count of tokens")
     return math.ceil(found)
 
 

@@ -84,7 +84,7 @@ class CatchUp:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Drop the oldest `count` turns. `lost` says that a summary should have covered them.
+    """Drop the oldest `count` turns. `lost` is true if a summary should have covered them.
 
     They are lost unless the conversation keeps a transcript: then a summary covers them later.
     """
@@ -134,8 +134,8 @@ def next_step(
     """Decide what the background does with the pending turns.
 
     `now` is in epoch seconds. `batch` is the smallest number of pending turns to fold, by default the
-    configured one. `known_for` is how many seconds ago this process learned of the last failure: after the
-    whole delay, it need not rely on a clock that may be wrong. `weight` is at least the sum of
+    configured one. `known_for` is the number of seconds since this process learned of the last failure: after
+    the whole delay, it need not rely on a clock that may be wrong. `weight` is at least the sum of
     `view.shown_weight` for the pending turns, if it is known.
     """
     if config.strategy == "none":
@@ -186,9 +186,9 @@ def _gap_of(config: ShortTermMemoryConfig, body: Body) -> Gap | None:
 
 
 def surplus_of(config: ShortTermMemoryConfig, body: Body, pending: int) -> int:
-    """Return how many of so many pending turns move to pages, because a load should not return them all.
+    """Return how many of the `pending` turns move to pages, because a load should not return them all.
 
-    0 where no transcript is kept, and where no summary would cover them later.
+    Zero if no transcript is kept, or if no summary would cover them later.
     """
     if body.transcript is None or config.budget.summary_max_tokens == 0 or pending <= longest_tail(config):
         return 0
@@ -237,8 +237,8 @@ def room_step(
 ) -> Step:
     """Return the step that makes room in a full record: `step` if it does, otherwise a trim.
 
-    Between two failed attempts, the oldest `count` turns are dropped so that a new one can be stored; so they
-    are while older ones are to be summarized, because that makes no room.
+    Between two failed attempts, the oldest `count` turns are dropped so that a new one can be stored. The
+    same happens while older turns wait for a summary, because that makes no room.
     """
     if isinstance(step, (Fold, Trim)) or not pending:
         return step
@@ -296,11 +296,11 @@ def delay_after(config: ShortTermMemoryConfig, attempts: int) -> float:
 
 
 def lease_s(config: ShortTermMemoryConfig, deadline: float) -> float:
-    """Return for how many seconds a lease is taken, where operations have this deadline.
+    """Return the duration of a lease in seconds, for operations with this deadline.
 
-    As long as a call may take, and one deadline for the requests before and after it, which are usually
-    answered in a fraction of that. If they take longer, another process makes the same call; if it were
-    longer, nothing would be summarized for longer after the death of a process.
+    It covers one call, and one deadline for the requests before and after it, which usually take a fraction
+    of that. If they take longer, another process makes the same call. With a longer lease, summaries would
+    pause for longer after the death of a process.
     """
     return config.summarizer_timeout_s + deadline
 
@@ -313,12 +313,12 @@ def lease_left(
     clocks_apart: float,
     overdue: Overdue | None = None,
 ) -> float:
-    """Return for how many more seconds a lease is in force; 0 or less if it has expired or there is none.
+    """Return the remaining seconds of a lease; 0 or less if it has expired or does not exist.
 
-    `known_for` is how many seconds ago this process first saw it: a clock that is wrong neither ends a lease
-    nor prolongs it. Processes that do not run as long as a lease need a time in the record: it also expires
-    its own duration after one of them noted that it was `overdue`. So no single clock ends it, however wrong.
-    Without such a note, it expires by its own time `clocks_apart` seconds later.
+    `known_for` is the time since this process first saw it, in seconds: a wrong clock neither ends a lease
+    nor prolongs it. Processes that end before a lease does need a time in the record: it also expires its own
+    duration after one of them noted that it was `overdue`. So no single clock ends it, however wrong. Without
+    such a note, it expires by its own time `clocks_apart` seconds later.
     """
     if lease is None:
         return 0.0
@@ -327,12 +327,12 @@ def lease_left(
 
 
 def is_overdue(lease: Lease, overdue: Overdue | None, *, now: float) -> bool:
-    """Say whether a lease has ended by this clock, and that is not noted yet."""
+    """Say whether a lease has ended by this clock, and this is not noted yet."""
     return now >= lease.at + lease.ttl and not (overdue and _applies(overdue, lease, now))
 
 
 def _applies(overdue: Overdue, lease: Lease, now: float) -> bool:
-    # A note of the future is by a clock that is ahead of this one, which must not put off the end.
+    # A note from the future comes from a clock ahead of this one, and must not put off the end.
     return overdue.lease_at == lease.at and overdue.since <= now
 
 

@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 MAX_WAITING: Final = 10_000
-"""How many conversations of a backend may wait in a queue, or for a time."""
+"""Maximum number of conversations of a backend that wait in a queue, or for a time."""
 
 PAUSE_S: Final = 0.05
-"""How many seconds after a task was cancelled its place is given away. A loop that is ending cancels all
-tasks, and is closed by then."""
+"""Seconds after which the place of a cancelled task is given away. A loop that is ending cancels all tasks,
+and is closed by then."""
 
 
 class QueuedWork(Protocol):
@@ -73,7 +73,7 @@ class FairQueue:
         self._size += 1
         self._hand_out()
         if self._size > self._most:
-            # The newest of the largest tenant, so this is no `Bounded`.
+            # The newest of the largest tenant, so a `Bounded` does not fit.
             largest = max(self._waiting.values(), key=len)
             next(reversed(largest)).cancel_plan()
         return work in self

@@ -1,4 +1,4 @@
-"""When the background of a conversation acts: in a task while it carries out a plan, else without one.
+"""Schedules the background of a conversation: it has a task only while it carries out a plan.
 
 A plan waits for its time, and then for a place among a few tasks, so the number of tasks does not depend on
 the number of conversations.
@@ -21,7 +21,7 @@ TICK_S: Final = 0.001
 """The shortest wait: timers may fire a little early."""
 
 STEPS: Final = 32
-"""How many conversations of a backend are looked at or trimmed at once, beside those that are summarized."""
+"""Maximum number of conversations of a backend that are looked at or trimmed at once, besides summarizing."""
 
 MAX_SUMMARIES: Final = 8
 """The default number of summarizer calls in flight."""
@@ -29,7 +29,7 @@ MAX_SUMMARIES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """When the background acts next, and how.
+    """The time and the manner of the background's next action.
 
     `at` is on the event loop's clock. With `look`, the record is loaded first, because other processes may
     have changed it since; otherwise what this process has seen decides. A plan that `summarizes` waits for
@@ -49,7 +49,7 @@ class Timers:
     Beyond that, the least recently used are dropped; a later call, or another process, resumes their work.
     """
 
-    # Not `Bounded`, which is a module of the drivers: the memory in one process knows none.
+    # Not `Bounded`, which is a module of the drivers: the memory in one process does not import them.
 
     def __init__(self, most: int = MAX_WAITING) -> None:
         self._most = most
@@ -73,14 +73,14 @@ class Timers:
 
 
 class Schedule:
-    """What the backgrounds of a process wait for: a time, a place among `steps`, or one among `calls`."""
+    """The waiting of a process's backgrounds: for a time, a place among `steps`, or one among `calls`."""
 
     def __init__(self, max_summaries: int = MAX_SUMMARIES) -> None:
         self.timers = Timers()
         # A step that finds a summarizer call to be allowed makes it.
         self.steps = FairQueue(STEPS + max_summaries)
         self.calls = FairQueue(max_summaries)
-        # Nothing begins while it is set: a call of `flush` that waits would take a place that closing frees.
+        # Nothing begins while it is set: a waiting call of `flush` would take a place that closing frees.
         self.closed = False
 
 
@@ -94,7 +94,7 @@ class PlannedWork:
         self.start_over()
 
     def start_over(self) -> None:
-        """Plan and do nothing; what was done on an event loop that has ended is forgotten."""
+        """Reset: plans and work of an event loop that has ended are forgotten."""
         self.background = Background(self, failed=self._failed)
         self._closing = False
         self.cancel_plan()
@@ -107,12 +107,12 @@ class PlannedWork:
 
     @property
     def closing(self) -> bool:
-        """Nothing begins now: this is being closed, or all that it shares its places with is closed."""
+        """True while nothing may begin: this is being closed, or its schedule is closed."""
         return self._closing or self._schedule.closed
 
     @property
     def busy(self) -> bool:
-        """Whether anything is running or planned."""
+        """True if anything is running or planned."""
         return bool(self.background) or self._plan is not None
 
     def abandon(self) -> None:
@@ -184,7 +184,7 @@ class PlannedWork:
         self._plan: Plan | None = None
 
     async def _work(self, plan: Plan) -> None:
-        """Carry out a plan, and plan what follows."""
+        """Carry out a plan, and make the next plan."""
         try:
             following = await self._carry_out(plan)
         except BaseException:

@@ -22,11 +22,11 @@ from stm_backends.tokens import PER_TOKEN, default_token_estimator, weigh
 from stm_backends.types import ConversationTurn, ShortTermMemoryConfig, StoredTurn, TrajectoryDigest
 
 TOOLS_TOKENS: Final = 400
-"""How many tokens the calls of tools in one turn take at most, as summarizers see them."""
+"""Maximum number of tokens of the tool calls in one turn, as summarizers see them."""
 
 
 def recognized(*messages: Message) -> Shape | None:
-    """Return the shape that all of these messages have; `None` if only one of the caller's own has such."""
+    """Return the shape that all of these messages have; `None` if only a custom shape has such messages."""
     try:
         shape = shape_of(*messages)
         for message in messages:
@@ -37,9 +37,9 @@ def recognized(*messages: Message) -> Shape | None:
 
 
 def _of(message: Message, shape: Shape | None) -> Shape | None:
-    """Return the shape that was given, or what a message has that is of another: see `recognized`."""
+    """Return the given shape, or the recognized one for a message of another shape; see `recognized`."""
     if shape is not None:
-        # A shape of the caller's own may raise anything for what it does not know.
+        # A custom shape may raise anything for a message that it does not know.
         with suppress(Exception):
             if shape.role(message) in get_args(Role):
                 return shape
@@ -47,7 +47,7 @@ def _of(message: Message, shape: Shape | None) -> Shape | None:
 
 
 def shown(message: Message, at: float) -> tuple[ConversationTurn, bool]:
-    """Return what a message says as a turn, and whether a turn begins with it."""
+    """Return a message as a turn, and whether a turn begins with it."""
     shape = recognized(message)
     if shape is None:
         return ConversationTurn("", "", ts=at), False
@@ -55,10 +55,10 @@ def shown(message: Message, at: float) -> tuple[ConversationTurn, bool]:
 
 
 def weight_of(message: Message) -> int:
-    """Return what a message weighs in a budget: as its JSON, but with each medium as a model counts it.
+    """Return the weight of a message in a budget: its JSON, with each medium as a model counts it.
 
-    So a conversation goes on with a few images in it. Each `_OF_MEDIUM` characters of one count as one
-    medium, so that what stays in a record is no burden to its loads.
+    So a conversation can hold a few images. Every `_OF_MEDIUM` characters of an image count as one medium, so
+    that large images do not stay in a record and burden its loads.
     """
     weight = weigh(encoded(message))
     if weight <= _MEDIUM or (shape := recognized(message)) is None:
@@ -75,13 +75,13 @@ _OF_MEDIUM: Final = 256 * 1024
 
 
 def _said(message: Message, shape: Shape) -> tuple[str, str]:
-    """Return what the user says with a message, and what the assistant does."""
+    """Return the user's text in a message, and the assistant's."""
     role, text = shape.role(message), shape.text(message)
     return text if role == "user" else "", text if role == "assistant" else ""
 
 
 def as_turns(units: Sequence[StoredTurn], shape: Shape | None = None) -> Sequence[StoredTurn]:
-    """Return the turns that turns and messages tell, oldest first; the digest of each has its tools.
+    """Return turns and messages as turns, oldest first; the digest of each has its tools.
 
     A turn that was stored as one is returned as it is. Without a `shape`, that of messages is recognized.
     """
@@ -97,9 +97,9 @@ def as_turns(units: Sequence[StoredTurn], shape: Shape | None = None) -> Sequenc
 
 
 def _turn_of(units: Sequence[StoredTurn], shape: Shape | None) -> StoredTurn:
-    """Return the turn that these messages tell."""
+    """Return these messages as a turn."""
     messages = [unit.said.message for unit in units if unit.said is not None]
-    # Each by itself: a conversation may have gone on with another provider.
+    # Each by itself: a conversation may have continued with another provider.
     shapes = [_of(message, shape) for message in messages]
     said = [
         ("", "") if one is None else _said(message, one)
@@ -117,7 +117,7 @@ def _turn_of(units: Sequence[StoredTurn], shape: Shape | None) -> StoredTurn:
 
 
 def settled(units: Sequence[StoredTurn]) -> list[int]:
-    """Return the places in a turn, but for its beginning, before which each call of a tool has its result."""
+    """Return the places in a turn, except its beginning, before which each call of a tool has its result."""
     waiting, places = set[str](), list[int]()
     for place, unit in enumerate(units):
         if place and not waiting:
@@ -132,7 +132,7 @@ def settled(units: Sequence[StoredTurn]) -> list[int]:
 def whole_turns(turns: Sequence[StoredTurn], count: int, *, ends: bool) -> int:
     """Return how many of these turns and messages one call covers: about `count`, so that no turn is divided.
 
-    `ends` says that no turn goes on after the last of them. A turn whose end is not among them is divided
+    `ends` is true if no turn continues after the last of them. A turn whose end is not among them is divided
     where no call waits for its result.
     """
     places = [place for place in range(1, len(turns)) if turns[place].begins] + [len(turns)] * ends
@@ -171,8 +171,8 @@ def waits_for_answer(units: Sequence[StoredTurn], shape: Shape | None = None) ->
 def split(turns: Sequence[StoredTurn], config: ShortTermMemoryConfig) -> Split:
     """Divide turns and messages into pending and recent ones.
 
-    Of messages, the recent ones begin with a turn. They are no more than the budget shows, but for the last
-    turn, which may still grow; of one that has grown beyond `LONG_TURN`, they are its newest steps.
+    Recent messages begin with a turn. They are no more than the budget shows, except for the last turn, which
+    may still grow; of a last turn beyond `LONG_TURN`, they are the newest steps.
     """
     if not any(one.said for one in turns):
         return policy.split(turns, config)
@@ -207,4 +207,4 @@ def _newest_steps(turn: Sequence[StoredTurn], room: int) -> int:
 
 
 LONG_TURN: Final = 64
-"""From how many messages on a turn may be divided. The question stays: see `Body.asked`."""
+"""Number of messages from which a turn may be divided. The question stays: see `Body.asked`."""

@@ -30,21 +30,21 @@ from stm_backends.memory.estimating import guarded_estimator
 from stm_backends.tokens import TokenEstimator, default_token_estimator
 
 _LONG: Final = 240
-"""The most characters of a line in a summary."""
+"""Maximum number of characters of a line in a summary."""
 
 _SHORT: Final = 80
-"""The most characters of a line that was shortened to make room."""
+"""Maximum number of characters of a line that was shortened to make room."""
 
 _SENTENCES_READ: Final = 64
-"""How many sentences of a message are examined, which bounds the cost of a pasted document."""
+"""Number of sentences of a message that are examined, which bounds the cost of a pasted document."""
 
 _KEPT_OF_A_MESSAGE: Final = 2
 
 _OBSERVED_READ: Final = 100_000
 _LINES_SEARCHED: Final = 50
 _TOOLS_READ: Final = 1_000
-"""How many characters of the tools' results are read, how many lines for each tool, and how many tools of a
-turn; each time the newest."""
+"""Limits on tools: characters of their results that are read, lines for each tool, and tools of a turn; each
+time the newest."""
 
 _OTHER_TAG = re.compile(r"<(/?)([A-Za-z_]+)>")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[^a-z\s])|(?<=[\u3002\uff01\uff1f])|[\r\n]+")
@@ -71,7 +71,7 @@ _PLEASANTRY = re.compile(
 _OFFER = re.compile(r"\b(?:any|some)thing else\b|\b(?:help|assist) (?:you|with)\b", re.IGNORECASE)
 
 _ASKED: Final = "Assistant asked: "
-"""What begins the lines of `pending` that the user's next message settles."""
+"""The beginning of the lines of `pending` that the user's next message settles."""
 
 
 class ExtractiveSummarizer:
@@ -156,12 +156,12 @@ class _Notes:
             self.tools[name] = _line(text) or older
 
     def add_pending(self, text: str) -> None:
-        """Add what is open, once."""
+        """Add an open question, once."""
         if (line := _line(text)) and line not in self.pending:
             self.pending.append(line)
 
     def settle(self, beginning: str) -> None:
-        """Remove what is open and begins so."""
+        """Remove open questions that begin with this text."""
         self.pending = [line for line in self.pending if not line.startswith(beginning)]
 
     def sections(self) -> dict[str, list[str]]:
@@ -176,7 +176,7 @@ class _Notes:
         """Return the reductions in order: every line shortened, then all but one dropped.
 
         The oldest first. Prose ages twice as fast as facts do, so that there are about twice as many
-        facts in the end; there are few tools, and they age in between. What is open is kept longest.
+        facts in the end; there are few tools, and they age in between. Open questions are kept longest.
         """
         pace = {"prose": 2.0, "tools_used": 1.5, "key_facts": 1.0, "pending": 0.5}
         ages = sorted(
@@ -221,7 +221,7 @@ def _parse(summary: str) -> _Notes:
 
 def _note_line(notes: _Notes, section: str, line: str) -> None:
     if line == "\u2026":
-        # What a budget left out before.
+        # The mark of text that a budget left out before.
         return
     if section == "tools_used":
         tool, _, text = line.removeprefix("- ").partition(":")

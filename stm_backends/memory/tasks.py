@@ -12,10 +12,10 @@ from stm_backends import handed_in, logs
 from stm_backends.handed_in import Report
 
 LAST_S: Final = 1.0
-"""How many seconds cancelled tasks may take to end on closing."""
+"""Seconds that cancelled tasks may take to end on closing."""
 
 CALLBACK_S: Final = 300.0
-"""How many seconds a callback may take before it is cancelled."""
+"""Seconds that a callback may take before it is cancelled."""
 
 _T = TypeVar("_T")
 
@@ -25,7 +25,7 @@ class Background:
 
     An event loop keeps only weak references, so an unreferenced task may be garbage collected while it runs.
     A running task keeps its owner alive, so that the task can be stopped through a weak reference to the
-    owner. `failed` is told of callbacks that failed.
+    owner. `failed` receives the failures of callbacks.
     """
 
     def __init__(self, owner: object | None = None, *, failed: Report = handed_in.ignore) -> None:
@@ -61,7 +61,7 @@ class Background:
         return await handed_in.call(function, *args, within=timeout, start=start, report=self.failed)
 
     def __bool__(self) -> bool:
-        """Whether a task is running on an open event loop."""
+        """True if a task is running on an open event loop."""
         return any(not task.done() and not task.get_loop().is_closed() for task in self._tasks)
 
     async def close(self, *, timeout: float) -> None:

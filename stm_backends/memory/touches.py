@@ -1,8 +1,8 @@
-"""When a process writes to the catalogue: at once for a first activity, then at most once a minute.
+"""Writing to the catalogue: at once for a first activity, then at most once a minute.
 
-So for each kind of record that a conversation has. The calls that add to a conversation only note it. A touch
-that comes too early waits for a timer, so that the last activity of a conversation is never left out. Work
-that waits is a key and no task.
+This applies to each kind of record of a conversation. The calls that add to a conversation only note it. A
+touch that comes too early waits for a timer, so that the last activity of a conversation is never left out.
+Work that waits is a key and no task.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("stm_backends")
 
 EVERY_S: Final = 60.0
-"""How many seconds after a touch of a conversation a process makes the next."""
+"""Seconds between two touches of one conversation by a process."""
 
 REMEMBERED: Final = 4_096
 """The number of conversations whose last touch a process remembers; it touches others more often.
@@ -38,10 +38,10 @@ At most as many touches of others wait.
 """
 
 AT_ONCE: Final = 8
-"""How many touches are made at once."""
+"""Number of touches that are made at once."""
 
 FAULTS: Final = 3
-"""How many storage errors in a row a waiting touch survives."""
+"""Number of storage errors in a row that a waiting touch survives."""
 
 
 _Place: TypeAlias = tuple[MemoryKey, str]
@@ -53,7 +53,7 @@ class _Active:
     """A record of a conversation that this process adds to.
 
     `at` is the time of its last activity in epoch seconds, `due` that of the next touch by the loop's clock.
-    `reset` says that something was erased, so that the counts and texts of the card no longer count.
+    `reset` is true if something was erased, so that counts and texts of the card are no longer valid.
     """
 
     key: MemoryKey
@@ -111,9 +111,9 @@ class Touches:
         """Note an activity `at` epoch seconds, by default now, in the record of a kind; returns at once.
 
         `look` is called when the touch is made; without one, the touch reads the record. The conversation
-        lives `ttl` seconds; `None` means for ever. With `reset`, something of it was erased, and the counts
-        and texts of the card no longer count. One that `begins` is touched at once, also if an earlier one
-        under its key has just been touched.
+        lives `ttl` seconds; `None` means forever. With `reset`, something of it was erased, and the counts
+        and texts of the card are no longer valid. One that `begins` is touched at once, even if an earlier
+        one under its key has just been touched.
         """
         at = self._catalogue.clock() if at is None else at
         place = key, kind
@@ -130,7 +130,7 @@ class Touches:
         self._arm(noted)
 
     async def again(self, key: MemoryKey, *, ttl: float | None) -> None:
-        """Write the card of a conversation that was edited anew, from its records alone."""
+        """Write the card of a conversation that was edited anew, only from its records."""
         await self._catalogue.touch(key, at=self._catalogue.clock(), ttl=ttl)
 
     def _arm(self, noted: _Active) -> None:
@@ -163,8 +163,8 @@ class Touches:
         self._queue.pop(noted, None)
         self._observer.touches("lost", 1)
         logger.warning(
-            "more conversations are active than the catalogue can follow: those that are left out are in the "
-            "list as they were until their next turn"
+            "more conversations are active than the catalogue can follow: the others stay unchanged in the "
+            "list until their next turn"
         )
 
     async def _work(self) -> None:

@@ -1,4 +1,4 @@
-"""What the entries and the pages of a conversation hold: turns, and messages as item logs store them.
+"""The content of a conversation's entries and pages: turns, and messages as item logs store them.
 
 ```
 entry  stm/1 turn   {"turn_id": ..., "user_message": ..., ...}                     one turn
@@ -7,11 +7,11 @@ page   {"turn_id": ..., "user_message": ..., ...}                               
 page   {"turn_id": "ENTRY.PLACE", "item": message, "at": 1760000000.0}             one message
 ```
 
-A *unit* is what has a number: a turn that was stored as one, or one message. An entry of messages may also
-have `begins`, the places of those that a turn begins with where the caller says so; `cut`, the id of the
+A *unit* is an item with a number: a turn that was stored as one, or one message. An entry of messages may
+also have `begins`, the places of messages that begin a turn, if the caller names them; `cut`, the id of the
 answer that ends with them too early; and `usage`. Its units have these in pages, too: `begins` as true or
-false, the others at the last one. Instead of `usage` it is `counted` of a unit that an edit has put back into
-a record whose sums have it.
+false, the others at the last unit. A unit that an edit has put back into a record whose sums include its
+usage has `counted` instead of `usage`.
 
 An answer that is stored while it is written has an entry for each checkpoint, with `cut`, and the last one
 has its id. Right before another entry of the same answer, a checkpoint adds nothing.
@@ -36,7 +36,7 @@ _ITEMS: Final = b"stm/1 items"
 
 
 class Messages(NamedTuple):
-    """What an entry of messages holds. Its id makes adding them twice harmless.
+    """The content of an entry of messages. Its id makes adding them twice harmless.
 
     `cut` is the id of the answer that ends with them too early, and otherwise "". One that `forks` holds
     nothing unless the body names it.
@@ -54,11 +54,11 @@ class Messages(NamedTuple):
 
 
 Entry: TypeAlias = StoredTurn | Messages
-"""What one entry holds: a turn, or the messages of one call."""
+"""The content of one entry: a turn, or the messages of one call."""
 
 
 def units_of(entry: Entry) -> tuple[StoredTurn, ...]:
-    """Return what an entry adds to a conversation, in order."""
+    """Return the units that an entry adds to a conversation, in order."""
     return (entry,) if isinstance(entry, StoredTurn) else entry.units
 
 
@@ -71,7 +71,7 @@ def messages_of(
     cut: str = "",
     usage: Mapping[str, Any] | None = None,
 ) -> Messages:
-    """Return an entry of messages. `begins` has the places of those that begin a turn, if that is told."""
+    """Return an entry of messages. `begins` has the places of those that begin a turn, if that is known."""
     last: dict[str, Any] = {**({"cut": cut} if cut else {}), **({"usage": usage} if usage else {})}
     units = [
         _message(
@@ -113,15 +113,15 @@ def seal_units(codec: Codec, entry_id: str, units: Iterable[StoredTurn], *, fork
 
 
 def seal_nothing(codec: Codec, entry_id: str) -> bytes:
-    """Return the bytes of an entry that takes the place of one that holds nothing any more.
+    """Return the bytes of an empty entry, which replaces one whose content is gone.
 
-    Its id is to be remembered as that of an entry that has left the record.
+    Its id must be remembered as that of an entry that has left the record.
     """
     return codec.seal("items", {"id": entry_id, "add": [{}]})
 
 
 def open_entry(codec: Codec, entry: bytes) -> Entry:
-    """Return what an entry holds. Raises `Corrupt` if it cannot be read."""
+    """Return the content of an entry. Raises `Corrupt` if it cannot be read."""
     if not _is_items(entry):
         return codec.open_turn(entry)
     content = codec.open("items", entry)
@@ -146,7 +146,7 @@ def open_entry(codec: Codec, entry: bytes) -> Entry:
 
 
 def stored_unit(content: Mapping[str, Any]) -> StoredTurn:
-    """Return what a page has under one number. Raises `Corrupt` if it cannot be read."""
+    """Return the unit that a page has under one number. Raises `Corrupt` if it cannot be read."""
     if "item" not in content:
         return stored_turn(content)
     unit_id, message = content.get("turn_id"), content["item"]
@@ -172,20 +172,20 @@ def unit_content(unit: StoredTurn) -> dict[str, Any]:
 
 
 def removed(unit: StoredTurn) -> StoredTurn:
-    """Return what is left of a unit that was removed: its number, and what its answer took."""
+    """Return the remains of a removed unit: its number, and the usage of its answer."""
     extra = {name: unit.extra[name] for name in ("usage", "counted") if name in unit.extra}
     return _message(unit.id, unit.entry, {}, unit.turn.ts, extra)
 
 
 def replaced(unit: StoredTurn, message: Mapping[str, Any], *, begins: bool | None) -> StoredTurn:
-    """Return a unit that says another message. `begins` is that of an entry, if it is told."""
+    """Return a unit with another message. `begins` is that of an entry, if it is known."""
     extra = {name: value for name, value in unit.extra.items() if name != "begins"}
     extra |= {} if begins is None else {"begins": begins}
     return _message(unit.id, unit.entry, message, unit.turn.ts, extra)
 
 
 def counted(unit: StoredTurn) -> StoredTurn:
-    """Return the same unit, where what it says of usage is in sums already."""
+    """Return the same unit, whose usage is already in sums."""
     extra = dict(unit.extra)
     if unit.said is None or "usage" not in extra:
         return unit
@@ -194,7 +194,7 @@ def counted(unit: StoredTurn) -> StoredTurn:
 
 
 def usage_of(unit: StoredTurn) -> Mapping[str, Any] | None:
-    """Return what the caller said of the answer that ends with a message."""
+    """Return the usage that the caller gave for the answer that ends with a message."""
     return None if unit.said is None else unit.extra.get("usage", unit.extra.get("counted"))
 
 
@@ -207,7 +207,7 @@ async def read_units(
     *,
     damaged: Damaged = refused,
 ) -> dict[int, StoredTurn]:
-    """Return what pages have under the numbers from `first` to `end - 1`; see `Pages.between`."""
+    """Return the units that pages have under the numbers from `first` to `end - 1`; see `Pages.between`."""
     found: dict[int, StoredTurn] = {}
     for number, copy in (await pages.between(key, transcript, first, end, damaged=damaged)).items():
         try:

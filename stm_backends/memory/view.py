@@ -1,4 +1,4 @@
-"""What the model is shown of a conversation within the token budget, as pure functions.
+"""The model's view of a conversation within the token budget, as pure functions.
 
 `render` is called on every read. Sizes are in tokens by the configured estimator, counted on the JSON that is
 shown.
@@ -37,10 +37,10 @@ _FEW: Final = 32
 
 
 class _Shape(NamedTuple):
-    """Which turns are shown: the newest `whole` ones as they are, and the one before them cut.
+    """The turns that are shown: the newest `whole` ones as they are, and the one before them cut.
 
-    `cut` is how many characters are left of each text of the cut turn; 0 means that there is none. `digest`
-    says whether that turn keeps its trajectory digest and its artifacts, which are cut in the same way.
+    `cut` is the number of characters left of each text of the cut turn; 0 means that no turn is cut. `digest`
+    is true if that turn keeps its trajectory digest and its artifacts, which are cut in the same way.
     """
 
     whole: int = 0
@@ -49,14 +49,14 @@ class _Shape(NamedTuple):
 
     @property
     def kept(self) -> int:
-        """How many turns are shown."""
+        """The number of turns that are shown."""
         return self.whole + (self.cut > 0)
 
 
 class View:
-    """What the model is shown of a conversation within the budget.
+    """The model's view of a conversation within the budget.
 
-    `kept` is how many turns it has; `trimmed` says whether the budget left anything out, even a part of a
+    `kept` is the number of its turns; `trimmed` is true if the budget left anything out, even a part of a
     turn.
     """
 
@@ -100,7 +100,7 @@ def render(
     recent: Sequence[StoredTurn],
     weight: int | None = None,
 ) -> View:
-    """Return what the model is shown: all turns and the summary, as far as strategy and budget allow.
+    """Return the model's view: all turns and the summary, as far as strategy and budget allow.
 
     `truncate_oldest` (and `error`, which rejects turns but never a read) drops pending turns, then recent
     ones, then the summary; `truncate_summary` cuts the summary first. Turns are dropped oldest first. A turn

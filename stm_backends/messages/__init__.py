@@ -1,6 +1,6 @@
-"""Messages as agents and models speak them: what they consist of, their turns, and what a model is shown.
+"""Messages of agents and models: their parts, their turns, and a model's view of them.
 
-Pure functions of messages, which are JSON as the provider has it.
+Pure functions of messages, which are JSON in the provider's format.
 """
 
 from stm_backends.messages.parts import Message, Part, Path, Role, checked

@@ -1,4 +1,4 @@
-"""What a message's content is made of: texts and blocks, as providers name them."""
+"""The content of a message: texts and blocks, as providers name them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias, cast
 from stm_backends.errors import InvalidState
 from stm_backends.messages.parts import Part, Path, Role
 
-# What blocks of content are called. No two providers use one name for different things.
+# The names of blocks of content. No two providers use one name for different things.
 
 _TEXTS: Final = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 THOUGHTS: Final = frozenset(("thinking", "redacted_thinking", "reasoning"))
@@ -30,7 +30,7 @@ _ROLES: Final[Mapping[str, Role]] = {
 _Read: TypeAlias = Callable[[Mapping[str, Any], Path], Iterator[Part]]
 
 
-# Stored JSON is of any type: what is not as expected is nothing.
+# Stored JSON may have any type: unexpected values count as empty.
 
 
 def text_in(value: object) -> str:
@@ -49,7 +49,7 @@ def list_in(value: object) -> list[Any]:
 
 
 def role_called(called: object, shape: str) -> Role:
-    """Return the role that providers call so. Raises `InvalidState` for anything else."""
+    """Return the role with this name at providers. Raises `InvalidState` for anything else."""
     if (role := _ROLES.get(text_in(called).lower())) is None:
         usual = dict.fromkeys(_ROLES.values())
         others = ", ".join(sorted(_ROLES.keys() - usual))
@@ -96,7 +96,7 @@ def typed_block(block: Mapping[str, Any], path: Path) -> Iterator[Part]:
 
 
 def call_in(node: Mapping[str, Any], path: Path, at: Path, call_id: object, name: object) -> Part:
-    """Return a call whose arguments stand at a path within it."""
+    """Return a call whose arguments are at a path within it."""
     arguments: Any = node
     for step in at:
         arguments = object_in(arguments).get(str(step))
@@ -108,7 +108,7 @@ _LOCATIONS: Final = ("url", "image_url", "file_url", "file_uri", "fileUri", "fil
 _NAMES: Final = ("filename", "title", "display_name", "displayName", "name")
 _KINDS: Final = ("media_type", "mime_type", "mimeType", "format")
 _LONGEST: Final = 200
-"""How many characters of a reference are shown."""
+"""Maximum number of characters of a reference that are shown."""
 
 
 def medium(block: Mapping[str, Any], path: Path, kind: str) -> Part:

@@ -1,4 +1,4 @@
-"""Steps of a conversation: what a model is shown together or not at all, as providers accept it."""
+"""Steps of a conversation: messages that a model is shown together or not at all, as providers require."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stm_backends.messages.shapes import Shape
 from stm_backends.messages.turns import NO_RESULT, begins_turn
 
 EMPTY: Final = "[empty message]"
-"""What a user's message says that says nothing, where providers refuse such a message."""
+"""The text of an empty user message, for providers that refuse empty messages."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,9 +36,9 @@ class Step:
 def steps_of(messages: Sequence[Message], shape: Shape) -> list[Step]:
     """Return the steps of a conversation. No call is without a result, and no result without its call.
 
-    A result answers the oldest call of its id that has none, and moves to it. One without a call, or for
-    another step than the results beside it, is left out. A call without a result has one that says so. A
-    thought that led to nothing and a message that says nothing are left out, but a user's says that it is
+    A result answers the oldest open call with its id, and moves to it. A result without a call, or for
+    another step than the results next to it, is left out. A call without a result gets one that says so. A
+    thought that led to nothing and an empty message are left out, but a user's empty message says that it is
     empty.
     """
     steps: list[Step] = []
@@ -84,7 +84,7 @@ def _goes_on(steps: Sequence[Step], shape: Shape) -> bool:
 
 
 def _said(message: Message, role: Role, shape: Shape) -> Message:
-    """Return a message as its provider accepts it; `{}` if it says nothing."""
+    """Return a message as its provider accepts it; `{}` if it is empty."""
     parts = [*shape.parts(message)]
     if shape.joins:
         message = without(

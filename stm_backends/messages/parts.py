@@ -1,4 +1,4 @@
-"""What a message consists of, and how a part of it is replaced or removed; pure functions."""
+"""The parts of a message, and how one is replaced or removed; pure functions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from stm_backends.errors import InvalidState
 from stm_backends.plain_json import DEEPEST_IN_TURN, decode_json, encode_json, require_json
 
 Message: TypeAlias = Mapping[str, Any]
-"""A message as its provider or framework has it: JSON, whose unknown fields are kept."""
+"""A message in the format of its provider or framework: JSON, whose unknown fields are kept."""
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 
 Path: TypeAlias = tuple[str | int, ...]
-"""Where something stands in a message: `("content", 0)` is the first block of its content, `()` all of it."""
+"""A place in a message: `("content", 0)` is the first block of its content, `()` all of it."""
 
 Kind: TypeAlias = Literal["text", "call", "result", "media", "thought", "other"]
 
@@ -25,14 +25,14 @@ _dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 class Part(NamedTuple):
     """One part of a message.
 
-    - `text`: `value` is what is said, or JSON that is read as text.
+    - `text`: `value` is the text, or JSON that is read as text.
     - `call`: `name` and `id` are those of a tool's call, and `value` its arguments.
-    - `result`: `id` is that of the call. What the result says and shows are parts that follow, within `path`.
+    - `result`: `id` is that of the call. Its texts and media are the parts that follow, within `path`.
     - `media`: an image, a recording or a file; `name` says which, and `value` is a reference to it.
-    - `thought`: reasoning, which nothing may change and which must be followed by what it led to.
+    - `thought`: reasoning, which must not be changed, and must be followed by its outcome.
     - `other`: anything else.
 
-    The part can be removed at `path`. Its `value` stands `at` a path if it may be cut there.
+    The part can be removed at `path`. Its `value` is `at` a path if it may be cut there.
     """
 
     kind: Kind
@@ -44,30 +44,30 @@ class Part(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What a model reads of `value`."""
+        """The text that a model reads of `value`."""
         return self.value if isinstance(self.value, str) else _dump(self.value)
 
     @property
     def blank(self) -> bool:
-        """Whether this is a text that says nothing."""
+        """True if this is a blank text."""
         return self.kind == "text" and isinstance(self.value, str) and not self.value.strip()
 
     def within(self, path: Path) -> bool:
-        """Say whether the part stands within what stands at a path."""
+        """Say whether the part is within the value at a path."""
         return self.path[: len(path)] == path
 
 
 def checked(message: object, path: str = "message") -> Message:
     """Return a copy of a message, which shares nothing with it.
 
-    Raises `InvalidState`, naming what is wrong where, for anything but a mapping that JSON carries there and
-    back. Tuples come back as lists.
+    Raises `InvalidState`, naming the problem and its place, for anything but a mapping that survives a round
+    trip through JSON. Tuples become lists.
     """
     return cast("Message", decode_json(encode_json(_json(message, path))))
 
 
 def require_messages(messages: object) -> None:
-    """Raise `InvalidState`, naming what is wrong where, for anything but a list of messages."""
+    """Raise `InvalidState`, naming the problem and its place, for anything but a list of messages."""
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         raise InvalidState(f"messages is {type(messages).__name__}, not a list of dicts of JSON")
     for index, message in enumerate(cast("Sequence[object]", messages)):
@@ -87,14 +87,14 @@ def _json(message: object, path: str) -> dict[str, Any]:
 
 
 def changed(message: Message, path: Path, value: object) -> Message:
-    """Return a copy of a message with another value at a path; what is not on the path is shared."""
+    """Return a copy of a message with another value at a path; values off the path are shared."""
     return _changed(message, path, value)
 
 
 def without(message: Message, paths: Iterable[Path]) -> Message:
-    """Return a copy of a message without what stands at some paths; `{}` if the message itself is one.
+    """Return a copy of a message without the values at some paths; `{}` if the message itself is one.
 
-    A list of which nothing is left goes, too.
+    A list that becomes empty is removed, too.
     """
     # The last of a list first, so that the others keep their places.
     for path in sorted(paths, key=_place, reverse=True):
@@ -114,7 +114,7 @@ def _place(path: Path) -> list[tuple[int, str]]:
 
 
 def value_at(node: Any, path: Path) -> Any:
-    """Return what stands at a path."""
+    """Return the value at a path."""
     for step in path:
         node = node[step]
     return node

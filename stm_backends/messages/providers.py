@@ -1,4 +1,4 @@
-"""The table of shapes: what each provider and framework calls the role, the text, the calls and the media."""
+"""The table of shapes: the names of role, text, calls and media in each provider and framework."""
 
 from __future__ import annotations
 
@@ -381,14 +381,14 @@ _OWNERS: Final[tuple[tuple[str, Callable[[Message], bool]], ...]] = (
     ("openai-responses", _responses_owns),
     ("openai", _chat_owns),
 )
-"""What says that a message is of this shape and of none that follows."""
+"""The test that a message is of this shape, and of none that follows."""
 
 
 def shape_of(*messages: Message) -> Shape:
-    """Return the shape of messages: that of the first one which only one shape has.
+    """Return the shape of messages: that of the first message that fits only one shape.
 
-    Where none has, because each has a role and a text and nothing else, it is `openai`: name it if it is
-    another. Raises `InvalidState` for a message of no shape.
+    If no message does, because each has only a role and a text, it is `openai`: name the shape if it is
+    another. Raises `InvalidState` for a message that fits no shape.
     """
     require_messages(messages)
     for message in messages:
@@ -402,7 +402,7 @@ def shape_of(*messages: Message) -> Shape:
 def as_shape(shape: Shape | str | None, messages: Sequence[Message]) -> Shape:
     """Return the shape of messages, which is given, named or recognized.
 
-    Raises `InvalidState` for what is no list of messages, and `ConfigurationError` for an unknown name.
+    Raises `InvalidState` for anything but a list of messages, and `ConfigurationError` for an unknown name.
     """
     require_messages(messages)
     if shape is None:

@@ -1,4 +1,4 @@
-"""What is to be known of one provider's messages."""
+"""The description of one provider's messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stm_backends.messages.parts import Message, Part, Role
 
 
 class Call(NamedTuple):
-    """A call of a tool; `arguments` are JSON, as a rule: the text as the model wrote it."""
+    """A call of a tool; `arguments` are JSON, usually the text as the model wrote it."""
 
     id: str
     name: str
@@ -18,14 +18,14 @@ class Call(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a tool's call, with this id, has returned."""
+    """The result of the tool's call with this id."""
 
     id: str
     text: str
 
 
 class Media(NamedTuple):
-    """An image, a recording or a file, and what it is referred to by: its address, id, name or kind."""
+    """An image, a recording or a file, and a reference to it: its address, id, name or kind."""
 
     kind: str
     reference: str
@@ -39,15 +39,15 @@ def _no_answer(call: Part, text: str) -> None:
 class Shape:
     """One provider's messages, as a few functions, which never change a message.
 
-    - `role`: whose a message is. Raises `InvalidState` for none.
-    - `parts`: what it consists of, in the order in which a model reads it.
-    - `says`: a new message that says a text.
+    - `role`: the role of a message. Raises `InvalidState` if it has none.
+    - `parts`: the parts of a message, in the order in which a model reads them.
+    - `says`: a new message with a text.
     - `block`: a text as one of the blocks of a message's content.
-    - `answers`: a new message with the result of a call; `None` if there can be none, so that the call goes.
+    - `answers`: a new message with the result of a call; `None` if impossible; then the call is removed.
 
     `runs`: messages of the assistant in a row are one answer; its calls are answered after the last of them.
-    `joins`: where the blocks are, if the provider wants user and assistant to take turns, the user first, and
-    no blank texts. Messages in a row are joined there; what is no one's is in the user's role.
+    `joins`: the place of the blocks, if the provider requires user and assistant to alternate, the user
+    first, without blank texts. Messages in a row are joined there; text of neither takes the user's role.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Shape:
     joins: str = ""
 
     def text(self, message: Message) -> str:
-        """Return what a message says, without results of tools, reasoning and media."""
+        """Return the text of a message, without results of tools, reasoning and media."""
         parts = [*self.parts(message)]
         results = [part.path for part in parts if part.kind == "result"]
         said = (part for part in parts if part.kind == "text" and not any(map(part.within, results)))

@@ -1,4 +1,4 @@
-"""Turns of a conversation that is a list of messages, and what a summarizer sees of their tools."""
+"""Turns of a conversation that is a list of messages, and a summarizer's view of their tools."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from stm_backends.messages.providers import as_shape
 from stm_backends.messages.shapes import Call, Shape
 
 NO_RESULT = "[no result is known]"
-"""What stands for the result of a call that has none: its program has ended, or is not done yet."""
+"""The text for a missing result of a call: its program has ended, or is not done yet."""
 
 
 def begins_turn(message: Message, shape: Shape) -> bool:
-    """Say whether a turn begins with this message: it is a user's, and no result of a tool."""
+    """Say whether a turn begins with this message: it is a user's, and not a tool's result."""
     return shape.role(message) == "user" and not shape.results(message)
 
 
@@ -39,8 +39,8 @@ def digest(
 ) -> str:
     """Return the calls of tools with their arguments and results, a line each, within the budget.
 
-    `- search: {"q": "tables"} -> 2 found`. Failed calls are among them. What is too long is cut in its
-    middle; if that is not enough, the oldest lines are left out, and their number is said.
+    `- search: {"q": "tables"} -> 2 found`. Failed calls are among them. Long text is cut in its middle; if
+    that is not enough, the oldest lines are left out, and their number is given.
     """
     steps = _steps(messages, as_shape(shape, messages))
 

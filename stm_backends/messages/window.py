@@ -1,4 +1,4 @@
-"""What a model is shown of a conversation within a token budget: recent messages, and a summary."""
+"""A model's view of a conversation within a token budget: recent messages, and a summary."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from stm_backends.messages.providers import as_shape
 from stm_backends.messages.shapes import Shape
 
 FRAME: Final = 4
-"""How many tokens a message takes besides what it says: its role, and where it begins and ends."""
+"""Number of tokens of a message besides its content: its role, and its beginning and end."""
 
 MEDIA_TOKENS: Final = 1_600
-"""How many tokens an image takes at most with most models; no provider says it beforehand."""
+"""Maximum number of tokens of an image with most models; no provider tells it beforehand."""
 
 LEAST: Final = 200
 """Steps of a turn are left out before each text is cut to fewer than this many characters."""
 
 _BEGINNING: Final = "[beginning of the conversation]"
-"""What the user says where the assistant speaks first and the provider wants the user to."""
+"""The user's message if the assistant speaks first and the provider requires the user to."""
 
 _BACKGROUND: Final = """\
 <conversation_summary>
@@ -53,7 +53,7 @@ def tokens_of(
     shape: Shape | str | None = None,
     media_tokens: int = MEDIA_TOKENS,
 ) -> int:
-    """Return how many tokens messages take: of each text, call and result by `estimate`, and `FRAME`."""
+    """Return the number of tokens of messages: of each text, call and result by `estimate`, and `FRAME`."""
     return _Counter(estimate, as_shape(shape, messages), media_tokens).of(messages)
 
 
@@ -69,22 +69,22 @@ def window(
     """Return the messages for a model: the summary, as background, and recent messages in their own roles.
 
     They take at most `max_tokens`, as `tokens_of` counts; `estimate` is any tokenizer that does not raise.
-    What fits is shown as it is. In the order in which it is kept:
+    Content that fits is shown unchanged. In order of priority, the list keeps:
 
     1. The newest user's message, whole. It is cut in its middle only if it does not fit by itself.
     2. System messages from before the first user's message, which are the agent's instructions.
     3. The summary, in at most half of the budget, cut in its middle.
     4. The newest turns, whole, while they fit. If the newest does not, or one is larger than the budget by
        itself, its newest steps are kept, and long texts in them are cut in their middle.
-    5. Images, recordings and files, the newest first; a reference stands for the others.
+    5. Images, recordings and files, the newest first; references replace the others.
 
     A tool's call is never separated from its results, and is given one if it has none; results without a call
-    are left out. So the list begins with no result. Providers that have no system message among the others
-    (`Shape.joins`) are shown the summary in the first user's message. To put it into their `system` parameter
-    instead, pass `""` here and `background(summary)` there.
+    are left out. So the list never begins with a result. Providers that have no system message among the
+    others (`Shape.joins`) are shown the summary in the first user's message. To put it into their `system`
+    parameter instead, pass `""` here and `background(summary)` there.
 
-    Raises `InvalidState` for a message of no shape, and `MemoryBudgetExceeded` if the newest user's message
-    does not fit even when it is cut.
+    Raises `InvalidState` for a message that fits no shape, and `MemoryBudgetExceeded` if the newest user's
+    message does not fit even when it is cut.
     """
     require_integer("max_tokens", max_tokens, least=1)
     if not isinstance(summary, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
@@ -134,10 +134,10 @@ class _Turn:
 
 
 class _Choice(NamedTuple):
-    """What is shown: the newest `whole` turns, and the newest `steps` of the turn before them.
+    """The selection: the newest `whole` turns, and the newest `steps` of the turn before them.
 
-    Each text of that turn has up to `cut` characters; 0 means that there is no such turn. Of the media,
-    but for those of the newest user's message, so many are shown.
+    Each text of that turn has up to `cut` characters; 0 means that there is no such turn. `media` is the
+    number of media that are shown, besides those of the newest user's message.
     """
 
     whole: int
@@ -147,7 +147,7 @@ class _Choice(NamedTuple):
 
 
 class _Window:
-    """The parts of a window, the most important first, and what of the turns fits beside them."""
+    """The parts of a window, the most important first, and the turns that fit in addition."""
 
     def __init__(self, summary: str, steps: Sequence[Step], counter: _Counter, limit: int) -> None:
         self._shape = counter.shape
@@ -210,7 +210,7 @@ class _Window:
         """Return a choice with a part of the next turn, if that turn must be cut to be shown at all."""
         whole = [self._referred(message, 0)[0] for message in turn.newest(len(turn.steps))]
         if choice.whole and self._counter.of(whole) <= self._limit:
-            return choice  # It fits by itself, at another time: half of it says less than it seems to.
+            return choice  # It fits by itself, at another time: half of it would mislead.
 
         def fits(steps: int, cut: int) -> bool:
             return self._fits(choice._replace(steps=steps, cut=cut))
@@ -251,7 +251,7 @@ class _Window:
         return message, media
 
     def _reference(self, message: Message, part: Part) -> Any:
-        """Return what stands for a medium: a message, a part as a message of this role has it, or a block."""
+        """Return the replacement of a medium: a message, a part for a message of this role, or a block."""
         text = f"[{part.name} not shown: {part.text}]"
         said = self._shape.says(self._shape.role(message), text)
         if not part.path:
@@ -260,7 +260,7 @@ class _Window:
         return parts[0] if parts else self._shape.block(text)
 
     def _longest(self, messages: Sequence[Message]) -> int:
-        """Return how many characters the longest text has."""
+        """Return the number of characters of the longest text."""
         return max((len(part.text) for one in messages for part in self._shape.parts(one)), default=0)
 
     def _cut_to_fit(self, messages: list[Message], fits: Callable[[list[Message]], bool]) -> list[Message]:
@@ -275,7 +275,7 @@ class _Window:
         return cut(length) if length >= SHORTEST_CUT else []
 
     def _cut(self, message: Message, length: int) -> Message:
-        """Return a message whose texts and arguments are cut in their middle to so many characters."""
+        """Return a message whose texts and arguments are cut in their middle to this many characters."""
         for part in self._shape.parts(message):
             if part.at and (new := _cut_value(part, length)) != part.value:
                 message = changed(message, part.at, new)

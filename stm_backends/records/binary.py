@@ -5,7 +5,7 @@
 {"%b": 1}           <->   {"%%b": 1}                  so that an object is never read as bytes
 ```
 
-Only an envelope that has bytes is written so, and only such a one is read so.
+Only envelopes with bytes are written and read in this form.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def has_bytes(value: object, deepest: int = DEEPEST) -> bool:
 def escaped(content: Mapping[str, Any]) -> Steps[dict[str, Any]]:
     """Return an object with its bytes as text, in steps over its long lists.
 
-    What is not JSON otherwise stays as it is, for `require_json` to name.
+    Other values that are not JSON stay as they are, for `require_json` to name.
     """
     return _each(content, _escape)
 
 
 def restored(content: Mapping[str, Any]) -> Steps[dict[str, Any]]:
-    """Do the reverse. Raises `Corrupt` for what `escaped` does not return."""
+    """Reverse `escaped`. Raises `Corrupt` for an object that it does not return."""
     return _each(content, _restore)
 
 

@@ -1,4 +1,4 @@
-"""What a conversation's record holds beside its turns: the summary, its health, and what is remembered.
+"""The content of a conversation's record besides its turns: the summary, its health, and remembered ids.
 
 A `Body` is data. `stm_backends.memory.policy` decides how it changes, and `stm_backends.records.codec`
 serializes it.
@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from stm_backends.types import MemoryHealth
 
 REMEMBERED_IDS: Final = 256
-"""How many ids of folded and trimmed turns are always remembered, in addition to recent ones."""
+"""Number of ids of folded and trimmed turns that are always remembered, in addition to recent ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def digest(turn_id: str) -> str:
 
 
 _MANY: Final = 32 * 1024
-"""How many characters of digests are searched; of more, a set is made, so that many look-ups stay cheap."""
+"""Up to this many characters of digests are searched; beyond, a set is made, so many look-ups are cheap."""
 
 
 @lru_cache(2)
@@ -121,14 +121,14 @@ class Lease(NamedTuple):
 
 
 class Overdue(NamedTuple):
-    """What a process noted for others: at `since`, by its clock, the lease taken at `lease_at` had ended."""
+    """A note of a process for others: at `since`, by its clock, the lease taken at `lease_at` had ended."""
 
     lease_at: float
     since: float
 
 
 class Branch(NamedTuple):
-    """What left the view when a conversation was continued from an earlier place: `first` to `end - 1`.
+    """Numbers that left the view when a conversation continued from an earlier place: `first` to `end - 1`.
 
     `rev` is the revision that ended then, and `last` the short hash of the id of the newest one.
     """
@@ -140,10 +140,10 @@ class Branch(NamedTuple):
 
 
 class Patch(NamedTuple):
-    """What an edit has made of the unit of a number, until its page says so.
+    """The unit that an edit has given to a number, until the page of the number has it.
 
-    `rev` is that after the edit. `turn` is what the page is to have; if the record itself has the unit, only
-    the id, of which the page may have older copies.
+    `rev` is the revision after the edit. `turn` is the unit for the page; if the record itself has the unit,
+    only its id, of which the page may have older copies.
     """
 
     rev: int
@@ -153,14 +153,14 @@ class Patch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What the body of a record says of its pages (see `pages`): which turns are there.
+    """The data about pages (see `pages`) in the body of a record: the turns that are there.
 
     `epoch` is the version that the first body with a transcript replaced, so that no two lives of a record
     share pages. `base` is the number of the oldest turn of the tail: all lower numbers have left it. `last`
     is the short hash of the id of the turn before it. `gap` is the first number that left without a summary:
     `gap` to `base - 1` are still to be summarized; `None` if there are none. `rev` counts the changes of what
-    had left already, and `first` is the oldest number that is retained. `branches` says what edits have taken
-    out of the view, the oldest edit first, and `patches` what takes the place of what pages still have.
+    had left already, and `first` is the oldest number that is retained. `branches` has the numbers that edits
+    have removed from the view, oldest edit first, and `patches` the replacements of units in pages.
     `extra` holds fields of a newer version of this library.
     """
 
@@ -196,7 +196,7 @@ class Transcript:
     def moved(self, turn_ids: Sequence[str], *, summarized: bool) -> Transcript:
         """Return the transcript after the oldest turns of the tail have left.
 
-        If they are not `summarized`, they are still to be. Otherwise, nor is anything before them.
+        If they are not `summarized`, they still wait for a summary. Otherwise, nothing before them does.
         """
         if not turn_ids:
             return self
@@ -208,7 +208,7 @@ class Transcript:
         return replace(self, gap=until if until < self.base else None)
 
     def branch(self, rev: int) -> Branch | None:
-        """Return what left the view when a revision ended; `None` if nothing did."""
+        """Return the branch that left the view when a revision ended; `None` if nothing did."""
         return next((one for one in self.branches if one.rev == rev), None)
 
     def as_of(self, branch: Branch) -> Transcript:
@@ -226,7 +226,7 @@ class Transcript:
     def recounted(self, forgotten: Forgotten) -> Transcript:
         """Return the transcript with the turns counted that an older version of this library has dropped.
 
-        It drops without pages, and keeps what it does not know. Numbers that it dropped are in no page.
+        It drops turns without pages, and preserves unknown fields. Numbers that it dropped are in no page.
         """
         newest = forgotten.newest
         if newest == self.last:
@@ -237,7 +237,7 @@ class Transcript:
 
 
 TITLE_CHARACTERS: Final = 120
-"""How much is kept of a title that a summarizer gives."""
+"""Maximum number of characters kept of a title from a summarizer."""
 
 
 def as_title(given: object) -> str:
@@ -249,7 +249,7 @@ def as_title(given: object) -> str:
 
 
 class Fork(NamedTuple):
-    """Where a conversation was copied from: up to the number `to` of the session `of`.
+    """The origin of a copied conversation: up to the number `to` of the session `of`.
 
     The first of its entries is `entry`, which holds nothing for any other body.
     """
@@ -261,16 +261,16 @@ class Fork(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What a conversation's record holds beside its turns.
+    """The content of a conversation's record besides its turns.
 
     `health` is never `RECOVERING`. `attempts` counts failures in a row, `next_attempt_at` is in epoch
     seconds. `folded` counts turns that a summary covers and `dropped` turns that were lost without one.
     `lease` is set while a process writes a summary, and `overdue` if another found it to last too long.
-    `transcript` says where turns are that have left the record; `None` if they are not kept. `messages` says
-    that messages have been in the record, and not only turns. Of what has left, a model is still shown
-    `lead`, the agent's instructions at the beginning, and `asked`, the question of a turn that goes on.
-    `usage` has what their answers took, see `usage.Sums`. `title` is what a summarizer has called the
-    conversation, if it has. `fork` is set in a copy of another conversation. `extra` holds fields of a newer
+    `transcript` tells the place of turns that have left the record; `None` if they are not kept. `messages`
+    is true if messages have been in the record, and not only turns. Of the units that have left, a model is
+    still shown `lead`, the agent's instructions at the beginning, and `asked`, the question of a turn that
+    continues. `usage` has the usage of their answers, see `usage.Sums`. `title` is a summarizer's title of
+    the conversation, if any. `fork` is set in a copy of another conversation. `extra` holds fields of a newer
     version of this library, which survive a rewrite.
     """
 

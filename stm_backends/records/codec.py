@@ -5,7 +5,7 @@ stm/1 turn\n{"id":"...","user_message":"...", ...}
 stm/1 turn zlib\n<what the transform named zlib made of that JSON>
 ```
 
-The first line says the format's major version, what is inside, and which transforms were applied. A
+The first line names the format's major version, the kind of content, and the applied transforms. A
 major version or a transform that this process does not know, and bytes that are not an envelope, raise
 `Corrupt`, so nothing is rewritten that could not be read. JSON is UTF-8 with lone surrogates kept (as
 `surrogatepass`), so text is restored exactly.
@@ -47,7 +47,7 @@ from stm_backends.records.steps import STEP, Steps
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest, seconds_of
 
 FORMAT: Final = 1
-"""The major version that this library writes, and the only one that it reads, but for `_NEWER`."""
+"""The major version that this library writes, and the only one that it reads, except for `_NEWER`."""
 
 _NEWER: Final = {"paged-log": 2, "conversation": 2, "items-after": 2, "binary-state": 2}
 """The kinds with another major version: older versions of this library must neither show nor change them.
@@ -56,7 +56,7 @@ A `conversation` is the body of a conversation that has had messages. A `binary-
 """
 
 LARGEST_CONTENT: Final = 256 * 1024 * 1024
-"""The most bytes of JSON in a transformed envelope, so that a few stored bytes cannot fill the memory."""
+"""Maximum bytes of JSON in a transformed envelope, so that few stored bytes cannot fill the memory."""
 
 EnvelopeKind: TypeAlias = Literal[
     "turn",
@@ -87,7 +87,7 @@ EnvelopeKind: TypeAlias = Literal[
 class Transform(Protocol):
     """A compression of the bytes before they are stored.
 
-    A transform sees neither the key nor the kind of what it changes, so it cannot encrypt safely. To encrypt,
+    A transform sees neither the key nor the kind of the bytes, so it cannot encrypt safely. To encrypt,
     use `Sealing`.
     """
 
@@ -109,7 +109,7 @@ class Codec:
     """Writes JSON objects as envelopes and reads them.
 
     Writing applies the `transforms` in order; reading undoes those that the envelope names. An envelope names
-    each at most once, in the order of the list. `failed` is told of transforms that fail.
+    each at most once, in the order of the list. `failed` receives the failures of transforms.
     """
 
     def __init__(self, transforms: Sequence[Transform] = (), failed: Report = ignore) -> None:
@@ -126,7 +126,7 @@ class Codec:
         return self.seal_encoded(kind, encode_json(content))
 
     def seal_steps(self, kind: EnvelopeKind, content: Mapping[str, Any]) -> Steps[bytes]:
-        """Do what `require_json` and `seal` do, in steps."""
+        """Check like `require_json` and seal like `seal`, in steps."""
         return self.seal_encoded(kind, (yield from _encode_steps(content, kind)))
 
     def seal_encoded(self, kind: EnvelopeKind, data: bytes) -> bytes:
@@ -160,7 +160,7 @@ class Codec:
         return _as_object(kind, content, data)
 
     def open_steps(self, kind: EnvelopeKind, envelope: bytes) -> Steps[dict[str, Any]]:
-        """Do what `open` does, in steps."""
+        """Open an envelope like `open`, in steps."""
         data = self.open_encoded(kind, envelope)
         try:
             content = yield from _decode_steps(data)
@@ -234,7 +234,7 @@ class Codec:
         try:
             return load_body(self.open(kind, data))
         except ValueError:
-            raise Corrupt("the stored body has a field of another type") from None
+            raise Corrupt("the stored body has a field of the wrong type") from None
 
 
 def _major(kind: str) -> str:
@@ -245,7 +245,7 @@ def _as_object(kind: EnvelopeKind, content: object, data: bytes) -> dict[str, An
     if not isinstance(content, dict):
         raise Corrupt(f"the stored {kind} is not a JSON object")
     deepest = DEEPEST_IN_TURN + 1 if kind == "turn" else DEEPEST
-    # Counting is fast; only data with so many brackets are looked at.
+    # Counting is fast; only data with this many brackets are examined.
     if data.count(b"{") + data.count(b"[") > deepest and is_deeper(cast("object", content), deepest):
         raise Corrupt(f"the stored {kind} is nested more deeply than this version writes it")
     return cast("dict[str, Any]", content)
@@ -360,7 +360,7 @@ def load_body(content: Mapping[str, Any]) -> Body:
             extra={name: value for name, value in content.items() if name not in _BODY_FIELDS},
         )
     except (TypeError, OverflowError):
-        raise ValueError("a field of the body has another type") from None
+        raise ValueError("a field of the body has the wrong type") from None
 
 
 def _fork(of: object, to: object, entry: object) -> Fork:
@@ -379,7 +379,7 @@ _TRANSCRIPT_FIELDS = ("epoch", "base", "last", "gap", "rev", "first", "branches"
 
 
 def dump_transcript(transcript: Transcript) -> dict[str, Any]:
-    """Return what a body says of its pages as JSON, without what is 0 or `None`."""
+    """Return a transcript as JSON, without fields that are 0 or `None`."""
     optional = {"gap": transcript.gap, "rev": transcript.rev or None, "first": transcript.first or None}
     return {
         **transcript.extra,
@@ -393,7 +393,7 @@ def dump_transcript(transcript: Transcript) -> dict[str, Any]:
 
 
 def load_transcript(content: Any, forgotten: Forgotten | None = None) -> Transcript | None:
-    """Return what a body says of its pages. Raises `ValueError` if it is invalid.
+    """Return the transcript in a body. Raises `ValueError` if it is invalid.
 
     `forgotten` are the remembered ids of a conversation; see `Transcript.recounted`.
     """
@@ -421,7 +421,7 @@ def load_transcript(content: Any, forgotten: Forgotten | None = None) -> Transcr
         )
         return transcript if forgotten is None else transcript.recounted(forgotten)
     except (KeyError, TypeError, AttributeError, OverflowError):
-        raise ValueError("what the body says of its pages is of another type") from None
+        raise ValueError("the transcript in the body is of the wrong type") from None
 
 
 def dump_forgotten(forgotten: Forgotten) -> dict[str, Any]:
@@ -435,7 +435,7 @@ def load_forgotten(content: Any) -> Forgotten:
         digests = str(content.get("digests", ","))
         ages = tuple((float(when), int(count)) for when, count in content.get("ages", ()))
     except (TypeError, AttributeError, OverflowError):
-        raise ValueError("the remembered ids are of another type") from None
+        raise ValueError("the remembered ids are of the wrong type") from None
     if sum(count for _, count in ages) != max(0, digests.count(",") - 1):
         raise ValueError("the remembered ids do not match their ages")
     return Forgotten(digests, ages)
@@ -481,7 +481,7 @@ def dump_turn(stored: StoredTurn) -> dict[str, Any]:
 def encode_turn(stored: StoredTurn) -> bytes:
     """Return the JSON of `dump_turn`, compact and without empty fields.
 
-    Written piece by piece, because every turn comes by here and nearly all of it is three strings.
+    Written piece by piece, because every turn passes through here and nearly all of it is three strings.
     """
     turn_id, turn, extra, _ = stored
     try:
@@ -572,7 +572,7 @@ def _as_list(value: object) -> object:
 
 
 def _encode_steps(content: Mapping[str, Any], path: str) -> Steps[bytes]:
-    """Do what `require_json` and `encode_json` do with an object, in steps over its long lists."""
+    """Check and encode an object like `require_json` and `encode_json`, in steps over its long lists."""
     # Copied, so that a list that changes between steps is saved as it was.
     members = [(name, _as_list(value)) for name, value in content.items()]
     pieces: list[bytes] = []
@@ -598,7 +598,7 @@ def _encode_steps(content: Mapping[str, Any], path: str) -> Steps[bytes]:
 
 
 def _decode_steps(data: bytes) -> Steps[object]:
-    """Do what `decode_json` does, in steps if it is an object as `encode_json` writes it."""
+    """Decode like `decode_json`, in steps if it is an object as `encode_json` writes it."""
     text = data.decode("utf-8", "surrogatepass")
     try:
         return (yield from _members(text))
@@ -623,7 +623,7 @@ def _members(text: str) -> Steps[dict[str, Any]]:
         content[name] = value
         end = text[at] if text[at] == "}" else ","
     if at + 1 != len(text):
-        raise ValueError("there is something after the JSON document")
+        raise ValueError("data follows the JSON document")
     return content
 
 

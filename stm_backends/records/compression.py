@@ -1,4 +1,4 @@
-"""Compression of what is stored: transforms for `open_backend(transforms=[...])`."""
+"""Compression of stored data: transforms for `open_backend(transforms=[...])`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Zlib:
     """Compresses with zlib. `level` is 1 (fast) to 9 (small).
 
     Values of fewer than `threshold` bytes, and those that would not become smaller, are stored as they are.
-    The size of a compressed value tells something of its content, also if it is sealed afterwards.
+    The size of a compressed value reveals something about its content, even if it is sealed afterwards.
     """
 
     name = "zlib"
@@ -73,10 +73,10 @@ class Zstd:
 
 
 class Preset:
-    """Raw deflate with a dictionary of what nearly every turn has, so that a single turn becomes smaller.
+    """Raw deflate with a dictionary of common text of turns, so that a single turn becomes smaller.
 
     The dictionary is part of the format: another one needs another name. `level` is 1 (fast) to 9 (small);
-    what any of them wrote is read.
+    the output of every level can be read.
     """
 
     name = "turns1"

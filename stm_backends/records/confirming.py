@@ -1,4 +1,4 @@
-"""Whether what a load shows is as durable as an acknowledged write; see decision 0037.
+"""Confirming that loaded entries are as durable as an acknowledged write; see decision 0037.
 
 A former master that still answers loads may show entries that the new one lacks, under the same version, and
 lack others. Entries are therefore confirmed before a write drops or replaces them.
@@ -37,11 +37,11 @@ async def confirmed(
     """Return the record's version once its oldest `going` entries are confirmed; `None` after a lost race.
 
     `store` stores the body unchanged under a version, in one attempt, and `load` loads the record. Makes no
-    request where a load shows only what is confirmed. Elsewhere, a server that takes over may have other
+    request where a load shows only confirmed entries. Elsewhere, a server that takes over may have other
     entries under the version that was read, which must not be dropped.
 
-    A full record may have no room for its first body. `store_least` then stores what always fits, such as an
-    empty body, which reads as none. Without it, raises `TooLarge`.
+    A full record may have no room for its first body. `store_least` then stores a body that always fits, such
+    as an empty body, which reads as none. Without it, raises `TooLarge`.
     """
     if not driver.traits.shows_unconfirmed:
         return seen.version
@@ -71,7 +71,7 @@ async def still_there(
     """Say whether the oldest entries that were seen are the first ones under a version that was just stored.
 
     It may be stored on another server than the one that returned the entries. Makes no request where a load
-    shows only what is confirmed.
+    shows only confirmed entries.
     """
     if not driver.traits.shows_unconfirmed:
         return True
@@ -84,14 +84,14 @@ async def still_there(
 
 
 def attempts_to_confirm(driver: Driver) -> int:
-    """Return how often to send a write whose version confirms entries; see `confirmed`."""
+    """Return the number of attempts of a write whose version confirms entries; see `confirmed`."""
     return 1 if driver.traits.shows_unconfirmed else ATTEMPTS
 
 
 async def confirm(driver: Driver, scopes: Iterable[str]) -> None:
     """Have the datastore acknowledge earlier writes in these scopes that a load or a listing shows.
 
-    A write with an unknown outcome may be done on the server alone, and not on the replicas, or the disk,
+    A write with an unknown outcome may be done on the server only, and not on the replicas, or the disk,
     that an acknowledgement promises. A load does not show that. Deleting a missing record waits for them.
     """
     if driver.traits.shows_unconfirmed:

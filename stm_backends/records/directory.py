@@ -1,7 +1,7 @@
-"""Which users a tenant has, so that a tenant's conversations can be listed and erased.
+"""The directory of a tenant's users, so that the tenant's conversations can be listed and erased.
 
 Each user of a tenant has an entry: a record in a scope of the tenant. Every stored record belongs to a user
-with an entry, for as long as the record exists:
+with an entry while the record exists:
 
 - The entry is written before the user's first record and, because an erasure may come in between, again after
   a record was created.
@@ -45,17 +45,17 @@ logger = logging.getLogger("stm_backends")
 
 REMEMBERED_USERS: Final = 10_000
 REMEMBERED_FOR_S: Final = 60.0
-"""How many users a process remembers as listed, and for how many seconds."""
+"""Maximum number of users that a process remembers as listed, and the seconds for which it does."""
 
 SPARE: Final = 1 / 8
 LEAST_SPARE_S: Final = 2 * 3600.0
-"""How much longer than a record its user's entry is kept: a share of the record's time to live, and at least
+"""The time for which a user's entry outlives a record: a share of the record's time to live, and at least
 this many seconds. An entry is extended once half of that has passed, so clocks of processes may differ by an
 hour."""
 
 
 Seal: TypeAlias = Literal["sealed", "clear"]
-"""How the data of a user is stored."""
+"""The storage form of a user's data."""
 
 
 class _Entry(NamedTuple):
@@ -107,7 +107,7 @@ class Directory:
         fresh: bool = False,
         any_seal: bool = False,
     ) -> None:
-        """List a user for whom a record is written that lives `ttl` seconds, or for ever.
+        """List a user for whom a record is written that lives `ttl` seconds, or forever.
 
         Takes no round trip if this process did so within the last minute, unless `fresh=True`; else one, and
         one more if the entry does not exist, does not live long enough, or may be unconfirmed. Unless
@@ -130,7 +130,7 @@ class Directory:
         self._noted[owner] = _Noted(at, life)
 
     async def life_of(self, tenant: str, user: str) -> float | None:
-        """List a user who has records; returns for how many seconds those live at most, `None` for ever."""
+        """List a user who has records; returns the maximum seconds that these live, `None` if forever."""
         until = (await self._read(keys.directory_key(tenant, user))).until
         # Without an entry, or with one that cannot be read, nothing is known.
         known = self._epoch() < until < math.inf
@@ -140,7 +140,7 @@ class Directory:
     async def meet(self, tenant: str) -> None:
         """Raise `SealMismatch` or `KeyMismatch` if this backend may not write for a tenant; see `Seals`.
 
-        `""` is what names no tenant. Takes no round trip if this process did so within the last minute.
+        `""` stands for data that names no tenant. Takes no round trip if done within the last minute.
         """
         whole, at = (tenant, ""), self._clock()
         if self._seals is not None and not self.knows(whole):
@@ -153,7 +153,7 @@ class Directory:
             await self._seals.require(tenant)
 
     async def _cover(self, key: Key, ttl: float | None, *, any_seal: bool) -> float:
-        """Make an entry live long enough for a record; returns how many seconds it lives from now."""
+        """Make an entry live long enough for a record; returns the seconds that it lives from now."""
         if ttl is not None and ttl > LONGEST_S / 2:
             ttl = None
         spare = 0.0 if ttl is None else max(SPARE * ttl, LEAST_SPARE_S)
@@ -166,7 +166,7 @@ class Directory:
             if self._seals is not None and not any_seal:
                 data_key = await self._seals.key_of(*_listed_by(key), entry.key)
             if entry.expect is ANY:
-                # How long it was to live is unknown.
+                # Its intended time to live is unknown.
                 ttl = None
             until = entry.until
             if until - now >= (math.inf if ttl is None else ttl + spare / 2) and data_key == entry.key:
@@ -211,9 +211,9 @@ class Directory:
             return _Entry(ANY)
 
     async def other_seal(self, tenant: str, user: str) -> Seal | None:
-        """Return how a user's data is stored if this backend stores it the other way, else `None`.
+        """Return the seal of a user's data if this backend stores data the other way, else `None`.
 
-        `"sealed"` means that the backend has no sealing, `"clear"` that it accepts sealed values only.
+        `"sealed"` means that the backend has no sealing, `"clear"` that it accepts only sealed values.
         """
         try:
             entry = await self._driver.load(keys.directory_key(tenant, user))
@@ -223,7 +223,7 @@ class Directory:
             pass
         except Corrupt:
             return None
-        # The entry is in clear text. A copy that is made without keys leaves such beside sealed records.
+        # The entry is in clear text. A copy made without keys leaves such entries next to sealed records.
         return await self._other_seal_of_records(tenant, user)
 
     async def _other_seal_of_records(self, tenant: str, user: str) -> Seal | None:
@@ -255,16 +255,16 @@ class Directory:
         self._noted.pop(owner)
 
     async def forget_seal(self, tenant: str) -> None:
-        """Remove the mark of a tenant of whom nothing is left; the next write with keys marks it again."""
+        """Remove the mark of a tenant without remaining data; the next write with keys marks it again."""
         await races.retried(lambda: self._driver.delete(keys.mark_key(tenant)))
         self.doubt((tenant, ""))
 
     def listed(self, owner: tuple[str, str] | None, ttl: float | None = None) -> Listing:
-        """Keep a user listed around a write that may create a record of theirs; `None` is no tenant and user.
+        """Keep a user listed around a write that may create a record of theirs; `None`: no tenant and user.
 
         A tenant as a whole, with the user `""`, is in no list: the key of its records follows from its name.
 
-        The record lives `ttl` seconds, or for ever. The user is listed before the write, so that an erasure
+        The record lives `ttl` seconds, or forever. The user is listed before the write, so that an erasure
         of the tenant finds the record even if this process dies after writing it. If `created` is set, the
         user is listed once more, because an erasure may have come in between; a write that creates nothing
         needs no more, because the erasure finds the record itself. After a write whose outcome is unknown,
@@ -301,14 +301,14 @@ class Directory:
         return await self._has_tenant(tenant)
 
     async def _has_tenant(self, tenant: str) -> bool:
-        """Say whether a tenant has a user, or a state of its own."""
+        """Say whether a tenant has a user, or its own states."""
         for scope in (keys.directory_scope(tenant), keys.shared_scope(tenant)):
             async for _ in operations.names(self._driver, scope):
                 return True
         return False
 
     async def tenants(self) -> AsyncIterator[str]:
-        """Yield the tenants with a listed user, or a state of their own.
+        """Yield the tenants with a listed user, or their own states.
 
         Takes two or three operations for each tenant, regardless of how many users and conversations it has.
         Raises `ConfigurationError` if the driver cannot find them.

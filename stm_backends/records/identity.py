@@ -10,7 +10,7 @@ DEFAULT_USER: Final = "anonymous"
 
 
 def part_of(context: Mapping[str, object], path: str, *, missing: str) -> str:
-    """Return the text at a dotted path; `missing` if there is nothing, blank for what cannot be an id."""
+    """Return the text at a dotted path; `missing` if nothing is there, blank for an invalid id."""
     value: object = context
     for step in path.split("."):
         value = _found(value, step)

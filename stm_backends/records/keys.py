@@ -42,7 +42,7 @@ LogKind: TypeAlias = Literal[
 Kind: TypeAlias = (
     Literal["memory", "blob", "planner", "graph", "page", "card", "recent", "words", "part"] | LogKind
 )
-"""What a record of a user holds: a conversation, a saved state, a note of a paused run, a vertex or words of
+"""The kinds of a user's records: a conversation, a saved state, a note of a paused run, a vertex or words of
 a graph, a log, a page of a transcript, a card of the catalogue, a name or words in its index, or a part of a
 value that is too large for any of these."""
 
@@ -63,7 +63,7 @@ KINDS: Final[tuple[Kind, ...]] = (
 erasing in this order leaves no record that refers to one that was erased, and no card without a name."""
 
 VERTICES: Final = "vertex:"
-"""What the names of vertices begin with."""
+"""The prefix of the names of vertices."""
 
 NO_NAME: Final = "%%"
 """The name of no record: `name` writes two hexadecimal digits after a "%"."""
@@ -83,20 +83,20 @@ WORK: Final = "::work"
 RESERVED_PREFIX: Final = "kv:v1:"
 
 _SHORT_TERM: Final = "#short-term"
-"""How the session ids of conversations end that hold the short-term memory of a session."""
+"""The suffix of session ids of conversations that hold the short-term memory of a session."""
 
 _BESIDE: Final = "+beside/"
-"""What stands in the session id of a log that belongs to another, before its own name; see `beside`."""
+"""The separator in the session id of a log that belongs to another, before its own name; see `beside`."""
 
 WITH_BESIDE: Final[tuple[LogKind, ...]] = ("claude-agent-sdk",)
-"""The frameworks of which a conversation may have several logs."""
+"""The frameworks with possibly several logs of a conversation."""
 
 _SCOPES_WITH_BESIDE: Final = tuple(f":{kind}" for kind in WITH_BESIDE)
 
 _SLOT_BYTES: Final = len("00000000:")
 
 _PARTS_AFTER: Final = {"session": 2, "task": 3}
-"""How many parts PenguiFlow writes at least after these words in a `kv:v1:` key."""
+"""Minimum number of parts that PenguiFlow writes after these words in a `kv:v1:` key."""
 
 _UNSAFE = re.compile("[%\0\ud800-\udfff]")
 _UNSAFE_IN_PART = re.compile("[%:\0\ud800-\udfff]")
@@ -129,7 +129,7 @@ def is_dialogue(key: MemoryKey) -> bool:
 
 
 def require_dialogue(key: MemoryKey) -> None:
-    """Raise `InvalidKey` for no key, and for that of a conversation that `short_term_of` names."""
+    """Raise `InvalidKey` for an invalid key, and for that of a conversation that `short_term_of` names."""
     require_key(key)
     if not is_dialogue(key):
         raise InvalidKey(
@@ -152,8 +152,8 @@ def log_key(key: MemoryKey, kind: LogKind) -> Key:
 def beside(key: MemoryKey, kind: LogKind, own: str = "") -> MemoryKey:
     """Return the key of a log of this name that belongs to the log of a conversation, as one of its parts.
 
-    Without a name, it is what their session ids begin with. Raises `InvalidKey` for the key of such a log,
-    which has none of its own, and `ConfigurationError` for a framework without them.
+    Without a name, the session id is the prefix of theirs. Raises `InvalidKey` for the key of such a log,
+    which has no such logs, and `ConfigurationError` for a framework without them.
     """
     if kind not in WITH_BESIDE:
         raise ConfigurationError(f"a conversation has one log of {kind}")
@@ -187,7 +187,7 @@ def log_with(where: Key) -> Key:
 def state_beside(key: MemoryKey, kind: LogKind) -> str:
     """Return the key of the state that belongs to a log: erased and purged with it, and with the user.
 
-    So do those whose keys go on with "/" after it.
+    The same holds for states whose keys continue with "/" after it.
     """
     return f"{RESERVED_PREFIX}{key.composite()}:{kind}"
 
@@ -200,7 +200,7 @@ def user_state(tenant_id: str, user_id: str, own: str) -> str:
 def card_key(key: MemoryKey) -> Key:
     """Return the key of a conversation's card, one for all kinds of its records.
 
-    A session id that is too long for a name in the index is hashed; its card says it.
+    A session id that is too long for a name in the index is hashed; its card has it.
     """
     session = name(require_part("session_id", key.session_id))
     if len(session.encode()) > MAX_KEY_BYTES - _SLOT_BYTES:
@@ -287,7 +287,7 @@ def page_epoch(name: str) -> str:
 
 
 def _beneath(key: Key, kind: Kind) -> Key:
-    """Return the scope of what belongs to a record, and the prefix of its names there."""
+    """Return the scope of the data that belongs to a record, and the prefix of its names there."""
     owner, _, _ = key.scope.rpartition(":")
     digest = hashlib.sha256(f"{key.scope}\0{key.name}".encode()).hexdigest()[:32]
     return Key(_bounded(f"{owner or key.scope}:{kind}"), f"{digest}:")
@@ -314,12 +314,12 @@ def data_keys_key(tenant_id: str, user_id: str) -> Key:
 
 
 def data_keys_scope(tenant_id: str) -> str:
-    """Return the scope of all data keys of a tenant and its users, or with `""` of what names no tenant."""
+    """Return the scope of all data keys of a tenant and its users, or with `""` of data without a tenant."""
     return _bounded(f"{_escape(tenant_id, _UNSAFE_IN_PART) if tenant_id else ''}::keys")
 
 
 def mark_key(tenant_id: str) -> Key:
-    """Return the key of the mark that a tenant's data is sealed or, with `""`, what names no tenant."""
+    """Return the key of the mark that a tenant's data is sealed or, with `""`, of data without a tenant."""
     return Key(_bounded(f"{_escape(tenant_id, _UNSAFE_IN_PART) if tenant_id else ''}::seal"), "keys")
 
 
@@ -336,7 +336,7 @@ def scope(tenant_id: str, user_id: str, kind: Kind) -> str:
 
 
 def owner_of(scope: str) -> tuple[str, str]:
-    """Return the tenant and the user of a scope; `""` for what it does not name."""
+    """Return the tenant and the user of a scope; `""` for either that it does not name."""
     tenant, _, rest = scope.partition(":")
     user, _, kind = rest.partition(":")
     if not tenant or not kind or ":" in kind:
@@ -345,7 +345,7 @@ def owner_of(scope: str) -> tuple[str, str]:
 
 
 def log_name(key: Key) -> str:
-    """Return the hash that log messages name the conversation of a record by; see `logs`."""
+    """Return the hash that names the conversation of a record in log messages; see `logs`."""
     tenant, user = owner_of(key.scope)
     text = unname(key.name)
     if user and not key.scope.endswith(":blob"):
@@ -359,14 +359,14 @@ def name(text: str) -> str:
 
 
 def unname(escaped: str) -> str:
-    """Return the text that `name` escaped. Raises `Corrupt` for a name that it has not."""
+    """Return the text that `name` escaped. Raises `Corrupt` for a name that it did not write."""
     if escaped == "%":
         return ""
     try:
         raw = _ESCAPED.sub(lambda match: bytes.fromhex(match[1].decode()), escaped.encode())
         return raw.decode("utf-8", "surrogatepass")
     except UnicodeError:
-        raise Corrupt("a stored name is none that this library writes") from None
+        raise Corrupt("a stored name was not written by this library") from None
 
 
 def blob_key(key: str) -> Key:
@@ -497,5 +497,5 @@ def _escape(text: str, unsafe: re.Pattern[str]) -> str:
 def _bounded(text: str) -> str:
     size = len(text.encode())
     if size > MAX_KEY_BYTES:
-        raise InvalidKey(f"a part of the key takes {size:,} bytes once escaped; at most {MAX_KEY_BYTES:,} do")
+        raise InvalidKey(f"a part of the key takes {size:,} bytes once escaped; {MAX_KEY_BYTES:,} fit")
     return text

@@ -44,7 +44,7 @@ from stm_backends.records import confirming, keys, operations
 logger = logging.getLogger("stm_backends")
 
 FOLD_AT: Final = 64
-"""After how many entries `append_and_fold` folds a tail."""
+"""Number of entries after which `append_and_fold` folds a tail."""
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class Change:
 
     @property
     def going(self) -> int:
-        """How many of the oldest entries the record will no longer have."""
+        """Number of oldest entries that the record will no longer have."""
         return max(self.drop, len(self.rewrite))
 
 
@@ -75,13 +75,13 @@ class Deletion(Enum):
 DELETE: Final = Deletion.DELETE
 
 Decide: TypeAlias = Callable[[Record | None], Awaitable[tuple[Change | Deletion | None, T]]]
-"""Returns what is to be done with a record as it was loaded, `None` for nothing, and the result of that."""
+"""Returns the change to a record as it was loaded, `None` for no change, and the result of it."""
 
 BodyOf: TypeAlias = Callable[[Record], bytes]
 """Returns the body of a record once the entries of its tail are part of it."""
 
 Unchanged: TypeAlias = Callable[[Record, str], Awaitable[bytes]]
-"""Returns the body that says the same as that of a record, to be stored under this version."""
+"""Returns a body with the same meaning as that of a record, to be stored under this version."""
 
 
 async def _own_body(record: Record, version: str) -> bytes:
@@ -122,7 +122,7 @@ async def append(
     """Add one entry at the end, retrying while the outcome is unknown: it may be stored more than once.
 
     `listing` keeps the record's owner listed around the write. Readers recognize a repeat by its id. Ids of
-    entries that have left the record are not remembered for ever, so a process that was stopped between two
+    entries that have left the record are not remembered forever, so a process that was stopped between two
     attempts does not retry: it raises `OutcomeUnknown`.
     """
     if listing is not None:
@@ -153,7 +153,7 @@ async def append_to_full(
 ) -> Appended:
     """Append with `send`; while the record is full, call `make_room` and append again.
 
-    `make_room` returns whether another attempt may succeed, also after a lost race: the other process has
+    `make_room` returns whether another attempt may succeed, even after a lost race: the other process has
     made room. Raises `TooLarge` or `LimitReached` if there is still none in the end.
     """
 
@@ -203,7 +203,7 @@ async def replace(
     `attempts` is as in `retried`: a retry with the same version returns whether the body is stored. After
     an unknown outcome, a lost race may also mean that the change was made and then replaced: that raises
     `OutcomeUnknown` unless making the change again is harmless, which `repeatable` says. Confirms nothing, so
-    what drops entries goes through `fold`.
+    changes that drop entries go through `fold`.
     """
 
     async def write() -> bool:
@@ -321,7 +321,7 @@ async def fold_tail(driver: Driver, key: Key, body_of: BodyOf) -> bool | None:
 
 
 def unchanged_by(body_of: BodyOf) -> Unchanged:
-    """Return what stores the body of a record as it is, or that of no entries if it has none."""
+    """Return a function that keeps the body of a record, or makes that of no entries if it has none."""
 
     async def unchanged(record: Record, version: str) -> bytes:
         del version

@@ -1,8 +1,7 @@
 """Limits on conversations and users: a driver around a driver that refuses appends and creations.
 
-It knows of each record what the answers to this process said, so that a check takes no round trip of its own.
-Lengths and sizes are upper bounds: what other processes have removed since shows in the load that precedes
-every refusal.
+It knows each record from the answers to this process, so that a check takes no extra round trip. Lengths and
+sizes are upper bounds: the load that precedes every refusal shows what other processes have removed since.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from stm_backends.records.limits import Guard, LimitName
 from stm_backends.records.operations import PAGE
 
 REMEMBERED: Final = 4_096
-"""Of how many records a process knows the length. Adding to any other loads it first."""
+"""Maximum number of record lengths cached. Adding to any other record loads it first."""
 
 
 @dataclass(slots=True, eq=False)
 class Sent:
-    """An entry whose append was not answered yet. `loaded` says that a load has seen it."""
+    """An entry whose append was not answered yet. `loaded` is true if a load has seen it."""
 
     entry: bytes
     loaded: bool = False
@@ -37,9 +36,9 @@ class Sent:
 
 @dataclass(slots=True)
 class Known:
-    """What this process knows of one record.
+    """This process's knowledge of one record.
 
-    `at` is when the last answer arrived, by the steady clock; before the first, it is minus infinity. `sizes`
+    `at` is the time of the last answer, by the steady clock; before the first, it is minus infinity. `sizes`
     are the bytes of the entries in the order of the tail, 0 for an entry of another process that was not
     loaded yet. `during` has the entries of appends that were answered during the `loads` in progress, which
     those may not have seen.
@@ -55,12 +54,12 @@ class Known:
 
     @property
     def length(self) -> int:
-        """How many entries there are, at most, as far as this process knows."""
+        """The maximum number of entries, as far as this process knows."""
         return len(self.sizes) + sum(not one.loaded for one in self.sent)
 
     @property
     def size(self) -> int:
-        """How many bytes there are, at most, as far as this process knows."""
+        """The maximum number of bytes, as far as this process knows."""
         return self.body + sum(self.sizes) + sum(len(one.entry) for one in self.sent if not one.loaded)
 
     def loaded(self, record: Record | None) -> None:
@@ -87,7 +86,7 @@ class Known:
             # Answers arrive in any order.
             sizes[length - 1] = len(entry)
         else:
-            # Some were removed, perhaps by another process. How many is not known, so all still count.
+            # Some were removed, perhaps by another process. Their number is not known, so all still count.
             sizes.append(len(entry))
         if self.loads:
             self.during.append(entry)
@@ -100,7 +99,7 @@ class Known:
             self.during.append(one.entry)
 
     def replaced(self, body: bytes, drop: int, rewrite: Sequence[bytes], *, whole: bool) -> None:
-        """Note that a body was stored; `whole` says that the tail was emptied."""
+        """Note that a body was stored; `whole` is true if the tail was emptied."""
         self.exists = True
         self.body = len(body)
         self.sizes = [] if whole else self.sizes[drop:]
@@ -232,7 +231,7 @@ class LimitedDriver(WrapperDriver):
         self._guard.require(name, most + 1)
 
     def _most(self, key: Key) -> tuple[LimitName, int] | None:
-        """Return the limit on how many such records a user may have; `None` if there is none."""
+        """Return the limit on the number of such records of a user; `None` if there is none."""
         name: LimitName = "user_memories" if _kind(key) == "graph" else "user_conversations"
         most: int | None = getattr(self._guard.limits, name)
         return (name, most) if most is not None and _counted(key) else None
@@ -248,7 +247,7 @@ class LimitedDriver(WrapperDriver):
         return count
 
     def _of(self, key: Key) -> Known | None:
-        """Return what is known of a record with limits on its size or on its creation."""
+        """Return the knowledge of a record with limits on its size or on its creation."""
         limits, kind = self._guard.limits, _kind(key)
         if kind not in _CONVERSATIONS or (
             limits.conversation_bytes is None
@@ -260,7 +259,7 @@ class LimitedDriver(WrapperDriver):
         if known is None:
             known = self._known[key] = Known()
             if len(self._known) > REMEMBERED:
-                # The oldest may be in use, so this is no `Bounded`.
+                # The oldest may be in use, so a `Bounded` does not fit.
                 idle = (one for one, found in self._known.items() if not (found.sent or found.loads))
                 del self._known[next(idle)]
         else:
@@ -292,7 +291,7 @@ def _counted(key: Key) -> bool:
 
 
 def _prefix(key: Key) -> str:
-    """Return what the names of a user's conversations begin with."""
+    """Return the prefix of the names of a user's conversations."""
     if _kind(key) == "graph":
         return keys.VERTICES
     # In front of the session, which has no ':'.

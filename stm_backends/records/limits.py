@@ -1,4 +1,4 @@
-"""What a backend accepts: limits on turns, conversations, users and saved states."""
+"""The limits of a backend: on turns, conversations, users and saved states."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ LimitName: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much a backend accepts; `None` is no limit. Beyond a limit, a call raises `LimitReached`.
+    """The limits of a backend; `None` means no limit. A call beyond a limit raises `LimitReached`.
 
-    The exception is `transcript_turns`: beyond it, the oldest turns go, and nothing is refused.
+    The exception is `transcript_turns`: beyond it, the oldest turns are removed, and nothing is refused.
 
     - `turn_characters`: the characters of one turn: its two texts, and its digest and artifacts as JSON. For
       an item log, the characters of one item as JSON.
@@ -39,25 +39,25 @@ class Limits:
     - `conversation_bytes`: the bytes of a conversation's record: its turns, its summary and the ids that it
       remembers, after compression and before sealing. Each item log of the conversation may take as many.
     - `user_conversations`: the conversations of one user that have not expired. Item logs of each framework,
-      and saved states under a `MemoryKey.composite()`, are counted by themselves.
+      and saved states under a `MemoryKey.composite()`, are counted separately.
     - `user_memories`: the vertices of one user's graph, which are the entries of the long-term memory. An
       edge to a vertex that does not exist counts as one, too, and is not refused.
-    - `memory_characters`: the characters of one such vertex: its key, content and tags as JSON. What was
-      stored before the limit was set stays, and can be recalled.
+    - `memory_characters`: the characters of one such vertex: its key, content and tags as JSON. Vertices
+      that were stored before the limit was set stay, and can be recalled.
     - `state_bytes`: the bytes of one saved state or paused run, after compression and before sealing.
     - `transcript_turns`: the turns in the pages of a transcript, which the other limits do not count. Turns
-      that no summary covers yet are kept beyond it. Pages go as a whole, so up to 63 turns more are stored,
-      and not shown. An imported transcript is shortened by the next summary.
+      that no summary covers yet are kept beyond it. Pages are removed as a whole, so up to 63 more turns are
+      stored, but not shown. An imported transcript is shortened by the next summary.
 
     The call that would exceed a limit is refused before anything is written. Summaries are never refused.
 
     Adding a turn takes no further round trip if the process has loaded the conversation or added to it, and
     its time to live has not passed since. Otherwise, adding loads it first. Creating a conversation scans at
     most `user_conversations` names, and creating a vertex at most `user_memories`. Refusing takes a load, so
-    nothing is refused because of what another process has removed since.
+    nothing is refused because of data that another process has removed since.
 
-    Within one process the limits are exact. Between processes, which each know the length that their last
-    answer said, they can be exceeded:
+    Within one process the limits are exact. Between processes, each of which knows the length from its last
+    answer, they can be exceeded:
 
     - `conversation_turns`, by each other process: by as many turns as it adds before the first answer.
     - `conversation_bytes`: by what other processes have added since this one loaded the conversation.
@@ -84,7 +84,7 @@ class Limits:
 
 
 class Whose(NamedTuple):
-    """The tenant, user and session that a refusal is about; `""` for what is not known."""
+    """The tenant, user and session that a refusal is about; `""` for an unknown one."""
 
     tenant: str = ""
     user: str = ""
@@ -92,7 +92,7 @@ class Whose(NamedTuple):
 
 
 class Guard:
-    """Refuses what exceeds the limits of a backend, and reports each refusal to `reached`."""
+    """Refuses calls that exceed the limits of a backend, and reports each refusal to `reached`."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ UNLIMITED: Final = Guard()
 
 
 def characters_of(turn: ConversationTurn) -> int:
-    """Return how many characters a turn has: its texts, and its digest and artifacts as JSON."""
+    """Return the number of characters of a turn: its texts, and its digest and artifacts as JSON."""
     count = len(turn.user_message) + len(turn.assistant_response)
     for extra in (dump_digest(turn.trajectory_digest), turn.artifacts_shown, turn.artifacts_hidden_refs):
         if extra:
@@ -154,5 +154,5 @@ def characters_of(turn: ConversationTurn) -> int:
 
 
 def characters_in(value: object) -> int:
-    """Return how many characters the compact JSON of a value has."""
+    """Return the number of characters of a value's compact JSON."""
     return len(encode_json(value).decode("utf-8", "surrogatepass"))

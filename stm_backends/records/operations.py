@@ -10,10 +10,10 @@ from stm_backends.drivers.contract import Driver, Record
 from stm_backends.drivers.tasks import all_of
 
 PAGE: Final = 200
-"""How many names one `scan` requests."""
+"""Number of names that one `scan` requests."""
 
 AT_ONCE: Final = 8
-"""How many records are processed concurrently."""
+"""Number of records that are processed concurrently."""
 
 SEALED: Final = (b"stm/2 sealed ", b"stm/2 absent ")
 """The prefixes of values that `sealing` has encrypted. Only a backend without it meets them."""
@@ -63,6 +63,6 @@ async def each(items: AsyncIterator[_T], work: Callable[[_T], Awaitable[None]]) 
 async def together(batch: Sequence[_U], work: Callable[[_U], Awaitable[_T]]) -> list[_T]:
     """Do the work for all items concurrently; returns the results in order.
 
-    The first `StorageError` ends it and is raised. A single item needs no task of its own.
+    The first `StorageError` ends it and is raised. A single item needs no separate task.
     """
     return [await work(batch[0])] if len(batch) == 1 else await all_of(map(work, batch))

@@ -1,7 +1,7 @@
 """The pages of a transcript: turns that have left a conversation's record, found by their numbers.
 
-The items of a log go to pages, too, as turns with other fields (see `history.items`). A page reads of a turn
-only its `turn_id`.
+The items of a log go to pages, too, as turns with other fields (see `history.items`). A page reads only the
+`turn_id` of a turn.
 
 Page `k` has the turns `64 * k` to `64 * k + 63`. Before a body drops turns, one `append` adds them to their
 page, or two where they cross its end. Then one conditional `replace` of the record drops them and says so.
@@ -13,11 +13,11 @@ acme:u1:page / DIGEST:EPOCH:000000001f      body: the whole page, once it is com
 ```
 
 The appends have no condition and are never undone: while the body of a record says `base`, the number of a
-turn of its tail is the same for every process. So what a process has added that lost a race, or ended, is a
-copy of what the next one adds. A reader takes one of the copies: of the highest `rev` that the body knows,
-and of those the one that the turn after it names in `prev`. Those of one `rev` differ if a datastore lost
-turns that it had acknowledged, or if a process took its own turn for the one after those that it had seen:
-its write of the record is refused, but not that of the page.
+turn of its tail is the same for every process. So turns added by a process that lost a race, or ended, are
+copies of those that the next one adds. A reader takes one of the copies: of the highest `rev` that the body
+knows, and of those the one that the turn after it names in `prev`. Copies of one `rev` differ if a datastore
+lost turns that it had acknowledged, or if a process took its own turn for the one after those that it had
+seen: its write of the record is refused, but not that of the page.
 
 A page is never deleted while it may grow, because an append does not change its version. An erasure deletes
 pages after the record; the epoch ensures that the next record under the same key has others.
@@ -60,16 +60,16 @@ from stm_backends.records.compression import Preset
 logger = logging.getLogger("stm_backends")
 
 TURNS: Final = 64
-"""How many turns a page has. Part of the format."""
+"""Number of turns in a page. Part of the format."""
 
 MOST: Final = 1_000
-"""The number of turns that one call returns at most."""
+"""Maximum number of turns that one call returns."""
 
 IMPORTED: Final = "import-"
 """The prefix of the epoch of pages that come before their record; an id with the time follows."""
 
 SPILLS: Final = 1_000
-"""How many records a page takes at most: what does not fit into one goes to the next."""
+"""Maximum number of records of a page: data that does not fit into one goes to the next."""
 
 _ENTRY_LEVEL: Final = 3
 """Takes two thirds of the time of level 6 for five turns of prose, and 4% more bytes."""
@@ -90,7 +90,7 @@ class Leaving(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """One copy of a turn in a page. `notes` has the checkpoint, and what else its entry says of it."""
+    """One copy of a turn in a page. `notes` has the checkpoint, and other notes of its entry on it."""
 
     rev: int
     turn: Mapping[str, Any]
@@ -116,7 +116,7 @@ def _left_out(error: Corrupt) -> None:
 
 
 class _Held(NamedTuple):
-    """What one record holds, but for what it `lacks`. If it `is_whole`, its body has the page."""
+    """The content of one record, except for what it `lacks`. If it `is_whole`, its body has the page."""
 
     contents: Sequence[Mapping[str, Any]]
     is_whole: bool = False
@@ -124,7 +124,7 @@ class _Held(NamedTuple):
 
 
 class _Candidates(NamedTuple):
-    """The copies of a page's turns that may count, see `candidates`, but for what the page `lacks`."""
+    """The copies of a page's turns that may count, see `candidates`, except for what the page `lacks`."""
 
     copies: Mapping[int, Sequence[Copy]]
     lacks: bool
@@ -133,8 +133,8 @@ class _Candidates(NamedTuple):
 class Pages:
     """Writes and reads the pages of any conversation of a driver.
 
-    `most` is how many turns the pages of a conversation keep; `None` means all. `counted` is called for
-    records of pages that were written, or read for their turns.
+    `most` is the number of turns that the pages of a conversation keep; `None` means all. `counted` is called
+    for records of pages that were written, or read for their turns.
     """
 
     def __init__(
@@ -278,7 +278,7 @@ class Pages:
         """Write a page as one body and drop the entries that were read; returns whether that was done.
 
         `known` has short hashes of ids by number. A page that is not full, or has spilled, stays as it is. So
-        does one with copies above `rev`: the record may never come to that. What `branches` have of it stays.
+        does a page with copies above `rev`: the record may never come to that. Copies of `branches` stay.
         """
         where, spill = (keys.page_key(key, epoch, page, spill) for spill in (0, 1))
         record = await self._driver.load(where)
@@ -311,7 +311,7 @@ class Pages:
         return done
 
     async def put_patches(self, key: Key, transcript: Transcript, *, ttl: float | None) -> None:
-        """Store what edits have made of units of pages, as far as it is not there."""
+        """Store edited units in pages, as far as they are not there."""
         patches = {one.number: one for one in transcript.patches if "item" in one.turn}
         if not patches:
             return
@@ -333,10 +333,10 @@ class Pages:
     async def scrub(
         self, key: Key, epoch: str, patches: Sequence[Patch], *, first: int | None = None
     ) -> None:
-        """Take out of pages what units said before edits, and the checkpoints that may tell it.
+        """Remove from pages the content of units before edits, and the checkpoints that may tell it.
 
-        From the page of the number `first` on, by default that of the first edit. A reader of an older record
-        misses the number, and reads that again.
+        Begins with the page of the number `first`, by default that of the first edit. A reader of an older
+        record misses the number, and reads the record again.
         """
         least = (min(one.number for one in patches) if first is None else first) // TURNS
         places = [
@@ -346,7 +346,7 @@ class Pages:
         await self._rewrite(places, lambda content: _scrubbed(content, _is_edited(patches), patches))
 
     async def forget_removed(self, key: Key, transcript: Transcript) -> bool:
-        """Take out of pages the items that were removed from their end; returns whether there were any.
+        """Remove from pages the items that were popped from their end; returns whether there were any.
 
         They are those of earlier revisions: of numbers from `base` on, and of numbers that later items have.
         """
@@ -372,7 +372,7 @@ class Pages:
     async def _rewrite(
         self, places: Sequence[Key], change: Callable[[Mapping[str, Any]], dict[str, Any]]
     ) -> bool:
-        """Change what the entries of pages hold; returns whether that changed any."""
+        """Change the content of pages' entries; returns whether any changed."""
 
         def changed(value: bytes) -> bytes | None:
             try:
@@ -415,9 +415,9 @@ class Pages:
     ) -> dict[int, Copy]:
         """Return the copies that count of the turns from `first` to `end - 1` by number, below `base`.
 
-        Loads pages at once. A number without a turn is in no page. `damaged` is called with the error for
-        each part of a page that cannot be read, and by default raises it; if it does not, that part is left
-        out.
+        Loads pages concurrently. A number without a turn is in no page. `damaged` is called with the error
+        for each part of a page that cannot be read, and by default raises it; if it does not, that part is
+        left out.
         """
         if end <= first:
             return {}
@@ -461,7 +461,7 @@ class Pages:
             lacks = lacks or held.lacks
             copies = candidates(contents, transcript.rev)
             # Turns that were changed later may be in a later record; so may those that the next turns name.
-            # Of a page that others follow, no turn names the last one.
+            # No turn names the last one of a page that others follow.
             named = transcript.base - 1 in wanted and _are_named(copies, wanted, known)
             if not transcript.rev and (held.is_whole or named):
                 return _Candidates(copies, lacks)
@@ -476,7 +476,7 @@ class Pages:
         return _Candidates(copies, lacks)
 
     async def _held(self, where: Key, damaged: Damaged) -> _Held | None:
-        """Return what one record holds; `None` if there is no such record."""
+        """Return the content of one record; `None` if it does not exist."""
         errors: list[Corrupt] = []
 
         def noted(error: Corrupt) -> None:
@@ -503,9 +503,9 @@ class Pages:
         return transcript.base
 
     def opened(self, record: Record, *, damaged: Damaged = refused) -> list[Mapping[str, Any]]:
-        """Return what the entries of a page hold, its body first; `damaged` is that of `between`.
+        """Return the content of a page's entries, its body first; `damaged` is that of `between`.
 
-        The last ones are what the body has for branches.
+        The last ones are those that the body has for branches.
         """
         found: list[Mapping[str, Any]] = []
         with located(self._driver.name, "transcript"):
@@ -621,7 +621,7 @@ class Part(Protocol):
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Those of the numbers asked for that have none."""
+        """The requested numbers that have none."""
         ...
 
 
@@ -643,7 +643,7 @@ async def each_after(
 
 
 def require_one_place(before: int | None, after: int | None, at: int | None, limit: int) -> None:
-    """Raise `ConfigurationError` for a page that cannot be asked for."""
+    """Raise `ConfigurationError` for arguments that name no page."""
     require_count("limit", limit, most=MOST)
     if sum(given is not None for given in (before, after, at)) > 1:
         raise ConfigurationError("give one of before, after and at")
@@ -711,8 +711,8 @@ def resolved(
     """Return the copy of each turn that counts, by number.
 
     It is the one whose id has the short hash that `known` has, or that the turn after it names, and otherwise
-    the last one. If the page `lacks` what cannot be read, there may be no such one: another copy does not
-    take the place of the one that is named, nor does any copy before a number that is left out for this.
+    the last one. If the page `lacks` unreadable data, this copy may be missing: no other copy takes the place
+    of the one that is named, nor does any copy before a number that is left out for this reason.
     """
     found: dict[int, Copy] = {}
     for number in sorted(candidates, reverse=True):
@@ -729,7 +729,7 @@ def resolved(
 def _others(
     contents: Sequence[Mapping[str, Any]], branches: Sequence[Branch], counted: Mapping[int, Copy]
 ) -> list[dict[str, Any]]:
-    """Return what branches have in a page beside the copies that count, as entries."""
+    """Return the copies of branches in a page, besides those that count, as entries."""
     found: dict[tuple[int, int, str], dict[str, Any]] = {}
     for branch in branches:
         for number, copies in candidates(contents, branch.rev).items():
@@ -741,7 +741,7 @@ def _others(
 
 
 def runs(numbers: Iterable[int]) -> list[list[int]]:
-    """Return numbers, which ascend, in lists without a hole."""
+    """Return numbers, which ascend, in lists without gaps."""
     found: list[list[int]] = []
     for number in numbers:
         if not found or number != found[-1][-1] + 1:
@@ -751,11 +751,11 @@ def runs(numbers: Iterable[int]) -> list[list[int]]:
 
 
 IsOld: TypeAlias = Callable[[int, Mapping[str, Any], int], bool]
-"""Says whether a turn of a page goes, by its number and its revision."""
+"""Says whether a turn of a page is removed, by its number and its revision."""
 
 
 def _is_edited(patches: Sequence[Patch]) -> IsOld:
-    """Return what says whether a turn is as it was before edits."""
+    """Return a function that says whether a turn is as it was before edits."""
 
     def is_old(number: int, turn: Mapping[str, Any], rev: int) -> bool:
         return any(
@@ -820,7 +820,7 @@ _OWN: Final = frozenset(("first", "prev", "rev", "revs", "turns", "others"))
 
 
 def _checked(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the content of an entry; raises `Corrupt` if it lacks what every entry has."""
+    """Return the content of an entry; raises `Corrupt` if it lacks a required field."""
     turns = content.get("turns")
     if not isinstance(content.get("first"), int) or not isinstance(turns, list):
         raise Corrupt("an entry of a page lacks a field")

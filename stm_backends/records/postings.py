@@ -1,6 +1,6 @@
-"""Postings: what has a word, in buckets. Here as the index of a graph has them; `portions` has others.
+"""Postings: the items that have a word, in buckets. These are of a graph's index; `portions` has others.
 
-Of a graph, they say which vertices have a word, or an exact value of some properties.
+For a graph, they name the vertices that have a word, or an exact value of some properties.
 
 The terms of a vertex are spread over `BUCKETS` records by their hash. An entry of a bucket adds the terms of
 one stamp, or removes them:
@@ -13,8 +13,8 @@ entry  {"stamp": ..., "drop": true}
 
 Each write of a vertex that changes its terms has a new stamp, which is added before the vertex is written and
 removed only after a later write has replaced that one. A removed stamp is never added again. So the index has
-every stored vertex at any time. What a killed process leaves in it beyond that are stamps of no vertex; a
-search loads what it finds, and drops those.
+every stored vertex at any time. A killed process may also leave stamps of no vertex in it; a
+search loads the vertices that it finds, and drops such stamps.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def age_of(stamp: str) -> float:
     try:
         return time.time() - int(stamp[:11], 16) / 1000
     except ValueError:
-        raise Corrupt("the stored index of a graph has a stamp of another form") from None
+        raise Corrupt("the stored index of a graph has an invalid stamp") from None
 
 
 def by_bucket(terms: Iterable[str]) -> dict[int, list[str]]:
@@ -78,7 +78,7 @@ def read(record: Record | None, codec: Codec) -> Bucket:
         if dropped:
             terms = _without(terms, dropped)
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise Corrupt("the stored index of a graph has a field of another type") from None
+        raise Corrupt("the stored index of a graph has a field of the wrong type") from None
     return Bucket(terms, {name: value for name, value in content.items() if name != "terms"})
 
 

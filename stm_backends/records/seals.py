@@ -1,10 +1,10 @@
-"""The mark of a tenant whose data is sealed, and what a backend checks before it writes for the tenant.
+"""The mark of a tenant whose data is sealed, and the checks of a backend before it writes for the tenant.
 
-A mark is one record for each tenant, and one for what names no tenant. It is in clear text, so that a process
-without keys can read it. Its `keys` map the ids of keys to checks, which say whether two processes have the
-same bytes for an id, and reveal nothing of the bytes. A process looks at the mark before its first write for
-a tenant, and about once a minute after that. So a process in clear text that looked before the first sealed
-write may write clear text for two minutes.
+A mark is one record for each tenant, and one for data without a tenant. It is in clear text, so that a
+process without keys can read it. Its `keys` map the ids of keys to checks, which say whether two processes
+have the same bytes for an id, and reveal nothing of the bytes. A process looks at the mark before its first
+write for a tenant, and about once a minute after that. So a process in clear text that looked before the
+first sealed write may write clear text for two minutes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Mark(NamedTuple):
 
 
 class Seals(Protocol):
-    """How a backend makes sure that what it writes can be read with the keys that wrote the rest."""
+    """Ensures that the writes of a backend can be read with the keys that wrote the rest."""
 
     async def meet(self, tenant: str) -> None:
         """Raise `SealMismatch` or `KeyMismatch` if this backend may not write for a tenant.
 
-        `""` is what names no tenant.
+        `""` stands for data that names no tenant.
         """
         ...
 
@@ -45,7 +45,7 @@ class Seals(Protocol):
         """Return the id of an existing key of a user; `known` is the one that the user's entry names.
 
         A key is created only if `known` is `None` or was erased. Raises `KeyMismatch` if it is missing.
-        Returns `None` if users have no keys of their own.
+        Returns `None` if users have no separate keys.
         """
         ...
 
@@ -70,13 +70,13 @@ class Clear:
         del tenant
 
     async def key_of(self, tenant: str, user: str, known: str | None) -> str | None:
-        """Return what is known."""
+        """Return the known id."""
         del tenant, user
         return known
 
 
 async def load_mark(driver: Driver, tenant: str) -> Mark:
-    """Return the mark of a tenant or, with `""`, of what names no tenant. The driver must not seal."""
+    """Return the mark of a tenant or, with `""`, of data without a tenant. The driver must not seal."""
     record = await driver.load(keys.mark_key(tenant))
     if record is None:
         return Mark(ABSENT, {})

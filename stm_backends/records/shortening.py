@@ -1,4 +1,4 @@
-"""Shortening a transcript: its oldest turns go.
+"""Shortening a transcript: its oldest turns are removed.
 
 The body of the record says first that they are gone, in `first`; then their pages are removed. An
 interruption leaves pages that no reader asks for, and the next shortening removes them. A page that is below
@@ -21,7 +21,7 @@ from stm_backends.records.codec import Codec
 from stm_backends.records.pages import Copy, Pages
 
 MayGo: TypeAlias = Callable[[Mapping[int, Copy]], bool]
-"""Says of the turns of one page that are left whether they may go, by number."""
+"""Says whether the remaining turns of one page, by number, may be removed."""
 
 
 class Bodies(NamedTuple):
@@ -41,7 +41,7 @@ class Shortening:
         self._dry_run = dry_run
 
     async def by_page(self, key: Key, bodies: Bodies, transcript: Transcript, may_go: MayGo) -> int:
-        """Remove pages from the oldest one on, as long as `may_go` says so; returns how many."""
+        """Remove pages from the oldest one on, while `may_go` says so; returns how many."""
         first, end = transcript.first, transcript.summarized
         async for page, _ in self._stored(key, transcript.epoch):
             start, stop = page * pages.TURNS, min((page + 1) * pages.TURNS, end)
@@ -65,7 +65,7 @@ class Shortening:
         return await self.removed_below(key, transcript.epoch, first)
 
     async def removed_below(self, key: Key, epoch: str, first: int) -> int:
-        """Remove what pages have below a number that the record says is the first; returns as `to` does."""
+        """Remove the turns of pages below the first number of the record; returns the same as `to`."""
         count = 0
         async for page, name in self._stored(key, epoch):
             if page * pages.TURNS >= first:

@@ -1,6 +1,6 @@
 """Saved states under string keys (Layer 1), each read and replaced as a whole, and paused runs.
 
-A tenant as a whole has states of its own.
+A tenant as a whole has its own states.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from stm_backends.records.steps import run_in_slices
 from stm_backends.types import MemoryIsolation
 
 REMEMBERED_VERSIONS: Final = 10_000
-"""For how many states a store remembers the version that it loaded or saved last."""
+"""Number of states for which a store remembers the version that it loaded or saved last."""
 
 PLANNER_STATE_TTL_S: Final = 3600.0
-"""How long a paused run can be resumed, in seconds."""
+"""Seconds for which a paused run can be resumed."""
 
 
 class States:
-    """JSON objects under any string: what `StateStore` and `TenantStates` have in common."""
+    """JSON objects under any string: the base of `StateStore` and `TenantStates`."""
 
     def __init__(self, driver: Driver, codec: Codec, directory: Directory, guard: Guard = UNLIMITED) -> None:
         self._driver = driver
@@ -44,7 +44,7 @@ class States:
     async def save_memory_state(self, key: str, state: dict[str, Any], *, ttl: float | None = None) -> None:
         """Replace the state under a key, without merging; the last save wins.
 
-        The state is kept for ever, or for `ttl` seconds. Raises `InvalidState`, naming the path, for a value
+        The state is kept forever, or for `ttl` seconds. Raises `InvalidState`, naming the path, for a value
         that is not JSON. The existing state is not read, so even one of a newer format is replaced; to avoid
         that, load it first and use `save_if`, as `DefaultShortTermMemory.persist` does.
 
@@ -53,7 +53,7 @@ class States:
         """
         where, owner = self._place(key)
         change = await self._change(where, state, ttl=ttl)
-        # What belongs to no user is never listed, so it does not matter whether the save creates it.
+        # A state that belongs to no user is never listed, so it does not matter whether the save creates it.
         known = None if owner is None else self._versions.get(key)
         async with self._directory.listed(owner, ttl) as listing:
             if known is None or not await self._write(where, change, known):
@@ -81,8 +81,9 @@ class States:
     ) -> bool:
         """Save only if the state still has the version that was loaded (`None`: only if there is no state).
 
-        Returns `False` after a lost race, which changed nothing. If the answer is lost, so does a save that
-        another process has replaced since. Raises `OutcomeUnknown` only if no attempt is answered.
+        Returns `False` after a lost race, which changed nothing. If the answer is lost, a save that another
+        process has replaced since also returns `False`. Raises `OutcomeUnknown` only if no attempt is
+        answered.
         """
         return await self.save_versioned(key, state, expect=expect, ttl=ttl) is not None
 
@@ -158,12 +159,12 @@ class States:
 class StateStore(States):
     """JSON objects under any string; satisfies `SupportsMemoryState`, and keeps paused runs of a planner.
 
-    What is loaded is JSON-equal to what was saved: NaN, lone surrogates and big integers are kept, and tuples
+    A loaded state is JSON-equal to the saved one: NaN, lone surrogates and big integers are kept, and tuples
     become lists. Bytes come back as bytes; versions that do not know them refuse such a state. Large states
     are saved and loaded in steps, so that other tasks run in between; do not change a state before its save
     has returned. A save beyond the backend's `Limits` raises `LimitReached` before anything is written. A
     state under a key that names a tenant and a user (`MemoryKey.composite()`, or `kv:v1:` and a composite) is
-    erased with the user. `isolation` says where a paused run names its tenant and user.
+    erased with the user. `isolation` gives the paths of tenant and user in a paused run.
     """
 
     def __init__(
@@ -184,7 +185,7 @@ class StateStore(States):
     def states_of(self, tenant: str, user: str, prefix: str = "") -> AsyncIterator[str]:
         """Yield the keys of a user's states that begin with a prefix, in the order of their UTF-8 bytes.
 
-        They are those that name the tenant and the user. One that exists throughout comes exactly once.
+        These are the states whose keys name the tenant and the user. A key that exists throughout comes once.
         """
         return self._names(keys.scope(tenant, user, "blob"), prefix)
 
@@ -195,7 +196,7 @@ class StateStore(States):
 
         It is erased with the user that its `tool_context` names, at the paths of `isolation`. A missing
         tenant is `default`, and a missing user `anonymous`, as for conversations. Raises `InvalidState`,
-        naming the path, for what is not JSON.
+        naming the path, for a payload that is not JSON.
         """
         where = keys.planner_key(token)
         run = await self._change(where, payload, ttl=PLANNER_STATE_TTL_S)
@@ -247,7 +248,7 @@ class StateStore(States):
 
 
 class TenantStates(States):
-    """The states of a tenant as a whole, under any strings of its own: as `StateStore`, without paused runs.
+    """The states of a tenant as a whole, under any strings: like `StateStore`, without paused runs.
 
     They are erased, copied and sealed with the tenant, and stay when one of its users is erased.
     """

@@ -17,10 +17,10 @@ Steps: TypeAlias = Generator[None, None, T]
 """Work that returns a `T` and yields between steps."""
 
 STEP: Final = 64
-"""How many elements of a list make one step; a shorter list is processed without interruption."""
+"""Number of elements of a list in one step; a shorter list is processed without interruption."""
 
 SLICE_S: Final = 0.004
-"""How long work may run before other tasks do, in seconds."""
+"""Seconds that work may run before other tasks do."""
 
 
 def run_now(steps: Steps[T]) -> T:

@@ -1,11 +1,11 @@
-"""What answers took, by day: tokens, cost, and whatever else a caller counts; pure functions.
+"""The usage of answers by day: tokens, cost, and whatever else a caller counts; pure functions.
 
 ```
 {"names": ["input_tokens", "details.cached", "cost"],
  "days": {"": [900, 70, "1.25"], "2026-11-28": [120], "2026-11-29": [80, 3, "0.00012"]}}
 ```
 
-So sums are stored. A row may end early. `""` has what is of no known day, and of days long gone.
+This is the stored form of sums. A row may end early. `""` has the sums of no known day, and of old days.
 
 Sums are whole numbers of millionths of millionths, so that they do not depend on the order of adding: each
 process comes to the same, wherever the others have added up so far.
@@ -21,21 +21,21 @@ from datetime import UTC, date, datetime
 from typing import Any, Final, TypeAlias, cast
 
 DAYS: Final = 62
-"""How many days with usage a conversation keeps apart; the oldest of more are added up."""
+"""Number of days with usage that a conversation keeps separate; older days are added up."""
 
 NAMES: Final = 32
-"""How many names a conversation keeps sums of: those that came first."""
+"""Number of names that a conversation keeps sums of: those that came first."""
 
 LONGEST_NAME: Final = 64
 
 LARGEST: Final = 2**53
-"""A larger number is no count and no price. Up to here a float has each whole number."""
+"""A larger number is neither a count nor a price. Up to here a float represents each whole number."""
 
 Sums: TypeAlias = Mapping[str, Mapping[str, int]]
 """Sums by day, and by name; see above."""
 
 Stated: TypeAlias = tuple[float, Mapping[str, Any]]
-"""What a caller said of an answer, after its time in epoch seconds, which is 0 if it is unknown."""
+"""The usage of an answer, after its time in epoch seconds, which is 0 if it is unknown."""
 
 _PARTS: Final = 10**12
 _STORED: Final = re.compile(r"([0-9]{1,30})(?:\.([0-9]{1,12}))?")
@@ -43,12 +43,12 @@ _STORED: Final = re.compile(r"([0-9]{1,30})(?:\.([0-9]{1,12}))?")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Sums of what callers said of answers, by name: `{"input_tokens": 1200, "cost": 0.0173}`.
+    """Sums of the usage of answers, by name: `{"input_tokens": 1200, "cost": 0.0173}`.
 
-    `days` has them by day in UTC, oldest first. `total` is of all answers, also of those of no known day, and
-    of days so long ago that they are not kept apart. Numbers within objects have the path as their name, such
-    as `prompt_tokens_details.cached_tokens`. What is no number from 0 to 2**53 is in no sum. Decimals are
-    added up exactly, to twelve places.
+    `days` has them by day in UTC, oldest first. `total` covers all answers, including those of no known day,
+    and of days too long ago to be kept separate. Numbers within objects have the path as their name, such as
+    `prompt_tokens_details.cached_tokens`. Only numbers from 0 to 2**53 are summed. Decimals are added up
+    exactly, to twelve places.
     """
 
     total: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -56,7 +56,7 @@ class Usage:
 
 
 def stated(before: Sums, usages: Iterable[Stated]) -> Sums:
-    """Return sums after more answers, in bounded size. The same answers in any portions come to the same."""
+    """Return sums after more answers, in bounded size. The result does not depend on the portions."""
     sums = {day: {**row} for day, row in before.items()}
     names = {name for row in sums.values() for name in row}
     for at, usage in usages:
@@ -110,7 +110,7 @@ def load(content: object) -> Sums:
             if row
         }
     except (KeyError, TypeError, AttributeError):
-        raise ValueError("the stored usage is of another type") from None
+        raise ValueError("the stored usage is of the wrong type") from None
 
 
 def _add(sums: dict[str, dict[str, int]], day: str, row: Mapping[str, int]) -> None:
@@ -120,7 +120,7 @@ def _add(sums: dict[str, dict[str, int]], day: str, row: Mapping[str, int]) -> N
 
 
 def _numbers_in(usage: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, int]]:
-    """Yield the numbers that are usage, with the path of each as its name. All else is no usage."""
+    """Yield the numbers that are usage, with the path of each as its name. Anything else is ignored."""
     for key, value in usage.items():
         name = f"{path}{key}"
         if len(name) > LONGEST_NAME or isinstance(value, bool):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Final, cast
 
 _LONGEST: Final = 64
-"""How many characters of a word are compared."""
+"""Number of characters of a word that are compared."""
 
 # Scripts that are written without spaces: Thai to Myanmar, Khmer, kana and Han.
 _UNSPACED: Final = r"\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff"
@@ -19,7 +19,7 @@ _UNSPACED_RUN: Final = re.compile(f"[{_UNSPACED}]+")
 def words_of(value: object) -> set[str]:
     """Return the words of a text, or of all texts and numbers in a JSON value, in lower case.
 
-    Letters and digits make words, so `api_key` has two. Of scripts without spaces, each character and each
+    Letters and digits make words, so `api_key` has two. In scripts without spaces, each character and each
     pair of neighbours is a word.
     """
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-r"""The sealed form of one value: encrypted, and bound to the place that it is stored at.
+r"""The sealed form of one value: encrypted, and bound to the place where it is stored.
 
 ```
 stm/2 sealed <key id>\n<commitment: 16 bytes><nonce: 12 bytes><AES-256-GCM ciphertext and tag>
@@ -34,10 +34,10 @@ except ModuleNotFoundError as error:
     raise missing_extra("encryption", error) from error
 
 MAGIC: Final = b"stm/2 sealed "
-"""How every sealed value begins."""
+"""The beginning of every sealed value."""
 
 _ABSENT: Final = b"stm/2 absent "
-"""How the sealed form of an absent body begins. It is as long as `MAGIC`."""
+"""The beginning of the sealed form of an absent body. It is as long as `MAGIC`."""
 
 ENTRY: Final = b"entry"
 """The slot of an entry. That of a body is `body_slot(version)`."""
@@ -47,7 +47,7 @@ _NONCE = 12
 _TAG = 16
 
 OVERHEAD: Final = len(MAGIC) + MAX_KEY_ID + 1 + _COMMITMENT + _NONCE + _TAG
-"""By how many bytes a sealed value is larger than the value, at most."""
+"""Maximum number of bytes that sealing adds to a value."""
 
 
 class Cipher:
@@ -96,7 +96,7 @@ def absent_slot(version: str) -> bytes:
 
 
 def absent_body(sealed: bytes) -> bytes:
-    """Return what is stored for an absent body, from the value that was sealed for `absent_slot`."""
+    """Return the stored form of an absent body, from the value that was sealed for `absent_slot`."""
     return _ABSENT + sealed[len(MAGIC) :]
 
 

@@ -1,4 +1,4 @@
-"""Data keys of each tenant or user, stored wrapped. Without them, what was sealed with them is unreadable."""
+"""Data keys of each tenant or user, stored wrapped. Values sealed with them are unreadable without them."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _REMEMBERED: Final = 10_000
-"""How many owners' keys a process keeps."""
+"""Maximum number of owners whose keys a process keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
     """The data keys of one owner as they were stored under `version`, read at `at` (monotonic seconds).
 
-    `asked` is how often this process had asked to read keys again when it read these.
+    `asked` is the number of requests to read keys again that this process had made when it read these.
     """
 
     at: float
@@ -59,20 +59,20 @@ class _Keys:
 
 @dataclass(slots=True, weakref_slot=True)
 class _Access:
-    """Who reads, creates or unwraps the keys of an owner now, and the last outage that one of them met."""
+    """The access to an owner's keys, for one call at a time, and the last outage that a call met."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     outage: Unavailable | None = None
 
 
 class EnvelopeKeys:
-    """Random data keys per user, or per tenant, which are stored wrapped in a datastore of their own.
+    """Random data keys per user, or per tenant, which are stored wrapped in a separate datastore.
 
     `store` is the open driver of any backend of this library, such as `open_backend(...).driver`. With
     `owns_store=True`, the backend that these keys are given to opens and closes it. Keep it apart from the
     data and its backups: a restored backup is then unreadable once the keys are erased. The first value of an
     owner creates the key; concurrent calls ask the key service once. A process keeps unwrapped keys for
-    `lifetime_s` seconds; so long it can still read with keys that another process has erased or replaced.
+    `lifetime_s` seconds; for that time it still reads with keys that others have erased or replaced.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class EnvelopeKeys:
     ) -> None:
         require_seconds("lifetime_s", lifetime_s)
         if per not in ("user", "tenant"):
-            raise ConfigurationError("per is 'user' or 'tenant'")
+            raise ConfigurationError("per must be 'user' or 'tenant'")
         self._store = store
         self._wrapping = guarded_wrapping(wrapping)
         self._per_user = per == "user"
@@ -168,7 +168,7 @@ class EnvelopeKeys:
 
         added = await contend(attempt)
         if added is None:
-            raise Unavailable("the data keys changed each time that one was to be added")
+            raise Unavailable("the data keys changed at each attempt to add one")
         return added
 
     async def rewrap(self, owner: Owner) -> int:
@@ -196,7 +196,7 @@ class EnvelopeKeys:
 
         wrapped = await contend(attempt)
         if wrapped is None:
-            raise Unavailable("the data keys changed each time that they were wrapped again")
+            raise Unavailable("the data keys changed at each attempt to wrap them again")
         return wrapped
 
     async def erase(self, owner: Owner) -> int:
@@ -209,7 +209,7 @@ class EnvelopeKeys:
         try:
             if owner.user:
                 return await self._delete(data_keys_key(*owner))
-            # Also those of users whom the directory no longer lists, because nothing of them is stored.
+            # Including users whom the directory no longer lists, because nothing of them is stored.
             scope = data_keys_scope(owner.tenant)
             erased = [
                 await self._delete(Key(scope, name)) async for name in operations.names(self._store, scope)
@@ -218,7 +218,7 @@ class EnvelopeKeys:
                 await confirming.confirm(self._store, (scope,))
             return sum(erased)
         finally:
-            # Last, so that what is read meanwhile is not remembered either.
+            # Last, so that keys read meanwhile are not remembered either.
             self._erasures += 1
             for one in [one for one in self._known if owner in (one, Owner(one.tenant, ""))]:
                 self._known.pop(one)
@@ -249,15 +249,15 @@ class EnvelopeKeys:
 
         erased = await contend(attempt)
         if erased is None:
-            raise Unavailable("the data keys changed each time that they were to be erased")
+            raise Unavailable("the data keys changed at each attempt to erase them")
         return erased
 
     @asynccontextmanager
     async def _alone(self, owner: Owner) -> AsyncGenerator[None, None]:
         """Read, create and unwrap the keys of an owner one at a time.
 
-        An outage that one call meets is that of all that waited for it: else each would wait for a time-out
-        of its own, after all before it.
+        An outage of one call counts for all calls that waited for it: otherwise each would wait for its own
+        time-out, after all those before it.
         """
         access = self._accesses.setdefault(owner, _Access())
         before = access.outage
@@ -305,7 +305,7 @@ class EnvelopeKeys:
             self._known[owner] = keys
 
     async def _add(self, owner: Owner, before: _Keys | None) -> _Keys | None:
-        """Store a new primary key beside those known; `None` if another process has changed them."""
+        """Store a new primary key besides the known ones; `None` if another process has changed them."""
         at, asked, erasures = self._clock(), self._asked, self._erasures
         key = DataKey(secrets.token_hex(8), os.urandom(KEY_BYTES))
         wrapped = await self._wrapping.wrap(key.secret, owner, key.id)

@@ -1,4 +1,4 @@
-"""The driver that seals what is written and opens what is read, around any other driver."""
+"""The driver that seals values on writing and opens them on reading, around any other driver."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from stm_backends.sealing.marks import Marks
 from stm_backends.sealing.stale import StaleKeys
 
 _REMEMBERED: Final = 4_096
-"""How many derived keys a process keeps. Deriving one takes about as long as sealing 10 kB."""
+"""Number of derived keys that a process keeps. Deriving one takes about as long as sealing 10 kB."""
 
 
 class Resealed(NamedTuple):
-    """What resealing one record did: how many values were sealed, how many races it lost, and what is left.
+    """The result of resealing one record: the values that were sealed, the races lost, and the values left.
 
     `left` counts values that still need an older key: the record changed each time, or one write does not
-    reach them. `exists` says whether there is a record.
+    reach them. `exists` is true if the record exists.
     """
 
     values: int = 0
@@ -60,7 +60,7 @@ class SealedDriver(WrapperDriver):
     """The five operations of `inner` on sealed values.
 
     `clear_met` is called for each value that was found unsealed and accepted. The limits are those of `inner`
-    less what sealing adds to a value.
+    less the overhead of sealing.
     """
 
     def __init__(self, inner: Driver, sealing: Sealing, *, clear_met: Callable[[], None]) -> None:
@@ -88,11 +88,11 @@ class SealedDriver(WrapperDriver):
 
     @property
     def accepts_clear(self) -> bool:
-        """Whether values in clear text are read, and sealed by `reseal`."""
+        """True if values in clear text are read, and sealed by `reseal`."""
         return self._sealing.accept_clear
 
     async def open(self) -> None:
-        """Open the driver within, and before it the keys if they have a store of their own."""
+        """Open the driver within, and before it the keys if they have a store."""
         keys = self._sealing.keys
         if not isinstance(keys, OpensStore):
             await self.inner.open()
@@ -102,7 +102,7 @@ class SealedDriver(WrapperDriver):
                 await keys.open()
             await self.inner.open()
         except BaseException:
-            with suppress(StorageError):  # what failed to open says more
+            with suppress(StorageError):  # the error of opening says more
                 await keys.close()
             raise
 
@@ -115,7 +115,7 @@ class SealedDriver(WrapperDriver):
                 await self._sealing.keys.close()
 
     async def load(self, key: Key, *, last: int | None = None) -> Record | None:
-        """Return the record with its values opened. Raises `Corrupt` if one of them cannot be."""
+        """Return the record with its values opened. Raises `Corrupt` if one of them cannot be opened."""
         record = await self.inner.load(key, last=last)
         self._stale_keys.note(key, 0 if record is None else record.length)
         if record is None:
@@ -215,9 +215,9 @@ class SealedDriver(WrapperDriver):
             return await self._sealing.keys.rewrap(Owner(tenant, user))
 
     async def _require_keys(self, key: Key) -> None:
-        """Look at the mark of a tenant whose record is about to be sealed again.
+        """Check the mark of a tenant whose record is about to be sealed again.
 
-        A process that only folds what others write lists no user, and neither does `reseal`.
+        A process that only folds entries of others lists no user, and neither does `reseal`.
         """
         if self.before_replace is not None:
             await self.before_replace(_owner(key).tenant)
@@ -237,7 +237,7 @@ class SealedDriver(WrapperDriver):
         ]
 
     async def _body_sealed_again(self, key: Key, record: Record, version: str) -> bytes:
-        """Return the body for a new version, also one that says that there is none."""
+        """Return the body for a new version, including one that stands for none."""
         body = await self._open_body(key, record)
         if body is None:
             return absent_body(await self._seal(key, absent_slot(version), b"", "reseal"))
@@ -277,7 +277,7 @@ class SealedDriver(WrapperDriver):
             if key_id is None:
                 if not self._sealing.accept_clear:
                     raise SealMismatch(
-                        "a value is not sealed, and this backend accepts sealed values only; "
+                        "a value is not sealed, and this backend accepts only sealed values; "
                         "accept_clear=True accepts both"
                     )
                 self._clear_met()

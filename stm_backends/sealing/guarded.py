@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stm_backends.sealing.wrapping import Wrapping
 
 ANSWER_S: Final = 60.0
-"""How many seconds a method may take."""
+"""Seconds that a method may take."""
 
 _Check = Callable[[Any], bool]
 
@@ -33,7 +33,7 @@ _SOURCE: Final[dict[str, tuple[_Check, str]]] = {
 _BESIDE: Final[dict[str, tuple[_Check, str]]] = dict.fromkeys(
     ("open", "close", "reread"), (lambda _: True, "anything")
 )
-"""What a source may have beside; see `OpensStore` and `OwnersKeys`."""
+"""Optional methods of a source; see `OpensStore` and `OwnersKeys`."""
 
 _WRAPPING: Final[dict[str, tuple[_Check, str]]] = {
     "wrap": (lambda found: isinstance(found, bytes) and bool(found), "bytes"),
@@ -42,24 +42,24 @@ _WRAPPING: Final[dict[str, tuple[_Check, str]]] = {
 
 
 def guarded_source(keys: KeySource) -> KeySource:
-    """Return a source of keys whose methods raise errors of this library alone.
+    """Return a source of keys whose methods raise only errors of this library.
 
     A method raises `Unavailable` if the user's raises anything else, takes longer than `ANSWER_S`, or returns
-    what it must not.
+    an invalid value.
     """
     beside = {name: check for name, check in _BESIDE.items() if hasattr(keys, name)}
     return _guarded(keys, {**_SOURCE, **beside})
 
 
 def guarded_wrapping(wrapping: Wrapping) -> Wrapping:
-    """Return a wrapping whose methods raise errors of this library alone; see `guarded_source`."""
+    """Return a wrapping whose methods raise only errors of this library; see `guarded_source`."""
     guarded = _guarded(wrapping, _WRAPPING)
     guarded.is_current = partial(_is_current, wrapping)
     return guarded
 
 
 def _guarded(given: Any, checks: dict[str, tuple[_Check, str]]) -> Any:
-    # With all that it has beside, such as `open` and `close`.
+    # With all its other attributes, such as `open` and `close`.
     guarded = SimpleNamespace(
         **{name: getattr(given, name) for name in dir(given) if not name.startswith("_")}
     )

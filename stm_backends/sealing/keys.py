@@ -1,4 +1,4 @@
-"""Where data keys come from: the protocol, and keys that the process holds."""
+"""The sources of data keys: the protocol, and keys that the process holds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stm_backends.errors import ConfigurationError, KeyMismatch
 
 KEY_BYTES: Final = 32
 MAX_KEY_ID: Final = 32
-"""The most characters of a key's id."""
+"""Maximum number of characters of a key's id."""
 
 _OTHERS: Final = stat.S_IWGRP | stat.S_IRWXO
 
@@ -26,7 +26,7 @@ _KEY_ID = re.compile(r"[A-Za-z0-9_.-]{1,32}")
 
 
 class Owner(NamedTuple):
-    """Whose data a key protects. Records that belong to a tenant as a whole have no user (`""`).
+    """The owner of data protected by a key. Records that belong to a tenant as a whole have no user (`""`).
 
     Both are `""` for records that name no tenant, such as paused runs.
     """
@@ -76,7 +76,7 @@ class KeySource(Protocol):
 
 @runtime_checkable
 class OpensStore(Protocol):
-    """What a `KeySource` may have beside: the backend opens and closes it with itself, each perhaps twice."""
+    """Optional methods of a `KeySource`: the backend opens and closes it with itself, each perhaps twice."""
 
     async def open(self) -> None: ...
 
@@ -85,7 +85,7 @@ class OpensStore(Protocol):
 
 @runtime_checkable
 class OwnersKeys(Protocol):
-    """What a `KeySource` has beside if each owner has keys of its own, which another process may erase."""
+    """An additional method of a `KeySource` with keys for each owner, which another process may erase."""
 
     async def reread(self, owner: Owner) -> None:
         """Read the stored keys of `owner` again; concurrent calls may share a read that began after them."""
@@ -94,11 +94,11 @@ class OwnersKeys(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sealing:
-    """What `open_backend(..., sealing=)` takes: seal everything with keys of `keys`.
+    """The `sealing` of `open_backend`: everything is sealed with keys from `keys`.
 
     `accept_clear=True` also reads values that were stored without sealing, while a datastore is migrated.
-    Anyone with write access to the datastore can have written these. Otherwise they are `Corrupt`. It marks
-    no tenant as sealed, so that processes without sealing can still write.
+    Anyone with write access to the datastore may have written these. Without it, they are `Corrupt`. No
+    tenant is marked as sealed meanwhile, so that processes without sealing can still write.
     """
 
     keys: KeySource = field(repr=False)
@@ -118,7 +118,7 @@ class StaticKeys:
 
     `keys` maps ids to 32 random bytes each. `primary` is the id of the key that new values are sealed with;
     the others open older values. To rotate, add a key on all processes, then make it primary. Raises
-    `ConfigurationError` for keys of another shape.
+    `ConfigurationError` for keys of another form.
     """
 
     def __init__(self, keys: Mapping[str, bytes], *, primary: str) -> None:

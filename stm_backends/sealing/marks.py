@@ -1,4 +1,4 @@
-"""How a backend checks, before it writes, that its keys are those of the stored data; see `records.seals`."""
+"""Checks before writes that the keys of a backend are those of the stored data; see `records.seals`."""
 
 from __future__ import annotations
 

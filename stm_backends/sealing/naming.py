@@ -22,7 +22,7 @@ T = TypeVar("T")
 def load_sealing(name: str | None) -> Sealing | None:
     """Return the object `MODULE:OBJECT`, or the keys of the file that `STM_BACKENDS_KEYS` names, if any.
 
-    Raises `ConfigurationError` if there is no such object or file, or it is of another type.
+    Raises `ConfigurationError` if the object or file does not exist, or is of another type.
     """
     if name:
         return named_object("--sealing", name, Sealing)
@@ -33,8 +33,8 @@ def load_sealing(name: str | None) -> Sealing | None:
 def named_object(option: str, name: str, kind: type[T]) -> T:
     """Return the object of a program that an option names as `MODULE:OBJECT`.
 
-    Raises `ConfigurationError` if there is no such object, if importing its module fails, or if the object is
-    of another type.
+    Raises `ConfigurationError` if the object does not exist, if importing its module fails, or if the object
+    is of another type.
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):

@@ -3,7 +3,7 @@
 A process keeps data keys for a while, so it may seal with one that is gone. An append does not read the
 record, so its answer has to tell. If the append created the record, or if this process does not know that
 the record had exactly one entry less before, an erasure may have preceded it. In these cases the
-owner's keys are read again, after the write: an erasure that comes later finds what was written. A `replace`
+owner's keys are read again, after the write: an erasure that comes later finds the written data. A `replace`
 of a version cannot follow an erasure, because no version outlives its record.
 """
 
@@ -21,10 +21,10 @@ from stm_backends.sealing.cipher import ENTRY, absent_body, absent_slot, body_sl
 from stm_backends.sealing.keys import KeySource, Owner, OwnersKeys
 
 _REMEMBERED: Final = 4_096
-"""For how many records a process remembers the length."""
+"""Number of records whose length a process remembers."""
 
 _IN_DOUBT: Final = 256
-"""For how many records a process remembers values that were perhaps stored."""
+"""Number of records of which a process remembers values that were perhaps stored."""
 
 _IN_DOUBT_OF_ONE: Final = 16
 """The number of values of one record that it remembers: the newest, since a caller may retry without end."""
@@ -33,11 +33,11 @@ Seal = Callable[[Key, bytes, bytes, str], Awaitable[bytes]]
 """Seals a value of a record for a slot; the last argument is the operation."""
 
 Values = Mapping[bytes, bytes]
-"""Sealed values of one record, and what they were before."""
+"""Sealed values of one record, and the values before sealing."""
 
 
 class StaleKeys:
-    """What one process has written lately, and whether its data keys still exist."""
+    """The recent writes of one process, and whether their data keys still exist."""
 
     def __init__(
         self,
@@ -55,11 +55,11 @@ class StaleKeys:
         self._in_doubt: Bounded[Key, Bounded[bytes, bytes]] = Bounded(_IN_DOUBT)
 
     def known(self, key: Key) -> int | None:
-        """Return how many entries a record had, as far as this process knows; `None` if it does not."""
+        """Return the number of entries of a record, as far as this process knows; `None` if it does not."""
         return None if key in self._in_doubt else self._lengths.get(key)
 
     def note(self, key: Key, length: int) -> None:
-        """Remember how many entries a record has; one without entries may be another record next time."""
+        """Remember the number of entries of a record; one without entries may be another record next time."""
         if self._owners is None:
             return
         self._lengths.pop(key)
@@ -86,9 +86,9 @@ class StaleKeys:
             await self.settle(key, sealed, value, "append")
 
     async def settle(self, key: Key, sealed: bytes, value: bytes, operation: str) -> None:
-        """Seal again what this process wrote to a record with a key that was erased since.
+        """Seal again the values that this process wrote to a record with a key that was erased since.
 
-        Raises `OutcomeUnknown` if that cannot be found out, or done: what was written may be unreadable.
+        Raises `OutcomeUnknown` if this cannot be checked, or done: the values may be unreadable.
         """
         if self._owners is None:
             return
@@ -101,7 +101,7 @@ class StaleKeys:
                 await self._owners.reread(owner)
                 erased = await self._erased(owner, written)
                 if erased and not await self._sealed_again(key, erased, operation):
-                    raise OutcomeUnknown("the record changed each time that it was to be sealed again")
+                    raise OutcomeUnknown("the record changed at each attempt to seal it again")
         except StorageError as error:
             raise OutcomeUnknown(
                 "it was stored, but perhaps with a data key that was erased; nothing else was changed",

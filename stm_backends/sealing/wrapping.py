@@ -1,4 +1,4 @@
-"""How data keys are wrapped, i.e. encrypted under a key that is used for nothing else."""
+"""Wrapping of data keys, i.e. encryption under a key that is used for nothing else."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class KmsWrapping:
         self._deadline_s = deadline_s
 
     async def wrap(self, secret: bytes, owner: Owner, key_id: str) -> bytes:
-        """Return what the service made of the data key."""
+        """Return the data key as encrypted by the service."""
         return await self._call("encrypt", "CiphertextBlob", owner, key_id, Plaintext=secret)
 
     async def unwrap(self, wrapped: bytes, owner: Owner, key_id: str) -> bytes:

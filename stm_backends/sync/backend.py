@@ -116,7 +116,7 @@ class Backend(AbstractContextManager["Backend"]):
 
     @property
     def record_traits(self) -> Traits:
-        """The limits of one record, less what sealing adds; `traits` has those of values in parts."""
+        """The limits of one record, less the overhead of sealing; `traits` has those of values in parts."""
         return self._backend.record_traits
 
     def memory(
@@ -172,11 +172,11 @@ class Backend(AbstractContextManager["Backend"]):
         return None if summarizer is None else in_threads(checked, self._given_up)
 
     def tenant_state(self, tenant: str) -> TenantStates:
-        """Return the states that belong to a tenant as a whole, and to none of its users."""
+        """Return the states that belong to a tenant as a whole, rather than to one of its users."""
         return TenantStates(self._backend.tenant_state(tenant), self.run)
 
     def ping(self, tenant: str | None = None) -> float:
-        """Load a record that does not exist; returns how many seconds that took. See `Backend.ping`."""
+        """Load a record that does not exist, and return how many seconds that took. See `Backend.ping`."""
         return self.run(self._backend.ping(tenant))
 
     def run(self, work: Coroutine[Any, Any, T], /) -> T:
@@ -229,7 +229,7 @@ class Backend(AbstractContextManager["Backend"]):
                 self._leave_loop()
 
     def _require_callable(self) -> None:
-        """Refuse to wait for a lock whose holder waits for this thread, or exists in the parent only."""
+        """Refuse to wait for a lock whose holder waits for this thread, or exists only in the parent."""
         loop = self._loop
         if loop is not None:
             loop.require_callable()

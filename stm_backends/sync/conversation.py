@@ -38,7 +38,7 @@ class Conversation(Shared):
         self._run(self._behind.add(*messages, id=id, cut=cut, usage=usage))
 
     def messages(self, *, max_tokens: int | None = None) -> list[Message]:
-        """Return messages for the model in one round trip: the summary, then recent messages as they were."""
+        """Return messages for the model in one round trip: the summary, then recent messages unchanged."""
         return self._run(self._behind.messages(max_tokens=max_tokens))
 
     def history(
@@ -55,7 +55,7 @@ class Conversation(Shared):
         return self._run(found)
 
     def usage(self) -> Usage:
-        """Return what all answers took, by day and in total, in one round trip."""
+        """Return the usage of all answers, by day and in total, in one round trip."""
         return self._run(self._behind.usage())
 
     def each_message(
@@ -65,19 +65,19 @@ class Conversation(Shared):
         return each(self._behind.each_message(after=after, revision=revision), self._run)
 
     def rewind(self, to: int, *, revision: int | None = None) -> None:
-        """Continue after the message with this number: all that follow leave the view, for every process."""
+        """Continue after the message with this number; later messages leave the view, for every process."""
         self._run(self._behind.rewind(to, revision=revision))
 
     def replace(self, number: int, message: Message, *, revision: int | None = None) -> None:
-        """Let another message have this number; what it was before is not stored any more."""
+        """Replace the message with this number; its former content is deleted."""
         self._run(self._behind.replace(number, message, revision=revision))
 
     def remove(self, first: int, last: int | None = None, *, revision: int | None = None) -> None:
-        """Remove a message, or all from one number to another; what they said is not stored any more."""
+        """Remove a message, or all messages from one number to another; their content is deleted."""
         self._run(self._behind.remove(first, last, revision=revision))
 
     def summarize_again(self, *, since: int = 0) -> None:
-        """Have the summary written anew, from the last one before the number `since`."""
+        """Write the summary again, from the last one before the number `since`."""
         self._run(self._behind.summarize_again(since=since))
 
     def fork(self, id: str, *, to: int | None = None) -> Conversation:  # noqa: A002 -- as above

@@ -51,15 +51,15 @@ class Conversations:
         pinned: bool | None = None,
         archived: bool | None = None,
     ) -> Card:
-        """Set what is given, and return the card; the conversation keeps its place in the list."""
+        """Set the given fields, and return the card; the conversation keeps its place in the list."""
         return self._run(
             self._behind.update(key, title=title, metadata=metadata, pinned=pinned, archived=archived)
         )
 
     def usage(self, tenant: str, user: str, *, days: int | None = 31) -> Usage:
-        """Sum what the answers in a user's conversations took on the last `days` days, with today."""
+        """Sum the usage of a user's answers on the last `days` days, including today."""
         return self._run(self._behind.usage(tenant, user, days=days))
 
     def rebuild(self, tenant: str, user: str) -> int:
-        """Make the card of each conversation of a user say what is stored; returns how many were changed."""
+        """Make the cards of a user's conversations match the stored records; returns how many changed."""
         return self._run(self._behind.rebuild(tenant, user))

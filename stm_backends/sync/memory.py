@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 class Run(Protocol):
-    """Runs a coroutine on the event loop and returns what it returns."""
+    """Runs a coroutine on the event loop and returns its result."""
 
     def __call__(self, work: Coroutine[Any, Any, T], /) -> T: ...
 
 
 class Shared:
-    """What memories and conversations of messages share."""
+    """The base of memories and conversations of messages."""
 
     def __init__(self, memory: SharedBase, run: Run) -> None:
         self._shared = memory
@@ -30,7 +30,7 @@ class Shared:
 
     @property
     def stats(self) -> Stats:
-        """What this object has done so far, as of now."""
+        """Counts of this object's work so far."""
         return self._run(called(lambda: replace(self._shared.stats)))
 
     @property
@@ -45,7 +45,7 @@ class Shared:
 
     @property
     def busy(self) -> bool:
-        """Whether this object has running or scheduled work."""
+        """True while this object has running or scheduled work."""
         return self._run(called(lambda: self._shared.busy))
 
     def flush(self, timeout: float | None = None) -> None:
@@ -77,7 +77,7 @@ class Memory(Shared):
         return self._run(called(self._memory.estimate_tokens))
 
     def get_artifact(self, ref: str) -> Any | None:
-        """Return what the newest turn that has `ref` in `artifacts_shown` stored there, or `None`."""
+        """Return the artifact `ref` of the newest turn that shows it, or `None`."""
         return self._run(called(lambda: self._memory.get_artifact(ref)))
 
     def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
@@ -109,7 +109,7 @@ class Memory(Shared):
 
 
 def each(items: AsyncIterator[T], run: Run) -> Iterator[T]:
-    """Yield what an asynchronous iterator does, of which `None` is the end."""
+    """Yield the items of an asynchronous iterator, of which `None` is the end."""
 
     async def following() -> T | None:
         return await anext(items, None)

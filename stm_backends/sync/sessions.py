@@ -1,4 +1,4 @@
-"""The listings of what is stored, for programs without an event loop."""
+"""The listings of stored data, for programs without an event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stm_backends.types import MemoryKey
 
 
 class Sessions:
-    """The listings of the asynchronous `Sessions`, for `for`; `backend.sessions` is one.
+    """The listings of the asynchronous `Sessions`, for use in `for` statements; `backend.sessions` is one.
 
     Its other methods run through `backend.run(backend.asynchronous.sessions...)`.
     """
@@ -21,11 +21,11 @@ class Sessions:
         self._run = run
 
     def tenants(self) -> Iterator[str]:
-        """Yield the tenants for whom anything was stored, where the driver can find them."""
+        """Yield the tenants that have stored data, if the driver can find them."""
         return each(self._behind.tenants(), self._run)
 
     def users(self, tenant: str) -> Iterator[str]:
-        """Yield the users of a tenant for whom anything was stored."""
+        """Yield the users of a tenant who have stored data."""
         return each(self._behind.users(tenant), self._run)
 
     def list(self, tenant: str, user: str) -> Iterator[MemoryKey]:

@@ -10,7 +10,7 @@ from stm_backends.sync.memory import Run
 
 
 class States:
-    """What `StateStore` and `TenantStates` have in common, with blocking methods."""
+    """The base of `StateStore` and `TenantStates`, with blocking methods."""
 
     def __init__(self, store: state_store.States, run: Run) -> None:
         self._states = store

@@ -14,7 +14,7 @@ from weakref import WeakSet
 from stm_backends.protocols import Summarizer
 
 GIVEN_UP_AT_MOST: Final = 32
-"""How many abandoned calls may still be running before a backend makes no further ones."""
+"""Number of abandoned calls still running at which a backend makes no further ones."""
 
 
 class PlainSummarizer(Protocol):

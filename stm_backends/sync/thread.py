@@ -19,13 +19,13 @@ from stm_backends.errors import ConfigurationError, OutcomeUnknown, StmError, Un
 logger = logging.getLogger("stm_backends")
 
 LAST_S: Final = 5.0
-"""How long running coroutines may take to end once the loop is closed."""
+"""Seconds that running coroutines may take to end once the loop is closed."""
 
 T = TypeVar("T")
 
 
 def require_coroutine(work: object) -> None:
-    """Raise `ConfigurationError` for what cannot be awaited as a whole, such as an asynchronous iterator."""
+    """Raise `ConfigurationError` for anything that is not awaited as a whole, such as an iterator."""
     if not asyncio.iscoroutine(work):
         raise ConfigurationError(f"run takes a coroutine, not {type(work).__name__}")
 
@@ -51,13 +51,13 @@ class LoopThread:
         atexit.register(self.close)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop, in the caller's context; returns or raises what the coroutine does.
+        """Run a coroutine on the loop, in the caller's context; returns its result or raises its error.
 
         An exception in the waiting thread, such as `KeyboardInterrupt`, cancels the coroutine and is raised
         once the coroutine has ended. Raises `Unavailable` if the loop is closed, `OutcomeUnknown` if it is
         closed during the call, and `ConfigurationError` on the loop's own thread and in a forked process. In
-        each case the coroutine is closed, so Python does not warn that it was never awaited. What is not a
-        coroutine is a `ConfigurationError`, too.
+        each case the coroutine is closed, so Python does not warn that it was never awaited. Anything but a
+        coroutine raises `ConfigurationError`, too.
         """
         require_coroutine(work)
         answer: Future[T] = Future()

@@ -28,7 +28,7 @@ class MemoryManager:
     ) -> None:
         if not isinstance(backend, Backend):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
             raise ConfigurationError(
-                f"backend is what stm_backends.sync.open_backend(...) opens, not {type(backend).__name__}"
+                f"backend must come from stm_backends.sync.open_backend(...), not {type(backend).__name__}"
             )
         self._run: Run = backend.run
         provider = None if llm_provider is None else _in_threads(llm_provider)
@@ -78,7 +78,7 @@ class MemoryManager:
 
 
 class _Tier:
-    """What each tier tells of the entries that this process knows of."""
+    """The entries of a tier that this process knows of."""
 
     _memory: Any
     _run: Run
@@ -201,7 +201,7 @@ class LongTermMemory(_Tier):
         return self._run(self._memory.listed())
 
     def reconcile(self) -> None:
-        """Store the held entries. Raises what the graph raises; what could not be stored stays held."""
+        """Store the held entries. Raises the graph's errors; entries that could not be stored stay held."""
         self._run(self._memory.reconcile())
 
     @property

@@ -47,24 +47,24 @@ class _ReportingDriver(WrapperDriver):
 
 
 class ReportingSeals:
-    """Reports what the store of keys denies while a backend looks whether it may write."""
+    """Reports denials by the store of keys while a backend checks whether it may write."""
 
     def __init__(self, inner: Seals, observer: Observer) -> None:
         self._inner = inner
         self._observer = observer
 
     async def meet(self, tenant: str) -> None:
-        """Do what `Seals.meet` does."""
+        """Call `Seals.meet`."""
         with self._reported(Subject(tenant)):
             await self._inner.meet(tenant)
 
     async def require(self, tenant: str) -> None:
-        """Do what `Seals.require` does."""
+        """Call `Seals.require`."""
         with self._reported(Subject(tenant)):
             await self._inner.require(tenant)
 
     async def key_of(self, tenant: str, user: str, known: str | None) -> str | None:
-        """Do what `Seals.key_of` does."""
+        """Call `Seals.key_of`."""
         with self._reported(Subject(tenant, user)):
             return await self._inner.key_of(tenant, user, known)
 

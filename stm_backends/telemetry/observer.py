@@ -39,7 +39,7 @@ KeyPart: TypeAlias = Literal["tenant", "user", "session"]
 
 
 class Subject(NamedTuple):
-    """Whose data an event is about. `""` for a session means all of a user, for a user all of a tenant.
+    """The owner of an event's data. `""` for a session means all of a user, for a user all of a tenant.
 
     All three are `""` for data that names no tenant, such as paused runs.
     """
@@ -84,7 +84,7 @@ class Observer:
         """Receive that turns were stored, were folded into a summary, or were dropped without one.
 
         `moved` ones left the record before a summary covers them, and wait in pages; `caught_up` ones wait
-        there no more. They are counted as folded or dropped, too, except where a strategy without summaries
+        there no longer. They are counted as folded or dropped, too, except where a strategy without summaries
         has ended the wait.
         """
 

@@ -1,4 +1,4 @@
-"""OpenTelemetry: a span and a duration for each operation of the datastore, and what the memories count.
+"""OpenTelemetry: a span and a duration for each operation of the datastore, and the counts of the memories.
 
 ```python
 from stm_backends.telemetry.opentelemetry import Telemetry
@@ -58,7 +58,7 @@ SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)
 
 
 class Telemetry(Observer):
-    """Reports what backends and memories do to OpenTelemetry; one instance may serve them all.
+    """Reports the work of backends and memories to OpenTelemetry; one instance may serve them all.
 
     Uses the program's global providers unless others are given.
     """
@@ -81,7 +81,7 @@ class Telemetry(Observer):
                 "stm.turns.moved", "{turn}", "Turns moved to pages before a summary covers them."
             ),
             "caught_up": meter.create_counter(
-                "stm.turns.caught_up", "{turn}", "Turns that waited in pages for a summary and wait no more."
+                "stm.turns.caught_up", "{turn}", "Turns that no longer wait in pages for a summary."
             ),
             "dropped": meter.create_counter(
                 "stm.turns.dropped", "{turn}", "Turns dropped without a summary, beyond the recovery backlog."

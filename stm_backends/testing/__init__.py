@@ -12,9 +12,9 @@ Subclass `StoreContract`, `GraphContract`, `MemoryContract` and `PodsContract` l
 tables, `open_at(url, create=True)` creates them.
 
 This package is also a pytest plugin, which `-p stm_backends.testing` turns on. It adds the options, such as
-`--stm-quick` for the quick form of all classes, and the report per clause. With it, an installed backend needs
-no class: `pytest -p stm_backends.testing --stm-backend=NAME --stm-url=URL --pyargs stm_backends.testing`, or
-`stm-backends conformance NAME --url URL`. Needs the extra `conformance`.
+`--stm-quick` for the quick form of all classes, and the report per clause. With it, no class is needed for an
+installed backend: `pytest -p stm_backends.testing --stm-backend=NAME --stm-url=URL --pyargs
+stm_backends.testing`, or `stm-backends conformance NAME --url URL`. Needs the extra `conformance`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 pytest_plugins: Final = ("stm_backends.testing.runner.plugin",)
-"""What pytest loads with `-p stm_backends.testing`; the worker processes, which run without it, do not."""
+"""The plugin that pytest loads with `-p stm_backends.testing`. Worker processes run without it."""
 
 _LATE: Final = {
     "DriverContract": "driver_contract",
@@ -73,10 +73,10 @@ _LATE: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    # The worker processes import this package too, and start faster without pytest.
+    # The worker processes import this package, too, and start faster without pytest.
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # So that a failing assertion shows its values, also without the plugin.
+    # Makes a failing assertion show its values, even if the plugin is not loaded.
     importlib.import_module("pytest").register_assert_rewrite(
         "stm_backends.testing.driver_checks",
         "stm_backends.testing.graph_contract",

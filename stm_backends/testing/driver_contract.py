@@ -1,4 +1,4 @@
-"""The contract of a driver as checks; the name of a check is the sentence that it verifies."""
+"""The contract of a driver as checks. The name of a check is the sentence that it verifies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from stm_backends.testing.workbench.drivers import Bench, Datastore
 
 
 class DriverContract(
-    # pytest begins with the last base: what fails there is simple, and often the cause of what follows.
+    # pytest begins with the last base: failures there are simple, and often cause the later ones.
     Histories,
     Stepping,
     Network,
@@ -69,6 +69,6 @@ class DriverContract(
 
     @pytest.fixture
     def bench(self, request: pytest.FixtureRequest, datastore: Datastore) -> Bench:
-        """The workplace of one check, which enters and leaves it."""
+        """The workbench of one check, which enters and leaves it."""
         look(request, datastore)
         return Bench(datastore, quick=self.is_quick(request.config), tell_untidy=teller(request))

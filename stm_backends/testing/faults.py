@@ -1,6 +1,6 @@
-"""Faults on purpose, for tests of a driver and of what is built on it.
+"""Deliberate faults, for tests of a driver and of software built on it.
 
-`Proxy` stands between clients and a server, and cuts, stalls, delays, holds or loses what passes.
+`Proxy` stands between clients and a server, and cuts, stalls, delays, holds or loses their traffic.
 """
 
 from stm_backends.testing.workbench.proxy import Direction, Fault, HeldAnswer, LostAnswer, Proxy

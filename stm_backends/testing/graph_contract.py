@@ -1,4 +1,4 @@
-"""The contract of a graph: what the long-term memory relies on."""
+"""The contract of a graph, on which long-term memory relies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IDS: Final = (
     *("a", "A", "a ", "a:b", "a/b", "a*", "a.b", "$a", "{a}", "a\nb", "a'; --", "vertex:a", "index:00"),
     *("\u00e9", "e\u0301", "\u65e5\u672c", "\U0001f600", "x" * 2_000, "x" * 2_001),
 )
-"""Ids of vertices that become one, or do harm, in graphs that are not careful."""
+"""Ids of vertices that collide or do harm in careless graphs."""
 
 METHODS: Final = (
     *("add_vertex", "update_vertex", "change_vertex", "query_vertex", "search_vertices"),
@@ -35,18 +35,18 @@ METHODS: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Graphs:
-    """How a suite reaches the graphs of one implementation.
+    """Gives a suite access to the graphs of one implementation.
 
-    `open(name)` returns the graph of that name, each time another instance on the same data where there can
-    be several. Two names are two graphs; an implementation with a single graph may ignore the name and set
-    `several=False`. The suite clears graphs. `close` ends an instance.
+    `open(name)` returns the graph with that name; if there can be several instances, a new one on the same
+    data each time. Two names are two graphs; an implementation with a single graph may ignore the name and
+    set `several=False`. The suite clears graphs. `close` ends an instance.
 
-    The rest is optional; a check that needs what is missing is reported as not asked:
+    The rest is optional; a check that needs a missing part is reported as not asked:
 
     - `outage()` is a context in which the datastore cannot be reached.
-    - `fail_over(name, vertex_id, lost)` has the newest `lost` edges from a vertex lost with their server.
-      That server still answers the next graph that is opened under this name, until this graph changes the
-      vertex, which reaches the server that took over.
+    - `fail_over(name, vertex_id, lost)` makes a server lose the newest `lost` edges from a vertex. That
+      server still answers the next graph opened under this name, until that graph changes the vertex, which
+      reaches the server that took over.
     """
 
     open: Callable[[str], Awaitable[Any]]
@@ -57,7 +57,7 @@ class Graphs:
 
 
 class GraphBench:
-    """The workplace of one check; leaving it clears the graphs of the check and closes its instances."""
+    """The workbench of one check; leaving it clears the graphs of the check and closes its instances."""
 
     def __init__(self, graphs: Graphs) -> None:
         self.graphs = graphs
@@ -73,7 +73,7 @@ class GraphBench:
         return Recorded(graph, self.history, f"{name}{len(opened)}", METHODS)
 
     async def fail_over(self, vertex_id: str, lost: int, name: str = "one") -> None:
-        """Have the newest edges from a vertex lost with their server, which still answers the next graph."""
+        """Lose the newest edges from a vertex with their server, which still answers the next graph."""
         if self.graphs.fail_over is None:
             not_asked("needs `Graphs.fail_over`")
         self.history.say(f"the server fails over, and loses {lost} edges")
@@ -83,14 +83,14 @@ class GraphBench:
         return f"{self._word}-{name}"
 
     async def shared(self) -> tuple[Any, Any]:
-        """Return two instances of a graph with atomic changes, or end the check."""
+        """Return two instances of a graph with atomic changes, or skip the check."""
         one, other = await self.graph(), await self.graph()
         if not provides(one.inner, SharedGraph):
             not_asked("this graph has no atomic changes and no listing (`change_vertex`, `list_vertices`)")
         return one, other
 
     def id(self, rest: str = "a") -> str:
-        """Return the id of a vertex, or a run, that only this check uses."""
+        """Return an id of a vertex or run that only this check uses."""
         return f"{self._word}:{rest}"
 
     async def __aenter__(self) -> GraphBench:
@@ -110,7 +110,7 @@ class GraphBench:
 
 
 async def ids_of(neighbours: Awaitable[list[dict[str, Any]]]) -> list[tuple[str, str]]:
-    """Return the id and the label of the edge of each neighbour, sorted."""
+    """Return the id and the edge label of each neighbour, sorted."""
     return sorted((one["id"], one["edge_label"]) for one in await neighbours)
 
 
@@ -120,9 +120,9 @@ async def listed(graph: Any, label: str) -> list[str]:
 
 
 class GraphContract(Contract):
-    """Everything that the long-term memory relies on in a graph, as checks.
+    """Checks of everything in a graph that long-term memory relies on.
 
-    A subclass supplies the fixture `graphs`. Checks of atomic changes, of listings and of searching are for
+    A subclass supplies the fixture `graphs`. Checks of atomic changes, listings and searches apply only to
     graphs that have them.
     """
 
@@ -133,7 +133,7 @@ class GraphContract(Contract):
 
     @pytest.fixture
     def bench(self, graphs: Graphs) -> GraphBench:
-        """The workplace of one check, which enters and leaves it."""
+        """The workbench of one check, which enters and leaves it."""
         return GraphBench(graphs)
 
     # Vertices
@@ -148,7 +148,7 @@ class GraphContract(Contract):
         await one.add_vertex(where, "memory", {"key": "k", "n": 1})
         found = await other.query_vertex(where)
         assert found is not None, "another instance has added it"
-        must_be((found["id"], found["label"]), (where, "memory"), "it was added as that")
+        must_be((found["id"], found["label"]), (where, "memory"), "these were added")
         must_be(found["properties"], {"key": "k", "n": 1}, "these are its properties")
 
     @check("graph.vertices")
@@ -167,7 +167,7 @@ class GraphContract(Contract):
 
     @check("graph.vertices")
     async def test_an_update_merges_properties_and_keeps_the_others(self, bench: GraphBench) -> None:
-        """The properties are one value, which the update replaces, or nested objects are merged too."""
+        """The properties are one value, which the update replaces, or nested objects are also merged."""
         graph, where = await bench.graph(), bench.id()
         await graph.add_vertex(where, "memory", {"a": 1, "b": {"c": 2}, "d": [1, 2]})
         await graph.update_vertex(where, {"b": {"e": 3}, "d": [], "f": None})
@@ -188,12 +188,12 @@ class GraphContract(Contract):
         graph, where = await bench.graph(), bench.id()
         await graph.add_vertex(where, "memory", copy.deepcopy(STATES[what]))
         found = await graph.query_vertex(where)
-        # As text, because 1 == 1.0 == True, and NaN is not even equal to itself.
+        # Compared as text, because 1 == 1.0 == True, and NaN does not even equal itself.
         must_be(_text(found["properties"]), _text(STATES[what]), "this is what was stored")
 
     @check("graph.json")
     async def test_properties_that_are_not_json_are_refused_whole(self, bench: GraphBench) -> None:
-        """What JSON does not know is turned into its nearest text (`default=str`), or left out."""
+        """A value that JSON does not know becomes its nearest text (`default=str`), or left out."""
         graph, where = await bench.graph(), bench.id()
         await graph.add_vertex(where, "memory", {"before": 1})
         for properties in ({"x": object()}, {"x": {1: "one"}}, {"x": b"bytes"}):
@@ -204,7 +204,7 @@ class GraphContract(Contract):
 
     @check("graph.copies")
     async def test_changing_an_object_afterwards_does_not_change_the_graph(self, bench: GraphBench) -> None:
-        """The caller's own object is stored, or handed out."""
+        """The caller's own object is stored or returned."""
         graph, here, there = await bench.graph(), bench.id("a"), bench.id("b")
         mine: dict[str, Any] = {"list": [1]}
         await graph.add_vertex(here, "memory", mine)
@@ -219,7 +219,7 @@ class GraphContract(Contract):
 
     @check("graph.ids")
     async def test_ids_are_any_text_and_never_collide(self, bench: GraphBench) -> None:
-        """Ids are trimmed, cut, folded or used as a path or pattern."""
+        """Ids are trimmed, cut, case-folded, or used as a path or pattern."""
         graph = await bench.graph()
         for number, rest in enumerate(IDS):
             await graph.add_vertex(bench.id(rest), "memory", {"n": number})
@@ -258,8 +258,8 @@ class GraphContract(Contract):
         children = await graph.query_children(a)
         found = {(one["id"], one["edge_label"]): one["edge_properties"] for one in children}
         must_be(found, {(b, "next"): {"weight": 2}, (b, "like"): {}, (a, "self"): {}}, "these are its edges")
-        must_be(len(children), 3, "an edge that is added again is one edge")
-        must_be(await ids_of(graph.query_parents(b)), [(a, "like"), (a, "next")], "and the same backwards")
+        must_be(len(children), 3, "an edge added again is still one edge")
+        must_be(await ids_of(graph.query_parents(b)), [(a, "like"), (a, "next")], "the edges lead back")
 
     @check("graph.edges")
     async def test_an_edge_may_come_before_its_vertices_and_is_shown_once_they_exist(
@@ -268,7 +268,7 @@ class GraphContract(Contract):
         """An edge to a missing vertex is dropped, raises, or shows a vertex that does not exist."""
         graph, a, b = await bench.graph(), bench.id("a"), bench.id("b")
         await graph.add_edge(a, b, "next", {})
-        must_be(await graph.query_vertex(b), None, "an edge does not make a vertex")
+        must_be(await graph.query_vertex(b), None, "an edge does not create a vertex")
         await graph.add_vertex(a, "memory", {})
         must_be(await graph.query_children(a), [], "the target does not exist")
         await graph.add_vertex(b, "memory", {})
@@ -291,7 +291,7 @@ class GraphContract(Contract):
     async def test_a_trace_has_the_vertices_of_a_run_and_the_edges_between_them(
         self, bench: GraphBench
     ) -> None:
-        """Edges that lead out of the run are included, or vertices that have left it."""
+        """Edges leading out of the run are included, or vertices that have left it."""
         graph, run, other = await bench.graph(), bench.id("run"), bench.id("run2")
         runs = {"a": run, "b": run, "c": other, "d": run, "e": None}
         for name, its_run in runs.items():
@@ -301,18 +301,18 @@ class GraphContract(Contract):
         await graph.update_vertex(bench.id("d"), {"run_id": other})
         trace = await graph.get_full_trace(run)
         found = sorted(vertex["id"] for vertex in trace["vertices"])
-        must_be(found, [bench.id("a"), bench.id("b")], "these are of the run now")
+        must_be(found, [bench.id("a"), bench.id("b")], "these are in the run now")
         edge = {
             "source_id": bench.id("a"),
             "target_id": bench.id("b"),
             "label": "next",
             "properties": {"of": "a"},
         }
-        must_be(trace["edges"], [edge], "both of its ends are of the run")
+        must_be(trace["edges"], [edge], "both of its ends are in the run")
         must_be(
             await graph.get_full_trace(bench.id("none")),
             {"vertices": [], "edges": []},
-            "there is no such run",
+            "the run does not exist",
         )
 
     @check("graph.clear")
@@ -320,7 +320,7 @@ class GraphContract(Contract):
         """Edges are kept, and come back with the next vertices."""
         one, other, (a, b) = await bench.graph(), await bench.graph(), (bench.id("a"), bench.id("b"))
         for graph in (one, other):
-            must_be(await graph.query_children(a), [], "there are no vertices, so there are no edges")
+            must_be(await graph.query_children(a), [], "without vertices, no edge is shown")
             for where in (a, b):
                 await graph.add_vertex(where, "memory", {"run_id": where})
             must_be(await graph.query_children(a), [], "no edge was added to these vertices")
@@ -359,7 +359,7 @@ class GraphContract(Contract):
 
     @check("graph.races")
     async def test_concurrent_updates_of_other_properties_all_stay(self, bench: GraphBench) -> None:
-        """An update writes all properties back as they were read."""
+        """An update writes back all properties as it read them."""
         one, other = await bench.shared()
         where = bench.id()
         await one.add_vertex(where, "memory", {})
@@ -369,7 +369,7 @@ class GraphContract(Contract):
 
     @check("graph.races")
     async def test_an_edge_added_during_changes_of_its_vertices_stays(self, bench: GraphBench) -> None:
-        """Edges are part of the vertex's value, and a change writes back those that it has read."""
+        """Edges are part of the vertex's value, and a change writes back the ones it has read."""
         one, other = await bench.shared()
         a, b = bench.id("a"), bench.id("b")
         for where in (a, b):
@@ -397,19 +397,19 @@ class GraphContract(Contract):
 
         must_be(await graph.change_vertex(where, "memory", note), {"n": 1}, "that is stored now")
         must_be(await graph.change_vertex(where, "other", note), {"n": 2}, "that is stored now")
-        must_be(seen, [None, {"n": 1}], "a change receives what is stored")
+        must_be(seen, [None, {"n": 1}], "a change receives the stored properties")
         must_be((await graph.query_vertex(where))["label"], "memory", "an existing vertex keeps its label")
         must_be(await graph.change_vertex(where, "memory", _removed), None, "it was removed")
         must_be(await graph.query_vertex(where), None, "it was removed")
         await graph.add_edge(bench.id("b"), where, "next", {})
-        must_be(await graph.change_vertex(where, "memory", _removed), None, "there is none")
+        must_be(await graph.change_vertex(where, "memory", _removed), None, "it does not exist")
         for one in (where, bench.id("b")):
             await graph.add_vertex(one, "memory", {})
         must_be(await ids_of(graph.query_parents(where)), [(bench.id("b"), "next")], "the edge has waited")
 
     @check("graph.changes")
     async def test_removing_a_vertex_removes_its_edges_for_good(self, bench: GraphBench) -> None:
-        """Edges stay at their other end, and come back with a new vertex of the same id."""
+        """Edges stay at their other end, and come back with a new vertex that has the same id."""
         graph, other = await bench.shared()
         a, b, c = (bench.id(name) for name in "abc")
         for where in (a, b, c):
@@ -427,7 +427,7 @@ class GraphContract(Contract):
 
     @check("graph.listing")
     async def test_a_listing_has_each_vertex_of_a_label_once_over_many_pages(self, bench: GraphBench) -> None:
-        """A page leaves out or repeats a vertex at its end, or the label is ignored."""
+        """A page skips or repeats a vertex at its end, or the label is ignored."""
         graph, other = await bench.shared()
         ids = [bench.id(f"{number:03}") for number in range(600)]
         for start in range(0, len(ids), 50):
@@ -447,7 +447,7 @@ class GraphContract(Contract):
             if not removed and seen:
                 removed.append(seen[0])
                 await graph.change_vertex(seen[0], "a", _removed)
-        must_be(sorted(seen), ids[::2], "removing what was listed hides nothing that follows")
+        must_be(sorted(seen), ids[::2], "removing listed vertices hides none of those that follow")
 
     # Searching
 
@@ -469,8 +469,8 @@ class GraphContract(Contract):
         must_be(sorted(await found("qubits")), [a, b], "it is a word of both")
         must_be(await found("red qubits"), [b], "only it has both words")
         must_be(await found("red bits"), [], "no vertex has both words")
-        must_be(await found("qubit"), [], "a part of a word is no word")
-        must_be(await found(" -- "), [], "there is no word in it")
+        must_be(await found("qubit"), [], "a part of a word is not a word")
+        must_be(await found(" -- "), [], "it contains no word")
         must_be(len(await graph.search_vertices("memory", "qubits", limit=1)), 1, "this is the limit")
         await graph.update_vertex(a, {"content": "Bits"})
         must_be(await found("qubits"), [b], "the word was replaced")
@@ -484,7 +484,7 @@ class GraphContract(Contract):
 
     @check("graph.search")
     async def test_concurrent_writes_leave_no_vertex_without_its_words(self, bench: GraphBench) -> None:
-        """The words of a vertex that lost its race are removed, although the winner has them too."""
+        """The words of a vertex that lost its race are removed, although the winner has them, too."""
         graph, other = await bench.shared()
         if not hasattr(graph.inner, "search_vertices"):
             not_asked("this graph does not search (`search_vertices`)")
@@ -500,13 +500,13 @@ class GraphContract(Contract):
             )
             stored = await graph.query_vertex(where)
             found = await other.search_vertices("memory", "common")
-            must_be(found, [] if stored is None else [stored], f"it is stored so after round {round_}")
+            must_be(found, [] if stored is None else [stored], f"it is stored like this after round {round_}")
 
     # Outages
 
     @check("graph.failover")
     async def test_no_edge_is_dropped_for_those_that_a_former_server_shows(self, bench: GraphBench) -> None:
-        """As many edges are moved as a load has shown, on a server that has others under that version."""
+        """The edges that a load has shown are moved, on a server that has others under the same version."""
         one, other, where = await bench.graph(), await bench.graph(), bench.id()
         for vertex_id in (where, bench.id("lost"), bench.id("kept")):
             await one.add_vertex(vertex_id, "memory", {"n": 1})
@@ -520,7 +520,7 @@ class GraphContract(Contract):
 
     @check("graph.outage")
     async def test_an_outage_raises_and_is_never_an_empty_answer(self, bench: GraphBench) -> None:
-        """Errors of the client are caught, and a copy in memory answers."""
+        """Client errors are caught, and a copy in memory answers."""
         if bench.graphs.outage is None:
             not_asked("needs `Graphs.outage`")
         graph, where = await bench.graph(), bench.id()

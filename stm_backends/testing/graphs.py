@@ -1,4 +1,4 @@
-"""The graph that this library builds on a driver, as the checks of graphs want it."""
+"""The library's graph on a driver, in the form that the graph checks need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stm_backends.tiers.backend_graph import BackendGraph
 
 
 def graphs_on(datastore: Datastore, kind: type[BackendGraph] = BackendGraph) -> Graphs:
-    """Return the graphs on a datastore's driver, each instance with its own driver instance."""
+    """Return the graphs on a datastore's driver; each instance has its own driver instance."""
     opened: dict[int, Backend] = {}
     former: dict[str, tuple[Key, Record]] = {}
 

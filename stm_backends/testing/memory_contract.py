@@ -18,7 +18,7 @@ __all__ = ["MemoryContract", "config", "shown", "turn", "until"]
 
 
 class MemoryContract(Strategies, Fidelity, Summarizing, Health, Budgets, Callbacks, Flushing, Isolation):
-    """Everything that an agent may rely on in a memory, as checks.
+    """Checks of everything in a memory that an agent may rely on.
 
     A subclass supplies the fixture `memories`. Each check uses new conversations.
     """
@@ -30,5 +30,5 @@ class MemoryContract(Strategies, Fidelity, Summarizing, Health, Budgets, Callbac
 
     @pytest.fixture
     def bench(self, memories: Memories) -> MemoryBench:
-        """The workplace of one check, which enters and leaves it."""
+        """The workbench of one check, which enters and leaves it."""
         return MemoryBench(memories)

@@ -1,4 +1,4 @@
-"""The distributed memories that this library builds on a driver, as a check of memories wants them."""
+"""The library's distributed memories on a driver, in the form that the memory checks need."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ FUTURE: Final = b'stm/999 body\n{"what": "only a later version of this library k
 """A body that this version must refuse and leave alone."""
 
 LONGEST_SUMMARY_S: Final = 0.5
-"""How long the checks let a summarizer work whose pod they kill."""
+"""The time limit of a summarizer that is killed with its pod, in seconds."""
 
 
 def memories_on(datastore: Datastore, *, deadline_s: float = 5.0) -> Memories:
     """Return the distributed memories of a datastore's driver, each with its own driver instance.
 
-    `deadline_s` is the driver's: it determines how long the lease of a killed pod may last.
+    `deadline_s` is the driver's deadline, which determines how long the lease of a killed pod may last.
     """
     pods = _Pods(datastore)
     memories = Memories(
@@ -88,7 +88,7 @@ class _Pods:
         self._users[key.tenant_id] -= 1
         await memory.close(timeout=0)
         if not self._users[key.tenant_id]:
-            # The last one takes away what the check has stored; it was opened first, and has the right keys.
+            # The last one removes the check's data; it was opened first, and has the right keys.
             await backend.sessions.erase_tenant(key.tenant_id)
         await backend.close()
 
@@ -105,7 +105,7 @@ class _Pods:
         driver, where = await self._datastore.open(), memory_key(key)
         try:
             record = await driver.load(where)
-            assert record is not None, "what is to be damaged must have been stored"
+            assert record is not None, "the record to damage must exist"
             await driver.replace(where, FUTURE, version="future", expect=record.version, ttl=KEEP)
         finally:
             await driver.close()
@@ -146,9 +146,9 @@ class _Pods:
 
 
 class _Mortal:
-    """The driver of one pod: counts its operations, and does none once it is dead.
+    """The driver of one pod: counts its operations, and refuses them once it is dead.
 
-    `acts` has what is done in place of the next operation of a name on a record of a kind.
+    `acts` has the replacements for the next operation with a given name on a record of a given kind.
     """
 
     def __init__(self, driver: Driver, pods: _Pods) -> None:

@@ -1,4 +1,4 @@
-"""The contract of a memory that several processes share, in addition to that of every memory."""
+"""The contract of a memory that several processes share, in addition to the contract of every memory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import MemoryHealth
 
 INTERVAL_S: Final = 0.25
-"""How long a degraded memory waits for its next attempt, in the check that counts the attempts."""
+"""Seconds that a degraded memory waits before its next attempt, in the check that counts attempts."""
 
 
 class PodsContract(Failover, Sealed, Transcripts, MemoryContract):
-    """Everything that an agent may rely on in a memory that its pods share, as checks."""
+    """Checks of everything in a memory shared by pods that an agent may rely on."""
 
     @check("memory.pods")
     async def test_what_one_pod_adds_every_other_shows_at_once(self, bench: MemoryBench) -> None:
@@ -59,7 +59,7 @@ class PodsContract(Failover, Sealed, Transcripts, MemoryContract):
 
     @check("memory.pods")
     async def test_all_pods_share_a_summary_that_covers_each_turn_once(self, bench: MemoryBench) -> None:
-        """A summary stored by another pod is overwritten, or applied to other turns."""
+        """A summary stored by another pod is overwritten or applied to other turns."""
         summarizers = [LedgerSummarizer() for _ in range(3)]
         pods = await _pods(bench, 3, summarizers=summarizers)
 
@@ -79,7 +79,7 @@ class PodsContract(Failover, Sealed, Transcripts, MemoryContract):
 
     @check("memory.pods")
     async def test_turns_that_another_pod_adds_during_a_summary_survive_it(self, bench: MemoryBench) -> None:
-        """Everything pending is cleared when the summary is stored, instead of what it covers."""
+        """All pending turns are cleared when the summary is stored, instead of the covered ones."""
         summarizer = LedgerSummarizer()
         summarizer.hold()
         one, two = await _pods(bench, 2, summarizers=[summarizer, LedgerSummarizer()])
@@ -94,7 +94,7 @@ class PodsContract(Failover, Sealed, Transcripts, MemoryContract):
         await one.flush()
         await two.flush()
         expected = {"summary": ["u0", "u1", "u2", "u3"], "pending": [], "recent": ["u4", "u5"]}
-        must_be(await shown(two), expected, "both pods have flushed, and every turn is somewhere")
+        must_be(await shown(two), expected, "both pods have flushed, and every turn is in one place")
 
     @check("memory.pods")
     async def test_a_turn_id_added_by_two_pods_is_stored_once(self, bench: MemoryBench) -> None:
@@ -148,7 +148,7 @@ class PodsContract(Failover, Sealed, Transcripts, MemoryContract):
     async def test_no_turn_is_dropped_under_a_summary_that_another_pod_is_writing(
         self, bench: MemoryBench
     ) -> None:
-        """A backlog is trimmed without the lease, and the summary covers turns that are gone."""
+        """A backlog is trimmed without the lease, and the summary covers turns that no longer exist."""
         summarizer = LedgerSummarizer()
         summarizer.fail = 1
         one, two = await _pods(
@@ -179,7 +179,7 @@ class PodsContract(Failover, Sealed, Transcripts, MemoryContract):
 
     @check("memory.waiting")
     async def test_flush_waits_for_the_attempt_that_another_pod_makes(self, bench: MemoryBench) -> None:
-        """A flush returns because the memory is degraded, while the model is back and being asked."""
+        """A flush returns because the memory is degraded, although the model is back and being called."""
         summarizer = LedgerSummarizer()
         summarizer.fail = 1
         one, two = await _pods(
@@ -234,7 +234,7 @@ class PodsContract(Failover, Sealed, Transcripts, MemoryContract):
         assert min(gaps) >= INTERVAL_S, "the next call must wait for the interval after a stored failure"
         await pods[0].get_llm_context()
         unwell = MemoryHealth.DEGRADED, MemoryHealth.RECOVERING
-        assert pods[0].health in unwell, "a failure must be stored, so that every pod knows of it"
+        assert pods[0].health in unwell, "a failure must be stored, so that every pod knows about it"
 
     @check("memory.background")
     async def test_memory_objects_of_one_process_share_one_background(self, bench: MemoryBench) -> None:
@@ -253,13 +253,13 @@ class PodsContract(Failover, Sealed, Transcripts, MemoryContract):
             await one.get_llm_context()
         await asyncio.sleep(0.3)
         more = len(asyncio.all_tasks()) - before
-        assert more <= 10, f"40 memory objects of a conversation that waits have left {more} tasks"
+        assert more <= 10, f"40 memory objects of a waiting conversation have left {more} tasks"
 
     @check("memory.lease", slow=True)
     async def test_another_pod_takes_over_from_one_killed_while_it_summarizes(
         self, bench: MemoryBench
     ) -> None:
-        """A lease does not expire, or pending turns are removed when a summary begins."""
+        """A lease never expires, or pending turns are removed when a summary begins."""
         if bench.memories.kill is None:
             not_asked("needs `Memories.kill`")
         hanging = LedgerSummarizer()
@@ -328,12 +328,12 @@ class PodsContract(Failover, Sealed, Transcripts, MemoryContract):
         await memory.add_turn(turn(1))
         await damage(key)
         before = await stored(key)
-        with must_raise(Corrupt, "a later version has written what is stored"):
+        with must_raise(Corrupt, "the stored data were written by a later version"):
             await memory.get_llm_context()
         other = await bench.memory(config(zone=1), LedgerSummarizer(), key=key)
-        with must_raise(StmError, "what cannot be read cannot be summarized"):
+        with must_raise(StmError, "unreadable data cannot be summarized"):
             await other.flush(timeout=0.2)
-        must_be(await stored(key), before, "what cannot be read is left as it is")
+        must_be(await stored(key), before, "unreadable data are left as they are")
 
 
 async def _summarized(memory: Memory) -> bool:

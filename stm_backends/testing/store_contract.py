@@ -1,4 +1,4 @@
-"""The contract of a state store: what a memory may rely on when it saves itself."""
+"""The contract of a state store, on which a memory relies when it saves itself."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ STATES: Final[dict[str, dict[str, Any]]] = {
         "turns": [{"user_message": "hi", "ts": 1.5, "artifacts_shown": {}, "trajectory_digest": None}],
     },
 }
-"""States that come back changed from stores that are not careful."""
+"""States that come back changed from careless stores."""
 
 KEYS: Final = (
     "tenant:user:session",
@@ -79,19 +79,19 @@ KEYS: Final = (
     "x" * 500,
     "x" * 501,
 )
-"""Keys that become one, or do harm, in stores that are not careful."""
+"""Keys that collide or do harm in careless stores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stores:
-    """How a suite reaches the stores of one implementation.
+    """Gives a suite access to the stores of one implementation.
 
-    `open` returns an object with `save_memory_state` and `load_memory_state`, each time another instance
-    on the same data where there can be several. `close` ends one.
+    `open` returns an object with `save_memory_state` and `load_memory_state`; if there can be several
+    instances, a new one on the same data each time. `close` ends one.
 
-    The rest is optional; a check that needs what is missing is reported as not asked: `outage()` is a
-    context in which the datastore cannot be reached, `damage(key)` makes a saved state unreadable, and
-    `remove(key)` takes away what a check has saved.
+    The rest is optional; a check that needs a missing part is reported as not asked: `outage()` is a context
+    in which the datastore cannot be reached, `damage(key)` makes a saved state unreadable, and `remove(key)`
+    removes a state that a check has saved.
     """
 
     open: Callable[[], Awaitable[Any]]
@@ -102,7 +102,7 @@ class Stores:
 
 
 class StoreBench:
-    """The workplace of one check; leaving it removes what the check saved and closes its stores."""
+    """The workbench of one check; leaving it removes the check's states and closes its stores."""
 
     def __init__(self, stores: Stores) -> None:
         self.stores = stores
@@ -119,14 +119,14 @@ class StoreBench:
         return Recorded(store, self.history, f"store{len(self._opened)}", methods)
 
     async def conditional(self) -> Any:
-        """Return a store that saves on a condition, or end the check."""
+        """Return a store that saves on a condition, or skip the check."""
         store = await self.store()
         if not (hasattr(store, "load_versioned") and hasattr(store, "save_if")):
             not_asked("this store has no conditional saves (`load_versioned` and `save_if`)")
         return store
 
     def key(self, rest: str = "user:session") -> str:
-        """Return a new key, which begins with a word that only this check uses."""
+        """Return a new key that begins with a word that only this check uses."""
         key = f"{self._word}:{rest}"
         self._keys.append(key)
         return key
@@ -148,7 +148,7 @@ class StoreBench:
 
 
 class StoreContract(Contract):
-    """Everything that a memory relies on in a state store, as checks.
+    """Checks of everything in a state store that a memory relies on.
 
     A subclass supplies the fixture `stores`. Checks use fresh keys.
     """
@@ -160,18 +160,18 @@ class StoreContract(Contract):
 
     @pytest.fixture
     def bench(self, stores: Stores) -> StoreBench:
-        """The workplace of one check, which enters and leaves it."""
+        """The workbench of one check, which enters and leaves it."""
         return StoreBench(stores)
 
     @check("store.load")
     async def test_a_key_that_was_never_saved_is_none(self, bench: StoreBench) -> None:
-        """An empty state is made up, or a missing key raises."""
+        """An empty state is invented, or a missing key raises."""
         store = await bench.store()
         must_be(await store.load_memory_state(bench.key()), None, "nothing was ever saved under this key")
 
     @check("store.load")
     async def test_what_one_instance_saves_another_loads_at_once(self, bench: StoreBench) -> None:
-        """Saves are kept in the object and written some time."""
+        """Saves are kept in the object and written later."""
         one, two, key = await bench.store(), await bench.store(), bench.key()
         for number in range(5):
             await (one, two)[number % 2].save_memory_state(key, {"n": number})
@@ -197,13 +197,13 @@ class StoreContract(Contract):
         """Numbers pass through floats, text through an encoding, or keys through paths."""
         store, key = await bench.store(), bench.key()
         await store.save_memory_state(key, copy.deepcopy(STATES[what]))
-        # As text, because 1 == 1.0 == True, and NaN is not even equal to itself.
+        # Compared as text, because 1 == 1.0 == True, and NaN does not even equal itself.
         loaded = await store.load_memory_state(key)
         must_be(_text(loaded), _text(STATES[what]), "this is what was saved")
 
     @check("store.json")
     @pytest.mark.parametrize(
-        # An object's `repr` holds its address, and the names of tests must be those of every process.
+        # An object's `repr` contains its address, but test names must be the same in every process.
         "state",
         [{"x": object()}, {"x": {1: "one"}}, {"x": b"bytes"}, {"x": {1, 2}}, {(1, 2): "x"}],
         ids=["an object", "a number as key", "bytes", "a set", "a pair as key"],
@@ -211,14 +211,14 @@ class StoreContract(Contract):
     async def test_a_state_that_is_not_json_is_refused_whole_or_comes_back_equal(
         self, bench: StoreBench, state: dict[str, Any]
     ) -> None:
-        """What JSON does not know is turned into its nearest text (`default=str`), or left out."""
+        """A value that JSON does not know becomes its nearest text (`default=str`), or left out."""
         store, key = await bench.store(), bench.key()
         await store.save_memory_state(key, {"before": 1})
         try:
             await store.save_memory_state(key, state)
         except (TypeError, ValueError, StmError):
             loaded = await store.load_memory_state(key)
-            must_be(loaded, {"before": 1}, "a refused state is not saved, nor a part of it")
+            must_be(loaded, {"before": 1}, "no part of a refused state is saved")
         else:
             must_be(await store.load_memory_state(key), state, "it was not refused")
 
@@ -226,7 +226,7 @@ class StoreContract(Contract):
     async def test_changing_a_saved_or_loaded_object_does_not_change_the_store(
         self, bench: StoreBench
     ) -> None:
-        """The caller's own object is stored, or handed out."""
+        """The caller's own object is stored or returned."""
         store, key = await bench.store(), bench.key()
         mine: dict[str, Any] = {"turns": [{"user": "hi"}]}
         await store.save_memory_state(key, mine)
@@ -240,14 +240,14 @@ class StoreContract(Contract):
 
     @check("store.keys")
     async def test_keys_are_any_string_and_never_collide(self, bench: StoreBench) -> None:
-        """Keys are trimmed, cut, folded or used as a path or pattern."""
+        """Keys are trimmed, cut, case-folded, or used as a path or pattern."""
         store = await bench.store()
         keys = [bench.key(rest) for rest in KEYS]
         for number, key in enumerate(keys):
             await store.save_memory_state(key, {"n": number})
         for number, key in enumerate(keys):
             loaded = await store.load_memory_state(key)
-            must_be(loaded, {"n": number}, f"a key with {reprlib.repr(KEYS[number])} is no other key")
+            must_be(loaded, {"n": number}, f"a key with {reprlib.repr(KEYS[number])} is not another key")
 
     @check("store.keys")
     async def test_a_key_that_is_too_long_is_refused_and_never_cut(self, bench: StoreBench) -> None:
@@ -275,8 +275,8 @@ class StoreContract(Contract):
             *(stores[number % 2].save_memory_state(key, state) for number, state in enumerate(states))
         )
         found = await stores[0].load_memory_state(key)
-        assert found in states, "the state must be one of those that were saved, whole"
-        must_be(await stores[1].load_memory_state(key), found, "there was no save since")
+        assert found in states, "the state must be one of the saved ones, whole"
+        must_be(await stores[1].load_memory_state(key), found, "nothing was saved since")
 
     @check("store.races")
     async def test_a_state_is_never_seen_half_saved(self, bench: StoreBench) -> None:
@@ -295,7 +295,7 @@ class StoreContract(Contract):
         async def look() -> None:
             while writing:
                 seen = await two.load_memory_state(key)
-                assert seen is not None, "a state must not be gone for a moment"
+                assert seen is not None, "a state must never be missing, even briefly"
                 must_be(seen, {"a": seen["a"], "b": seen["a"]}, "no state with two numbers was ever saved")
                 await asyncio.sleep(0)
 
@@ -305,7 +305,7 @@ class StoreContract(Contract):
 
     @check("store.conditional")
     async def test_a_conditional_save_stores_only_over_what_was_loaded(self, bench: StoreBench) -> None:
-        """The condition is checked in one round trip and the write follows in another."""
+        """The condition is checked in one round trip, and the write follows in another."""
         store, key = await bench.conditional(), bench.key()
         must_be(await store.load_versioned(key), (None, None), "nothing was ever saved under this key")
         must_be(await store.save_if(key, {"n": 1}, expect=None), True, "there is no state")
@@ -344,7 +344,7 @@ class StoreContract(Contract):
 
     @check("store.outage")
     async def test_an_outage_raises_and_never_returns_none(self, bench: StoreBench) -> None:
-        """Errors of the client are caught, and None is returned."""
+        """Client errors are caught, and None is returned."""
         if bench.stores.outage is None:
             not_asked("needs `Stores.outage`")
         store, key = await bench.store(), bench.key()

@@ -1,4 +1,4 @@
-"""The store of states that this library builds on a driver, as the checks of stores want it."""
+"""The library's state store on a driver, in the form that the store checks need."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stores_on(datastore: Datastore) -> Stores:
         try:
             return await store.delete_memory_state(key)
         except ValueError:
-            # A key that was refused holds nothing.
+            # A refused key has no record.
             return False
         finally:
             await close(store)
@@ -39,7 +39,7 @@ def stores_on(datastore: Datastore) -> Stores:
         driver = await datastore.open()
         try:
             record = await driver.load(blob_key(key))
-            assert record is not None, "what is to be damaged must have been stored"
+            assert record is not None, "the record to damage must exist"
             await driver.replace(blob_key(key), FUTURE, version="v", expect=record.version, ttl=KEEP)
         finally:
             await driver.close()

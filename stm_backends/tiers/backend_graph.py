@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     from stm_backends.backend import Backend
 
 AT_ONCE: Final = 64
-"""How many records are loaded concurrently."""
+"""Number of records loaded concurrently."""
 
 
 class _Changed(NamedTuple):
-    """A vertex as it was read and as it is then stored, `None` if it is not."""
+    """A vertex as it was read, and as it is then stored; `None` if it is not stored."""
 
     before: Stored
     after: Stored | None
@@ -64,8 +64,8 @@ class BackendGraph:
 
     Implements `SearchableGraph` and `RankedGraph`.
 
-    Reads and writes nothing when it is made. The backend must be open, and stays open. `clock` returns the
-    time of creation of vertices.
+    The constructor reads and writes nothing. The backend must be open, and stays open. `clock` returns the
+    creation time of vertices.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class BackendGraph:
         self._codec = backend.codec
         self._directory = backend.directory
         if not isinstance(cast("object", owner), (tuple, list)) or len(owner) != 2:
-            # Two users must not share a graph because their ids were given as one text.
-            raise ConfigurationError("owner is a tuple of a tenant and a user")
+            # Two users must not share a graph because their ids were passed as one string.
+            raise ConfigurationError("owner must be a tuple of a tenant and a user")
         self.owner = self._owner = (owner[0], owner[1])
         self._scope = keys.scope(*self._owner, "graph")
         self._guard = backend.guard
@@ -93,13 +93,13 @@ class BackendGraph:
     # Vertices
 
     async def add_vertex(self, vertex_id: str, label: str, properties: dict[str, Any]) -> None:
-        """Store a vertex; see `GraphBackend`. Its edges and its time of creation stay."""
+        """Store a vertex; see `GraphBackend`. Its edges and its creation time are kept."""
         await self._change(
             vertex_id, lambda stored: replace(stored, label=label, properties=dict(properties))
         )
 
     async def update_vertex(self, vertex_id: str, properties: dict[str, Any]) -> None:
-        """Merge properties into those that are stored now. Raises `VertexNotFound` if there is no vertex."""
+        """Merge properties into the stored ones. Raises `VertexNotFound` if the vertex does not exist."""
         await self._change(
             vertex_id, lambda stored: replace(stored, properties={**_found(stored).properties, **properties})
         )
@@ -107,7 +107,7 @@ class BackendGraph:
     async def change_vertex(self, vertex_id: str, label: str, change: Change) -> dict[str, Any] | None:
         """Replace the properties by `change(properties)`, atomically; see `SharedGraph`.
 
-        Takes two round trips if the words of the vertex do not change, and for a memory one more, which
+        Takes two round trips if the words of the vertex do not change. A memory takes one more, which
         concurrent calls share.
         """
 
@@ -134,7 +134,7 @@ class BackendGraph:
 
     async def clear(self) -> None:
         """Remove all vertices and edges, and the index."""
-        # The vertices first, so that none is without its words if this is interrupted.
+        # Vertices first, so that an interruption leaves no vertex without its words.
         for prefix in (keys.VERTICES, ""):
             async for name in operations.names_of(self._driver, self._scope, prefix):
                 where = Key(self._scope, name)
@@ -142,12 +142,12 @@ class BackendGraph:
         await self._directory.forget_if_unused(*self._owner)
 
     async def list_heads(self) -> dict[str, EntryHead]:
-        """Return what ranks the memories; see `RankedGraph`.
+        """Return the heads that rank the memories; see `RankedGraph`.
 
-        Loads one record and lists the names of the vertices. Only vertices without a head are loaded, and get
-        one.
+        Loads one record and lists the names of the vertices. Only vertices without a head are loaded; they
+        then get one.
         """
-        # In this order: a vertex without a head was stored in between, or by an older version.
+        # In this order, a vertex without a head was stored in between, or by an older version.
         known = await self._heads.read()
         names = [one async for one in operations.names_of(self._driver, self._scope, keys.VERTICES)]
         new = await self._each([Key(self._scope, one) for one in names if one not in known])
@@ -160,9 +160,9 @@ class BackendGraph:
     # Searching
 
     async def search_vertices(self, label: str, text: str, *, limit: int = 100) -> list[dict[str, Any]]:
-        """Return at most `limit` vertices with a label that have every word of a text; see `SearchableGraph`.
+        """Return at most `limit` vertices with a label and every word of a text; see `SearchableGraph`.
 
-        Loads a record for each word, and the vertices that are returned, however many there are.
+        Loads one record for each word, and only the returned vertices.
         """
         return await self._with_terms(frozenset(words_of(text)), label, limit=limit)
 
@@ -179,7 +179,7 @@ class BackendGraph:
         found: list[Vertex] = []
         while some := list(islice(ids, AT_ONCE if limit is None else min(AT_ONCE, limit - len(found)))):
             loaded = await self._each([self._at(one) for one in some])
-            # The index may have more than is stored.
+            # The index may list vertices or words that are no longer stored.
             found += [
                 stored.vertex()
                 for stored in loaded
@@ -188,11 +188,11 @@ class BackendGraph:
         return found
 
     async def reindex(self) -> int:
-        """Repair the index; returns how many vertices were not found by all of their words.
+        """Repair the index; returns how many vertices were missing some of their words in it.
 
-        No process leaves the index so; what was erased or changed by hand may. Also removes what killed
-        processes left in it more than an hour ago, and words of vertices that were changed or removed. Reads
-        every record of the graph, which may be in use. May be interrupted and repeated.
+        No process leaves such gaps, but erasing or changing records by hand may. Also removes words of
+        changed or removed vertices, and entries that killed processes left more than an hour ago. Reads every
+        record of the graph, which may be in use. May be interrupted and repeated.
         """
         counts, used, repaired = await self._index.counts(), set[str](), 0
         async for page in self._pages():
@@ -216,9 +216,9 @@ class BackendGraph:
     ) -> AsyncIterator[dict[str, Any]]:
         """Yield each vertex, with the edges that lead from it, as a JSON object; see `exports`.
 
-        What other processes change in the meantime may be included or not. Raises `Corrupt` for a vertex that
-        cannot be read. With `failed`, that is called with the error, and the vertex and the edges to it are
-        left out.
+        Changes by other processes in the meantime may or may not be included. Raises `Corrupt` for a vertex
+        that cannot be read. If `failed` is given, it is called with the error instead, and the vertex and the
+        edges to it are left out.
         """
         async for page in self._pages(failed):
             found = [stored for stored in page if stored.label is not None]
@@ -228,12 +228,12 @@ class BackendGraph:
                 yield exports.dump(self._owner, stored, vertices.edges_from(stored.id, stored, others))
 
     async def import_(self, document: Mapping[str, Any], *, on_conflict: OnConflict = "refuse") -> bool:
-        """Store an exported vertex and the edges that lead from it; returns whether that changed anything.
+        """Store an exported vertex and the edges that lead from it; returns whether anything changed.
 
         The vertex is stored under its id, even if it was exported from the graph of another user.
-        `on_conflict` says what happens if there is one with its id. `"refuse"` raises `VertexExists` and
-        changes nothing. `"merge"` keeps it and adds the missing edges. `"replace"` replaces its label and
-        properties, and the properties of its edges; other edges stay. A merge completes an interrupted
+        `on_conflict` applies if a vertex with its id exists. `"refuse"` raises `VertexExists` and changes
+        nothing. `"merge"` keeps the vertex and adds the missing edges. `"replace"` replaces its label and
+        properties, and the properties of its edges; other edges are kept. A merge completes an interrupted
         import. Raises `InvalidState`, before anything is written, for an invalid document.
         """
         if on_conflict not in get_args(OnConflict):
@@ -245,7 +245,7 @@ class BackendGraph:
                 created = replace(stored, label=given.label, created_at=given.created_at)
                 return replace(created, properties=dict(given.properties))
             if on_conflict == "refuse":
-                raise VertexExists("there is already a vertex with this id; merge or replace it")
+                raise VertexExists("a vertex with this id already exists; merge or replace it")
             if on_conflict == "merge":
                 return stored
             return replace(stored, label=given.label, properties=dict(given.properties))
@@ -266,14 +266,14 @@ class BackendGraph:
     async def add_edge(self, source_id: str, target_id: str, label: str, properties: dict[str, Any]) -> None:
         """Store a directed edge with two appends; see `GraphBackend`."""
         source, target = vertices.seal_halves(source_id, target_id, label, properties, self._codec)
-        # In this order: without the second one there is no edge, or the one before has its properties.
+        # In this order: without the second append, the edge does not exist or keeps its old properties.
         async with self._directory.listed(self._owner) as listing:
             for one, entry in (source_id, source), (target_id, target):
                 appended = await ledger.append_and_fold(self._driver, self._at(one), entry, self._body_of)
                 listing.created |= appended.created
 
     async def query_children(self, vertex_id: str) -> list[dict[str, Any]]:
-        """Return the vertices to which edges lead from this one, once for each edge."""
+        """Return the targets of this vertex's outgoing edges, once for each edge."""
         stored = await self._load(vertex_id)
         if stored.label is None:
             return []
@@ -285,7 +285,7 @@ class BackendGraph:
         ]
 
     async def query_parents(self, vertex_id: str) -> list[dict[str, Any]]:
-        """Return the vertices from which edges lead to this one, once for each edge."""
+        """Return the sources of this vertex's incoming edges, once for each edge."""
         stored = await self._load(vertex_id)
         if stored.label is None:
             return []
@@ -332,7 +332,7 @@ class BackendGraph:
             return vertices.read(record, self._codec)
 
     async def _each(self, places: list[Key], failed: Callable[[Corrupt], None] | None = None) -> list[Stored]:
-        """Load records; one that cannot be read counts as missing if `failed` is given the error."""
+        """Load records. An unreadable one is passed to `failed`, if given, and then counts as missing."""
 
         async def read(where: Key) -> Stored:
             try:
@@ -369,13 +369,13 @@ class BackendGraph:
     async def _change(
         self, vertex_id: str, decide: Callable[[Stored], Stored | None], *, again: bool = False
     ) -> Properties | None:
-        # Calls of this process wait for each other instead of losing races against each other.
+        # Calls of this process take turns instead of losing races against each other.
         async with self._changing.setdefault(vertex_id, asyncio.Lock()):
             before, left = await self._change_alone(vertex_id, decide, again=again)
             if left is None:
                 return None
             head = _head_of(left)
-            # What this process has read may be older than what it has noted since.
+            # A read of this process may be older than a head that it has noted since.
             if head != _head_of(before) or head != self._heads.had(vertex_id):
                 await self._heads.note({vertex_id: head})
             return left.properties
@@ -383,10 +383,10 @@ class BackendGraph:
     async def _change_alone(
         self, vertex_id: str, decide: Callable[[Stored], Stored | None], *, again: bool
     ) -> _Changed:
-        """Write what `decide` makes of the vertex as it is stored now.
+        """Write the result of `decide` for the stored vertex.
 
-        What was added to the index for an attempt that lost its race is removed again. With `again`, the
-        vertex is indexed and written even if nothing changes.
+        Index terms added for an attempt that lost its race are removed again. With `again`, the vertex is
+        indexed and written even if nothing changes.
         """
         added = dict[str, frozenset[str]]()
         used, existed, gone = "", False, False
@@ -394,12 +394,12 @@ class BackendGraph:
         async def decided(record: Record | None) -> tuple[ledger.Change | ledger.Deletion | None, _Changed]:
             nonlocal used, existed, gone
             stored, used = self._opened(record), ""
-            # The user may have been erased in between, so no word of this may stay.
+            # The user may have been erased in between, so none of these words may stay.
             gone = existed and stored.label is None
             existed = existed or stored.label is not None
             wanted = decide(stored)
             if wanted is None:
-                # Edges that wait for a vertex are not those of a vertex that was removed.
+                # Edges that wait for a vertex are not the edges of a removed vertex.
                 return (None if stored.label is None else ledger.DELETE), _Changed(stored, None)
             if not again and vertices.same(stored, wanted):
                 return None, _Changed(stored, stored)
@@ -421,11 +421,11 @@ class BackendGraph:
                 repeatable=False,
             )
         except OutcomeUnknown:
-            # It may have been written, with what was added to the index last.
+            # It may have been written, with the terms added to the index last.
             added.pop(used, None)
             raise
         except asyncio.CancelledError:
-            # A search ignores what is left.
+            # Searches ignore leftover terms.
             added.clear()
             raise
         except StorageError:
@@ -445,7 +445,7 @@ class BackendGraph:
         return changed
 
     def _require_within_limits(self, stored: Stored, wanted: Stored) -> None:
-        """Raise `LimitReached` for words that are too many, unless they are stored already."""
+        """Raise `LimitReached` for too many words, unless they are already stored."""
         texts, before = (
             {name: one.properties.get(name) for name in wording.WORDS_OF} for one in (wanted, stored)
         )
@@ -480,14 +480,14 @@ def _head_of(stored: Stored) -> EntryHead | None:
 
 
 def _found(stored: Stored) -> Stored:
-    """Return a vertex that exists. Raises `VertexNotFound` for any other."""
+    """Return a vertex that exists. Raises `VertexNotFound` if it does not exist."""
     if stored.label is None:
-        raise VertexNotFound("there is no vertex with this id")
+        raise VertexNotFound("no vertex has this id")
     return stored
 
 
 def _same_words(stored: Stored, wanted: Stored) -> bool:
-    """Say whether the properties that are indexed are the same, which takes less than computing the terms."""
+    """Return whether the indexed properties are the same, which is cheaper than computing the terms."""
     names = (*wording.WORDS_OF, *wording.EXACT, "superseded_by")
     before, after = ({name: one.properties.get(name) for name in names} for one in (stored, wanted))
     return same_properties(before, after)

@@ -1,4 +1,4 @@
-"""The seam for semantic recall: a function from texts to vectors."""
+"""Embedders for semantic recall: functions from texts to vectors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Embedder: TypeAlias = Callable[[list[str]], Awaitable[Sequence[Sequence[float]]]
 """Returns one vector for each text, in order. Vectors of different lengths are not similar."""
 
 EMBED_S: Final = 60.0
-"""How many seconds an embedder may take."""
+"""The time limit of an embedder, in seconds."""
 
 
 class GuardedEmbedder:
-    """A user's embedder, each failure of which is a typed error; `failed` is told of it."""
+    """Calls a user's embedder. Each failure becomes a typed error and is passed to `failed`."""
 
     def __init__(self, embedder: Embedder, failed: handed_in.Report) -> None:
         self._embedder = embedder
@@ -47,15 +47,15 @@ class GuardedEmbedder:
             ) from error
 
     async def wanted(self, query: str, least: float) -> Wanted:
-        """Return what says which vectors have a cosine similarity to a query of at least `least`."""
+        """Return a predicate for vectors with a cosine similarity to the query of at least `least`."""
         [vector] = await self.vectors([query])
         return Wanted(vector, least, self._failed)
 
 
 class Wanted:
-    """The vector of a query, and the least similarity of what it finds.
+    """The vector of a query, and the minimum similarity of the vectors that it finds.
 
-    Vectors of another length come from another model: the first is logged and reported, and none is near.
+    Vectors of another length come from another model: the first is logged and reported, and none matches.
     """
 
     def __init__(self, vector: list[float], least: float, failed: handed_in.Report) -> None:
@@ -65,12 +65,12 @@ class Wanted:
         self._reported = False
 
     def is_near(self, vector: list[float]) -> bool:
-        """Return whether a vector is similar to that of the query."""
+        """Return whether a vector is similar to the query's vector."""
         if len(vector) == len(self._vector):
             return relevance.cosine(self._vector, vector) >= self._least
         if not self._reported:
             self._reported = True
-            error = handed_in.Misbehaved("its vectors have another length than those of before")
+            error = handed_in.Misbehaved("its vectors have a different length from earlier ones")
             logs.failed(
                 "the embedder has changed (%s); entries are found by their words until they are stored again",
                 error,

@@ -1,4 +1,4 @@
-"""One memory, and the tier that it belongs to."""
+"""One memory, and its tier."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stm_backends.tiers import relevance
 
 
 class MemoryTier(Enum):
-    """How long a memory is kept: for a turn, for a session, or for good."""
+    """The lifetime of a memory: one turn, one session, or permanent."""
 
     FLEETING = "fleeting"
     SHORT_TERM = "short_term"
@@ -30,7 +30,7 @@ class MemoryTier(Enum):
 
 @dataclass
 class MemoryEntry:
-    """One memory. Times are UTC: naive ones are taken as UTC, others are converted.
+    """One memory. Times are in UTC: naive ones are taken as UTC, others are converted.
 
     `importance` outside [0, 1], a negative `access_count` and fields of the wrong type raise
     `ConfigurationError`. The `repr` has no text and no ids.
@@ -102,7 +102,7 @@ class MemoryEntry:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> MemoryEntry:
-        """Return the entry of a result of `to_dict`.
+        """Return the entry from the dictionary of `to_dict`.
 
         Unknown fields are ignored; missing ones have their defaults. Raises `ConfigurationError` for a
         missing `key`, `content` or `tier`, and for fields of the wrong type.
@@ -125,7 +125,7 @@ class MemoryEntry:
 
     @classmethod
     def from_json(cls, json_str: str) -> MemoryEntry:
-        """Return the entry of a result of `to_json`. Raises `ConfigurationError` for any other text."""
+        """Return the entry from the text of `to_json`. Raises `ConfigurationError` for any other text."""
         try:
             data = json.loads(json_str)
         except (TypeError, ValueError, RecursionError):
@@ -137,11 +137,11 @@ class MemoryEntry:
         return replace(self, **{"content": copied(self.content), **changes})
 
     def accessed(self, now: datetime) -> MemoryEntry:
-        """Return a copy that was read once more."""
+        """Return a copy with one more access."""
         return self.copied(**self.access(now))
 
     def access(self, now: datetime) -> dict[str, Any]:
-        """Return the fields that change when the entry is read once more."""
+        """Return the fields that change with one more access."""
         return {
             "access_count": self.access_count + 1,
             "last_accessed": max(now, self.last_accessed, self.created_at),
@@ -152,10 +152,10 @@ _NAMES = tuple(one.name for one in fields(MemoryEntry))
 
 
 class Tier:
-    """`size`, `len()` and `in` of a tier, without I/O: they answer for what this process knows of it."""
+    """`size`, `len()` and `in` of a tier, without I/O: they count the entries that this process knows of."""
 
     def _keys(self) -> Collection[str]:
-        """Return the keys that this process knows of."""
+        """Return the keys of the entries that this process knows of."""
         raise NotImplementedError
 
     @property
@@ -196,7 +196,7 @@ def _as_utc(name: str, time: object) -> datetime:
     try:
         return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
     except OverflowError:
-        raise ConfigurationError(f"{name} is no time in UTC between the years 1 and 9999") from None
+        raise ConfigurationError(f"{name} is not a UTC time between the years 1 and 9999") from None
 
 
 def _time_in(name: str, text: str) -> datetime:

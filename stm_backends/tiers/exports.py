@@ -4,7 +4,7 @@
 {"format": "stm-vertex", "version": 1,
  "key": {"tenant_id": ..., "user_id": ..., "vertex_id": ...},
  "label": ..., "properties": {...}, "created_at": ISO 8601 in UTC,
- "edges": [{"target_id": ..., "label": ..., "properties": {...}}, ...]}     those that lead from this vertex
+ "edges": [{"target_id": ..., "label": ..., "properties": {...}}, ...]}     from this vertex
 ```
 
 A vertex with the label `memory` is an entry of the long-term memory, with all of its fields. A target may be
@@ -46,7 +46,7 @@ def dump(
 
 
 def parse(document: Mapping[str, Any]) -> Stored:
-    """Return the vertex in an exported one. Raises `InvalidState` with the path of what is wrong."""
+    """Return the vertex in an exported one. Raises `InvalidState` with the path of the invalid value."""
     if not isinstance(document, Mapping) or document.get("format") != FORMAT:  # pyright: ignore[reportUnnecessaryIsInstance] -- it comes from a file
         raise InvalidState("this is not an exported vertex")
     if document.get("version") != FORMAT_VERSION:

@@ -25,7 +25,7 @@ class FleetingMemory(Tier):
         self._entries: dict[str, MemoryEntry] = {}
 
     async def remember(self, key: str, value: Any) -> None:
-        """Store a value; it replaces one with the same key, whose accesses are added."""
+        """Store a value, replacing any with the same key; its accesses are carried over."""
         now, known = self._clock(), self._entries.get(key)
         self._entries[key] = MemoryEntry(
             key,
@@ -50,7 +50,7 @@ class FleetingMemory(Tier):
         )
 
     async def forget(self, key: str) -> None:
-        """Remove an entry, if there is one."""
+        """Remove an entry if it exists."""
         self._entries.pop(key, None)
 
     async def clear(self) -> None:

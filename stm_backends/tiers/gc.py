@@ -1,4 +1,4 @@
-"""What keeps the tiers small and useful: forgetting, summaries, pruning, improvement, and the hooks."""
+"""Maintenance of the tiers: forgetting, summaries, pruning, improvement, and the hooks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Maintained(Protocol):
 class MemoryGarbageCollector:
     """Maintains the tiers of a manager.
 
-    An entry that was changed or accessed while it was judged is kept. Fleeting memory has no relevance, so
+    An entry changed or accessed while it is being judged is kept. Fleeting memory has no relevance, so
     every method leaves it alone except the hooks.
     """
 
@@ -53,7 +53,7 @@ class MemoryGarbageCollector:
         self.duplicate_similarity_threshold = duplicate_similarity_threshold
 
     async def auto_forget(self, tier: MemoryTier) -> int:
-        """Remove the entries with a relevance below the threshold; return how many."""
+        """Remove the entries with a relevance below the threshold and return their number."""
         now = self._manager.now()
         return await self._discarded(
             tier,
@@ -63,7 +63,7 @@ class MemoryGarbageCollector:
     async def summarize_context(self, entries: Sequence[MemoryEntry], max_tokens: int = 2000) -> str:
         """Return a summary of entries.
 
-        Without a model, if it fails, which is logged, or if its answer is empty, the texts are joined and cut
+        Without a model, or if its answer is empty or it fails, which is logged, the texts are joined and cut
         to `max_tokens` tokens of four characters. Nothing is stored.
         """
         require_count("max_tokens", max_tokens)
@@ -79,14 +79,14 @@ class MemoryGarbageCollector:
         return joined[: max_tokens * relevance.CHARACTERS_PER_TOKEN]
 
     async def prune_by_relevance(self, tier: MemoryTier, keep_ratio: float = 0.7) -> int:
-        """Remove the least relevant entries so that this share of them is kept; return how many."""
+        """Remove the least relevant entries so that this share is kept, and return the number removed."""
         require_fraction("keep_ratio", keep_ratio)
         now = self._manager.now()
         ranked = sorted(await self._listed(tier), key=lambda one: one.relevance_at(now), reverse=True)
         return await self._discarded(tier, ranked[math.ceil(len(ranked) * keep_ratio - 1e-9) :])
 
     async def prune_by_staleness(self, tier: MemoryTier, max_age_days: float = 30) -> int:
-        """Remove the entries that were last accessed more than `max_age_days` ago; return how many."""
+        """Remove the entries that were last accessed more than `max_age_days` ago and return their number."""
         days = cast("object", max_age_days)
         if isinstance(days, bool) or not isinstance(days, (int, float)) or not days >= 0:
             raise ConfigurationError("max_age_days must be a number of days, at least 0")
@@ -101,9 +101,9 @@ class MemoryGarbageCollector:
         )
 
     async def prune_duplicates(self, tier: MemoryTier) -> int:
-        """Remove each entry that a more relevant one duplicates; return how many.
+        """Remove each entry that a more relevant one duplicates, and return the number removed.
 
-        The survivor takes over the accesses, the importance and the tags.
+        The survivor takes over their accesses, importance and tags.
         """
         store = self._store(tier)
         if store is None:
@@ -118,11 +118,11 @@ class MemoryGarbageCollector:
         return self._reported("merged", tier, merged)
 
     async def improve_memory(self, tier: MemoryTier) -> int:
-        """Ask the model to correct and sharpen each entry; return how many changed.
+        """Ask the model to correct and sharpen each entry, and return how many changed.
 
-        Without a model nothing happens. An empty answer changes nothing, nor does one that is not JSON of the
-        same type for an entry that is not text. An entry that was changed while the model answered keeps its
-        change. Raises `Unavailable` if the model fails; entries improved before that stay improved.
+        Without a model, does nothing. An answer is ignored if it is empty or, for an entry that is not text,
+        not JSON of the same type. An entry that was changed while the model answered keeps its change. Raises
+        `Unavailable` if the model fails; entries improved before that stay improved.
         """
         if self.llm_provider is None:
             return 0
@@ -148,19 +148,19 @@ class MemoryGarbageCollector:
     async def on_session_end(self) -> None:
         """Summarize short-term memory, promote its important entries, and clear fleeting memory.
 
-        Promoted are entries with an importance of at least 0.5 or at least 3 accesses, whether or not they
+        Entries with an importance of at least 0.5 or at least 3 accesses are promoted, whether or not they
         were summarized. A content is promoted once, even if several processes end a shared session at the
-        same time or the session is ended again: later calls only add to an entry that long-term memory still
+        same time or the session is ended again: later calls only update an entry that long-term memory still
         has. If the model fails, the summary is cut text; see `ShortTermMemory.summarize`. If long-term memory
-        refuses an entry, for instance as too large, everything else is done and the error is raised. If the
-        graph fails, the error is raised and the session can be ended again.
+        refuses an entry, for instance as too large, everything else is done and then the error is raised. If
+        the graph fails, the error is raised and the session can be ended again.
         """
         # Once before the summary, so that the entries are safe even if the summary fails.
         await self._promote()
         try:
             await self._manager.short_term.summarize(self.llm_provider)
         except Exception:
-            # Not after a cancellation, which an error of the graph would hide.
+            # Skipped after a cancellation, which an error of the graph would hide.
             await self._end_session()
             raise
         refused = await self._end_session()
@@ -177,14 +177,14 @@ class MemoryGarbageCollector:
         await self.improve_memory(MemoryTier.LONG_TERM)
 
     async def _end_session(self) -> Exception | None:
-        """Promote what is due and end the session; returns the first error about a single entry."""
+        """Promote the due entries and end the session; returns the first error about a single entry."""
         refused = await self._promote()
         await self._manager.fleeting.clear()
         await self._manager.short_term.end_session()
         return refused
 
     async def _promote(self) -> Exception | None:
-        """Promote what is due; returns the first error about a single entry, after all others."""
+        """Promote the due entries. Returns the first error about a single entry, after trying all others."""
         short_term, done, refused = self._manager.short_term, list[Promotion](), None
         try:
             for one in await short_term.promotable():
@@ -195,7 +195,7 @@ class MemoryGarbageCollector:
                 else:
                     done += [one] if promoted else []
         except BaseException:
-            # What ended it is raised, a cancellation too, and not that this cannot be noted.
+            # Raise the original error or cancellation, not the failure to note the promotions.
             with contextlib.suppress(StorageError):
                 await short_term.was_promoted(done)
             raise
@@ -226,7 +226,7 @@ class MemoryGarbageCollector:
 
 
 def _content_in(answer: str, content: Any) -> Any:
-    """Return the content in a model's answer, in the form of the present one, or `None`."""
+    """Return the content in a model's answer, in the form of the current one, or `None`."""
     if isinstance(content, str):
         return answer or None
     try:

@@ -1,8 +1,8 @@
-"""The graph below the long-term memory: its protocols, and the graph in this process.
+"""The graph under long-term memory: its protocols, and an in-process implementation.
 
-A vertex is `{"id", "label", "properties", "run_id", "created_at"}`. `run_id` is the property of that name, or
-`None`, and `created_at` is ISO 8601 in UTC. A neighbour adds `"edge_label"` and `"edge_properties"`. An edge
-of a trace is `{"source_id", "target_id", "label", "properties"}`.
+A vertex is `{"id", "label", "properties", "run_id", "created_at"}`. `run_id` is the property with that name,
+or `None`; `created_at` is ISO 8601 in UTC. A neighbour also has `"edge_label"` and `"edge_properties"`. An
+edge of a trace is `{"source_id", "target_id", "label", "properties"}`.
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ from stm_backends.tiers.relevance import EntryHead
 Properties: TypeAlias = dict[str, Any]
 Vertex: TypeAlias = dict[str, Any]
 Change: TypeAlias = Callable[[Properties | None], Mapping[str, Any] | None]
-"""Receives a copy of the properties, or `None` if there is no such vertex; returns the properties to store,
-or `None` for no vertex. It may be called several times for one change, so it must have no effects."""
+"""A function that gets a copy of the properties, or `None` if the vertex does not exist, and returns those to
+store, or `None` to remove it. It may be called several times for one change: it must have no side effects."""
 
 PAGE: Final = 256
-"""How many vertices a page of `list_vertices` has at most."""
+"""Maximum number of vertices in a page of `list_vertices`."""
 
 
 class VertexNotFound(StmError, LookupError):
-    """There is no vertex with this id; nothing was written."""
+    """No vertex has this id; nothing was written."""
 
 
 class VertexExists(StmError, ValueError):
-    """There is already a vertex with this id; nothing was written."""
+    """A vertex with this id already exists; nothing was written."""
 
 
 def same_properties(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Say whether properties are equal as JSON: `1`, `1.0` and `True` differ."""
+    """Return whether properties are equal as JSON: `1`, `1.0` and `True` differ."""
     return one == other and encode_json(one) == encode_json(other)
 
 
 @runtime_checkable
 class GraphBackend(Protocol):
-    """Stores vertices and directed edges between them. Any object with these methods serves."""
+    """Stores vertices and directed edges between them. Any object with these methods will do."""
 
     async def add_vertex(self, vertex_id: str, label: str, properties: dict[str, Any]) -> None:
         """Store a vertex.
 
-        The label and the properties replace those of a vertex with the same id. Its edges and its time of
-        creation stay.
+        The label and the properties replace those of a vertex with the same id. Its edges and its creation
+        time are kept.
         """
         ...
 
     async def update_vertex(self, vertex_id: str, properties: dict[str, Any]) -> None:
-        """Merge properties into those of a vertex; others stay.
+        """Merge properties into those of a vertex; the others are kept.
 
-        Our graphs raise `VertexNotFound` if there is no such vertex.
+        This library's graphs raise `VertexNotFound` if the vertex does not exist.
         """
         ...
 
     async def add_edge(self, source_id: str, target_id: str, label: str, properties: dict[str, Any]) -> None:
         """Store a directed edge.
 
-        There is one edge for a source, a target and a label: adding it again replaces its properties. The
-        vertices may be added later; the edge is not returned until both exist.
+        A source, a target and a label identify an edge: adding it again replaces its properties. The vertices
+        may be added later; the edge is not returned until both exist.
         """
         ...
 
@@ -72,11 +72,11 @@ class GraphBackend(Protocol):
         ...
 
     async def query_children(self, vertex_id: str) -> list[dict[str, Any]]:
-        """Return the vertices to which edges lead from this one, once for each edge."""
+        """Return the targets of this vertex's outgoing edges, once for each edge."""
         ...
 
     async def query_parents(self, vertex_id: str) -> list[dict[str, Any]]:
-        """Return the vertices from which edges lead to this one, once for each edge."""
+        """Return the sources of this vertex's incoming edges, once for each edge."""
         ...
 
     async def get_full_trace(self, run_id: str) -> dict[str, Any]:
@@ -93,12 +93,12 @@ class SharedGraph(GraphBackend, Protocol):
     """A graph with atomic changes, which many processes can use at once without losing any."""
 
     async def change_vertex(self, vertex_id: str, label: str, change: Change) -> dict[str, Any] | None:
-        """Replace the properties of a vertex by `change(properties)`, atomically; return what is stored.
+        """Replace the properties of a vertex by `change(properties)`, atomically, and return the stored ones.
 
-        If another process changed the vertex at the same time, `change` is called again with the properties
-        stored now. A result equal to the properties given writes nothing. `None` removes the vertex and its
+        If another process changes the vertex at the same time, `change` is called again with the new stored
+        properties. A result equal to the given properties writes nothing. `None` removes the vertex and its
         edges; later edges of a new vertex with that id are new edges. A vertex that does not exist is created
-        with `label`, unless the result is `None`; an existing one keeps its own.
+        with `label`, unless the result is `None`; an existing one keeps its label.
         """
         ...
 
@@ -115,9 +115,9 @@ class SearchableGraph(SharedGraph, Protocol):
     """A graph with an index, so that a search does not read all vertices."""
 
     async def search_vertices(self, label: str, text: str, *, limit: int = 100) -> list[dict[str, Any]]:
-        """Return at most `limit` vertices that have every word of the text, those written last first.
+        """Return at most `limit` vertices that have every word of the text, last written first.
 
-        Words are those of the properties `key`, `content` and `tags`, compared whole and regardless of case.
+        The words come from the properties `key`, `content` and `tags`, compared whole and regardless of case.
         A text without a word finds nothing. A vertex with a property `superseded_by` is not found.
         """
         ...
@@ -129,12 +129,12 @@ class SearchableGraph(SharedGraph, Protocol):
 
 @runtime_checkable
 class RankedGraph(SharedGraph, Protocol):
-    """A graph that knows what ranks its memories, so that a context window does not read all contents."""
+    """A graph that stores the ranks of its memories, so that a context window does not read all contents."""
 
     async def list_heads(self) -> dict[str, EntryHead]:
         """Return the heads of the vertices with the label `memory`, by id, without the superseded ones.
 
-        A head may be older than its vertex, for instance if an older version of this library changed it.
+        A head may be older than its vertex, for example if an older version of this library changed it.
         """
         ...
 
@@ -145,7 +145,7 @@ _G = TypeVar("_G", bound=GraphBackend)
 def lacking(graph: object, protocol: type[object]) -> list[str]:
     """Return the methods of a protocol that an object lacks.
 
-    `isinstance` does not see those that a proxy or a lazy client finds by `__getattr__`.
+    `isinstance` misses methods that a proxy or a lazy client provides through `__getattr__`.
     """
     kinds = [kind for kind in protocol.__mro__ if issubclass(kind, GraphBackend)]
     names = dict.fromkeys(name for kind in reversed(kinds) for name in vars(kind) if not name.startswith("_"))
@@ -153,15 +153,15 @@ def lacking(graph: object, protocol: type[object]) -> list[str]:
 
 
 def provides(graph: object, protocol: type[_G]) -> TypeGuard[_G]:
-    """Say whether an object has all methods of a protocol."""
+    """Return whether an object has all methods of a protocol."""
     return not lacking(graph, protocol)
 
 
 class InProcessGraph:
     """A graph in the memory of this process, lost when it ends. Implements `SharedGraph`.
 
-    Properties are copied on the way in and out: changes by the caller do not affect what is stored. Values
-    that JSON cannot represent raise `InvalidState`. `clock` returns the time of creation.
+    Properties are copied on the way in and out, so later changes by the caller do not affect the stored ones.
+    Values that JSON cannot represent raise `InvalidState`. `clock` returns the creation time.
     """
 
     def __init__(self, *, clock: Callable[[], datetime] = utc_now) -> None:
@@ -175,7 +175,7 @@ class InProcessGraph:
     async def update_vertex(self, vertex_id: str, properties: dict[str, Any]) -> None:
         vertex = self._vertex(vertex_id)
         if vertex is None:
-            raise VertexNotFound("there is no vertex with this id")
+            raise VertexNotFound("no vertex has this id")
         self._put(vertex_id, vertex["label"], {**vertex["properties"], **properties})
 
     async def add_edge(self, source_id: str, target_id: str, label: str, properties: dict[str, Any]) -> None:
@@ -241,7 +241,7 @@ class InProcessGraph:
 
 
 def vertex_of(vertex_id: str, label: str, properties: dict[str, Any], created_at: str) -> dict[str, Any]:
-    """Return a vertex in the form in which graphs answer."""
+    """Return a vertex in the form that graphs return."""
     run_id = properties.get("run_id")
     return {
         "id": vertex_id,

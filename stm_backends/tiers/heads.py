@@ -1,4 +1,4 @@
-"""The heads of a user's memories: what ranks them, in one record and without their contents.
+"""The heads of a user's memories: their ranking data in one record, without their contents.
 
 ```
 body   {"heads": {vertex id: head, ...}}
@@ -7,8 +7,8 @@ entry  {"heads": {vertex id: head, ...}, "gone": [vertex id, ...]}
 
 A head is `[importance, access_count, created_at, last_accessed, size]`, with times in seconds since 1970 and
 the size in characters, or `null` for a vertex that is not a memory or is superseded. Heads are hints: the
-listing of the vertices says which exist, and each vertex says what it is. So nothing fails without them, and
-they may be written after the vertex, and by some processes only.
+listing of vertices decides which exist, and each vertex decides what it contains. So nothing fails without
+heads. They may be written after the vertex, and only by some processes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stm_backends.tiers.relevance import EntryHead
 logger = logging.getLogger("stm_backends")
 
 AT_ONCE: Final = 1000
-"""How many heads one entry has at most."""
+"""Maximum number of heads in one entry."""
 
 
 Known: TypeAlias = dict[str, tuple[str, EntryHead | None]]
@@ -52,7 +52,7 @@ class Heads:
         self._writing = LoopLock()
 
     async def read(self) -> Known:
-        """Return the heads that are stored, in one load; none if they cannot be read, which is logged."""
+        """Return the stored heads, in one load. If they cannot be read, logs this and returns none."""
         version, tail = "", ()
         try:
             record = await self._driver.load(self._at)
@@ -63,17 +63,17 @@ class Heads:
             for entry in tail[self._length :]:
                 self._apply(self._known, self._codec.open("heads", entry))
         except Corrupt as error:
-            logger.warning("could not read what ranks memories; each of them is loaded instead: %s", error)
+            logger.warning("could not read the ranks of memories; loading each memory instead: %s", error)
             self._known, version, tail = {}, "", ()
         self._version, self._length = version, len(tail)
         return {**self._known}
 
     def had(self, vertex_id: str) -> EntryHead | None:
-        """Return the head that a vertex had when they were last read."""
+        """Return the head that a vertex had when the heads were last read."""
         return self._known.get(self._name(vertex_id), ("", None))[1]
 
     async def note(self, heads: Mapping[str, EntryHead | None], gone: Iterable[str] = ()) -> None:
-        """Store heads by vertex id; only logs a failure, after which the next call stores them.
+        """Store heads by vertex id. A failure is only logged, and the next call stores them.
 
         Concurrent calls share one append.
         """
@@ -88,12 +88,12 @@ class Heads:
                     await self._append(self._codec.seal("heads", {"heads": some, "gone": removed}))
                     removed = []
             except BaseException as error:
-                # Some are of other callers. A late `null` hides a vertex; without it, that vertex is read.
+                # Some belong to other callers. A late `null` hides a vertex; without it, that vertex is read.
                 kept = {one: head for one, head in noted.items() if head is not None}
                 self._waiting = {**kept, **self._waiting}
                 if not isinstance(error, StorageError):
                     raise
-                logger.warning("could not store what ranks memories; a later call will: %s", error)
+                logger.warning("could not store the ranks of memories; a later call will: %s", error)
 
     async def _append(self, entry: bytes) -> None:
         async with self._directory.listed(self._owner) as listing:

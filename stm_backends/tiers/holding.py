@@ -1,4 +1,4 @@
-"""What an outage does not lose: the entries that long-term memory holds, and reads that cannot be counted."""
+"""Surviving an outage: entries that long-term memory holds, and reads that cannot be counted."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from stm_backends.tiers.entry import MemoryEntry, MemoryTier
 logger = logging.getLogger("stm_backends")
 
 REFUSALS: Final = (ConfigurationError, Corrupt, LimitReached, TooLarge)
-"""Errors about one entry; others may be stored."""
+"""Errors about one entry; other entries may still be stored."""
 
 
 def is_outage(error: Exception) -> bool:
-    """Say whether an entry may be held, because a retry may help."""
+    """Return whether an entry may be held because a retry may help."""
     return not isinstance(error, (*REFUSALS, Denied))
 
 
 def report_uncounted(observer: Observer, tier: MemoryTier, count: int, error: Exception) -> None:
-    """Report that accesses were not counted, which is no reason for a read to fail."""
+    """Report that accesses were not counted; the read still succeeds."""
     logger.warning(
         "accesses to entries of memory that were not counted (%s): %d", type(error).__name__, count
     )
@@ -31,7 +31,7 @@ def report_uncounted(observer: Observer, tier: MemoryTier, count: int, error: Ex
 
 
 class HeldEntries:
-    """Entries by key, until `store` has stored them."""
+    """Entries by key, held until `store` has stored them."""
 
     def __init__(self, store: Callable[[MemoryEntry], Awaitable[None]]) -> None:
         self._store = store
@@ -49,19 +49,19 @@ class HeldEntries:
         )
 
     def replaced_by(self, stored: MemoryEntry) -> None:
-        """Hold an entry no longer once a later one with its key is stored."""
+        """Release an entry once a later one with its key is stored."""
         held = self.entries.get(stored.key)
         if held is not None and held.created_at <= stored.created_at:
             del self.entries[stored.key]
 
     async def forget(self, key: str, remove: Callable[[], Awaitable[object]]) -> None:
-        """Hold an entry no longer, and remove it after a reconciliation that is storing it."""
+        """Release an entry, and remove it after a running reconciliation that may store it."""
         self.entries.pop(key, None)
         async with self._reconciling.here():
             await remove()
 
     async def reconcile(self, *, again: bool = False) -> Exception | None:
-        """Store the held entries; returns the first refusal. Raises any other error of the graph.
+        """Store the held entries and return the first refusal. Raises any other error of the graph.
 
         A refused entry stays held, and is tried again only with `again`.
         """

@@ -1,4 +1,4 @@
-"""The index of a graph in a datastore; `postings` says what its records hold, and why it is never behind."""
+"""The index of a graph in a datastore; see `postings` for its records, and why it is never behind."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Index:
         await self._append(terms, lambda some: postings.seal_added(stamp, vertex_id, some, self._codec))
 
     async def drop(self, stamps: Mapping[str, frozenset[str]], *, fold: bool = False) -> None:
-        """Remove the terms of stamps; only logs a failure, because a search ignores what is left.
+        """Remove the terms of stamps. A failure is only logged, because searches ignore leftovers.
 
-        With `fold`, also from the tails of their buckets.
+        With `fold`, removes them from the tails of their buckets, too.
         """
         try:
             for stamp, terms in stamps.items():
@@ -42,9 +42,9 @@ class Index:
             logger.warning("could not remove words from the index of a graph: %s", error)
 
     async def ids(self, terms: frozenset[str]) -> list[str]:
-        """Return the ids of the vertices with all of the terms, the one indexed last first.
+        """Return the ids of the vertices with all of the terms, last indexed first.
 
-        Some may be of vertices that are not stored, or not with these terms any more.
+        Some of the vertices may no longer be stored, or no longer have these terms.
         """
 
         async def of(bucket: tuple[int, list[str]]) -> list[dict[str, str]]:
@@ -56,7 +56,7 @@ class Index:
         return postings.with_all([found for page in pages for found in page])
 
     async def counts(self) -> Counter[str]:
-        """Return how many terms each stamp has."""
+        """Return the number of terms of each stamp."""
         found: Counter[str] = Counter()
         for number in range(postings.BUCKETS):
             for stamps in (await self._read(number)).terms.values():
@@ -64,7 +64,7 @@ class Index:
         return found
 
     async def drop_unless(self, is_used: Callable[[str], bool]) -> None:
-        """Remove the stamps for which `is_used` does not hold, and what is left of those removed before."""
+        """Remove the stamps for which `is_used` is false, and leftovers of stamps removed before."""
         for number in range(postings.BUCKETS):
             unused = {
                 stamp: frozenset([term])
@@ -73,7 +73,7 @@ class Index:
                 if not is_used(stamp)
             }
             await self.drop(unused)
-            # Until then, the words of what was removed are in the tail.
+            # Until then, the words of removed vertices are in the tail.
             await self._fold(number)
 
     async def _fold(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""What a process knows of a long-term memory that other processes change, too."""
+"""A process's knowledge of a long-term memory that other processes change, too."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from stm_backends.tiers.entry import MemoryEntry
 from stm_backends.tiers.stored import Stored
 
 Reading: TypeAlias = dict[str, tuple[MemoryEntry, Stored]]
-"""All entries by key, with the properties of their vertices, as they were read at one time."""
+"""All entries by key, with the properties of their vertices, as read at one time."""
 
 
 class KnownEntries:
-    """The keys of the entries that this process knows of, and those entries that it has seen.
+    """The keys of the entries that this process knows of, and the entries that it has seen.
 
-    `reading` is what a task has read of all entries, within its `reading_once`.
+    `reading` has all entries as a task has read them within its `reading_once`.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class KnownEntries:
             reading[survivor.key] = changed, reading[survivor.key][1]
 
     def has_all(self, keys: Iterable[str], before: set[str]) -> None:
-        """Note which entries there are, apart from those that other tasks changed since `before`."""
+        """Note which entries exist, except those that other tasks changed since `before`."""
         added, removed = self.keys - before, before - self.keys
         self.keys = ({*keys} | added) - removed
         for key in self.seen.keys() - self.keys:
@@ -62,7 +62,7 @@ class KnownEntries:
 
     @contextlib.contextmanager
     def reading_once(self) -> Generator[None]:
-        """Keep what this task reads of all entries until the end of the block."""
+        """Keep this task's reading of all entries until the end of the block."""
         token = self._readings.set([])
         try:
             yield
@@ -71,12 +71,12 @@ class KnownEntries:
 
     @property
     def reading(self) -> Reading | None:
-        """What this task has read of all entries, if it keeps that."""
+        """The task's reading of all entries, if it keeps one."""
         readings = self._readings.get()
         return readings[-1] if readings else None
 
     def keep(self, reading: Reading) -> None:
-        """Keep what was read of all entries, within `reading_once`."""
+        """Keep a reading of all entries, within `reading_once`."""
         readings = self._readings.get()
         if readings is not None:
             readings.append(reading)

@@ -1,4 +1,4 @@
-"""Long-term memory: what stays when a session ends, on any graph."""
+"""Long-term memory: entries that outlive their session, on any graph."""
 
 from __future__ import annotations
 
@@ -43,33 +43,33 @@ from stm_backends.tiers.stored import LABEL, Stored, vertex_id
 logger = logging.getLogger("stm_backends")
 
 SIMILAR: Final = 0.6
-"""The similarity from which `consolidate` merges two entries."""
+"""The minimum similarity at which `consolidate` merges two entries."""
 
 INDEXED: Final = 100
-"""The most entries that a recall by an index returns if the caller sets no limit."""
+"""Maximum number of entries that a recall by index returns unless the caller sets a limit."""
 
 _AT_ONCE: Final = 16
-"""How many vertices are changed at the same time."""
+"""Number of vertices changed concurrently."""
 
 
 class LongTermMemory(Tier):
     """Entries that survive their session, as vertices of a graph with the label `memory`.
 
-    Every process that uses the same graph sees the same entries. With a `SharedGraph`, updates of several
-    processes are never lost; with any other `GraphBackend`, that holds within one process. Without a graph,
-    entries are kept in this process.
+    Every process that uses the same graph sees the same entries. With a `SharedGraph`, concurrent updates by
+    several processes are never lost; with any other `GraphBackend`, this holds within one process. Without a
+    graph, entries are kept in this process.
 
     An error of the graph is raised, never hidden. With `hold_on_outage=True`, `remember` and promotions
     succeed in an outage: the entries are held in this process, with a warning in the log, and are stored by
     the next call that reaches the graph. `held` is their number. While any are held and the graph fails,
-    `recall` returns these only, with a warning.
+    `recall` returns only the held entries, with a warning.
 
-    `entries`, `size`, `len()` and `in` do no I/O: they answer for the entries that this process has stored,
-    recalled or listed, as it saw them last.
+    `entries`, `size`, `len()` and `in` do no I/O: they cover the entries that this process has stored,
+    recalled or listed, as it last saw them.
 
     With an `embedder`, `recall` also finds entries whose cosine similarity to the query is at least
-    `recall_cosine`, and `consolidate` merges those from `duplicate_cosine` on. Models differ: set both for
-    yours.
+    `recall_cosine`, and `consolidate` merges those with at least `duplicate_cosine`. Models differ: set both
+    for your model.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class LongTermMemory(Tier):
         self._known = KnownEntries()
 
     async def remember(self, entry: MemoryEntry) -> None:
-        """Store an entry; it replaces one with the same key. Raises `InvalidState` if it is not JSON.
+        """Store an entry, replacing any with the same key. Raises `InvalidState` if it is not JSON.
 
-        Of the two, the higher importance is kept, and the accesses are added up. An entry with
-        `superseded_by` is stored, and found no more.
+        The higher importance of the two is kept, and their accesses are added up. An entry with
+        `superseded_by` is stored, but no longer found.
         """
         require_is_entry(entry)
         new = entry.copied(tier=MemoryTier.LONG_TERM)
@@ -116,13 +116,13 @@ class LongTermMemory(Tier):
         await self._store(new, change)
 
     async def promote(self, entry: MemoryEntry, *, again: bool = False) -> bool:
-        """Store an entry of short-term memory with its metadata; repeating it changes nothing.
+        """Store an entry of short-term memory with its metadata. Repeating this changes nothing.
 
-        An entry with the same key that was created later keeps its content, and so does one that was promoted
-        before and was improved since. Accesses, importance and tags of both are combined. An entry with
-        `superseded_by` keeps that, so it is found no more. `again` says that this content was promoted
-        before: then nothing is stored if the entry was removed since. Returns `False` if the entry is only
-        held in this process, because of an outage.
+        An existing entry with the same key keeps its content if it was created later, or was promoted before
+        and improved since. Accesses, importance and tags of both are combined. An entry with `superseded_by`
+        keeps that, so it is no longer found. `again` says that this content was promoted before: then nothing
+        is stored if the entry was removed since. Returns `False` if the entry is only held in this process
+        because of an outage.
         """
         new = entry.copied(tier=MemoryTier.LONG_TERM)
         promotion = await self._promotion_of(new, again=again)
@@ -146,13 +146,13 @@ class LongTermMemory(Tier):
     async def recall(self, query: str, *, limit: int | None = None) -> list[MemoryEntry]:
         """Return the entries that have every word of the query, the most relevant first.
 
-        Words are those of keys, tags and contents, compared whole and regardless of case: letters and digits
-        make words, so `api key` finds the key `api_key_location`. A query without a word finds entries that
-        contain it as text; an empty one finds all. With an embedder, entries of a similar meaning are found
-        too. Each result counts as an access; if that cannot be stored, it is logged and not raised.
+        Words come from keys, tags and contents, and are compared whole and regardless of case. Letters and
+        digits make words, so `api key` finds the key `api_key_location`. A query without a word finds entries
+        that contain it as text; an empty one finds all. With an embedder, entries with a similar meaning are
+        found too. Each result counts as an access; if that cannot be stored, it is logged and not raised.
 
-        A `SearchableGraph` returns at most 100 entries, or `limit`, if larger: those whose words were
-        written last. With an embedder, and for a query without a word, all entries are read.
+        A `SearchableGraph` returns the entries whose words were written last: at most 100, or `limit` if that
+        is larger. With an embedder, and for a query without a word, all entries are read.
         """
         if limit is not None:
             require_count("limit", limit)
@@ -195,18 +195,18 @@ class LongTermMemory(Tier):
         return await self._recalled(found, None)
 
     async def forget(self, key: str) -> None:
-        """Remove an entry, if there is one."""
+        """Remove an entry if it exists."""
         graph = self._graph
         await self._held.forget(key, lambda: graph.change_vertex(vertex_id(key), LABEL, lambda _: None))
         self._known.drop(key)
 
     async def consolidate(self) -> int:
-        """Merge entries with a similarity of at least 0.6; return how many were removed.
+        """Merge entries with a similarity of at least 0.6, and return how many were removed.
 
-        The more relevant one takes over the accesses, the importance and the tags of the other, which is
-        marked with `superseded_by` and removed. Its key is remembered for 30 days, so that a session that is
-        ended again does not promote it again. One that was stored with `superseded_by` goes 30 days after its
-        last access. Merges that another process did not finish are finished.
+        The more relevant entry takes over the accesses, importance and tags of the other, which is marked
+        with `superseded_by` and removed. The removed key is remembered for 30 days, so that a session that is
+        ended again does not promote it again. An entry stored with `superseded_by` is removed 30 days after
+        its last access. Merges that another process did not finish are finished.
         """
         now, removed = self._clock(), 0
         entries: list[WithVector] = []
@@ -225,7 +225,7 @@ class LongTermMemory(Tier):
     async def decay(self) -> int:
         """Remove the entries whose `relevance * 0.95 ^ days_since_last_access` is below the threshold.
 
-        Returns how many were removed.
+        Returns the number removed.
         """
         now = self._clock()
         faded = [
@@ -248,11 +248,11 @@ class LongTermMemory(Tier):
         return found
 
     async def with_vectors(self) -> list[WithVector]:
-        """Return all entries, each with its vector, if it has one. This does not count as an access."""
+        """Return all entries, each with its vector if it has one. This does not count as an access."""
         return [(entry, vector_in(properties)) async for entry, properties in self._all()]
 
     async def heads(self) -> dict[str, EntryHead]:
-        """Return what ranks each entry, by key. This does not count as an access."""
+        """Return the heads that rank the entries, by key. This does not count as an access."""
         if not provides(self._graph, RankedGraph):
             heads = {entry.key: stored.head_of(properties) async for entry, properties in self._all()}
             return {key: head for key, head in heads.items() if head is not None}
@@ -265,9 +265,9 @@ class LongTermMemory(Tier):
         return found
 
     async def opened(self, heads: Mapping[str, EntryHead]) -> list[MemoryEntry]:
-        """Return entries by what ranked them, the most relevant first, and count an access to each.
+        """Return entries by their heads, the most relevant first, and count an access to each.
 
-        One that is gone, or has become larger, is left out.
+        Entries that were removed or became larger since are left out.
         """
         now = self._clock()
         sizes = {key: head.size for key, head in heads.items()}
@@ -280,7 +280,7 @@ class LongTermMemory(Tier):
         return sorted(fitting, key=lambda one: one.relevance_at(now), reverse=True)
 
     async def touch(self, entries: Iterable[MemoryEntry]) -> list[MemoryEntry]:
-        """Count an access to entries that were read; returns those that still exist."""
+        """Count an access to entries that were read, and return those that still exist."""
         now, read = self._clock(), {entry.key: entry for entry in entries}
         counted = await self._counted(dict.fromkeys(read, stored.accessed(now)))
         found = (counted.get(key, entry) for key, entry in read.items())
@@ -289,9 +289,9 @@ class LongTermMemory(Tier):
         )
 
     async def _counted(self, changes: Mapping[str, Change]) -> dict[str, MemoryEntry | None]:
-        """Count accesses; returns the entries by key, `None` for one that is gone.
+        """Count accesses and return the entries by key; `None` means that the entry was removed.
 
-        Those that could not be counted are missing: that is reported, and no more are counted.
+        Entries whose access could not be counted are missing. The failure is reported and ends the counting.
         """
         found, failed, keys = dict[str, MemoryEntry | None](), list[Exception](), [*changes]
 
@@ -311,7 +311,7 @@ class LongTermMemory(Tier):
         return found
 
     async def discard(self, entry: MemoryEntry) -> bool:
-        """Remove an entry unless it was changed or accessed since; say whether it was removed."""
+        """Remove an entry unless it was changed or accessed since, and return whether it was removed."""
         removed = False
 
         def change(properties: Stored | None) -> Stored | None:
@@ -325,7 +325,7 @@ class LongTermMemory(Tier):
         return removed
 
     async def rewrite(self, entry: MemoryEntry, content: Any) -> bool:
-        """Replace the content of an entry unless it was changed since; say whether it was replaced."""
+        """Replace the content of an entry unless it was changed since, and return whether it was replaced."""
         fields = await self._fields_of(entry.copied(content=content))
         new, judged = {name: fields[name] for name in ("content", "vector")}, stored.identity(entry)
         replaced = False
@@ -350,16 +350,16 @@ class LongTermMemory(Tier):
         return merged
 
     def reading_once(self) -> AbstractContextManager[None]:
-        """Read all entries at most once within the block, whichever of them this task judges there.
+        """Read all entries at most once within the block, however often this task judges them.
 
-        Each change names the state of the entries that it was computed from, so one that others changed since
-        is left alone.
+        Each change names the state of the entries that it was computed from, so an entry that others changed
+        since is left alone.
         """
         return self._known.reading_once()
 
     @property
     def entries(self) -> list[MemoryEntry]:
-        """Copies of the entries that this process has stored, recalled or listed, as it saw them last."""
+        """Copies of the entries that this process has stored, recalled or listed, as it last saw them."""
         return [one.copied() for one in {**self._known.seen, **self._held.entries}.values()]
 
     def _keys(self) -> Collection[str]:
@@ -367,14 +367,14 @@ class LongTermMemory(Tier):
 
     @property
     def held(self) -> int:
-        """The number of entries that wait for the graph."""
+        """The number of entries waiting for the graph."""
         return len(self._held.entries)
 
     async def reconcile(self) -> None:
-        """Store the held entries. Raises what the graph raises; what could not be stored stays held.
+        """Store the held entries. Raises the graph's errors; entries that could not be stored stay held.
 
-        An entry that the graph refuses, for instance as too large, prevents no other from being stored. Only
-        this method tries to store it again.
+        An entry that the graph refuses, for instance as too large, does not prevent others from being stored.
+        Only this method tries to store it again.
         """
         refused = await self._held.reconcile(again=True)
         if refused is not None:
@@ -388,7 +388,7 @@ class LongTermMemory(Tier):
             )
 
     async def _store(self, entry: MemoryEntry, change: Change) -> bool:
-        """Change the vertex of an entry; `False` if the entry is held instead."""
+        """Change the vertex of an entry, and return `False` if the entry is held instead."""
         try:
             await self._held.reconcile()
             left = await self._graph.change_vertex(vertex_id(entry.key), LABEL, change)
@@ -411,9 +411,9 @@ class LongTermMemory(Tier):
     async def _all(
         self, *, superseded: bool = False, search: Callable[[], Awaitable[list[Vertex]]] | None = None
     ) -> AsyncIterator[tuple[MemoryEntry, Stored]]:
-        """Yield each entry, or each that `search` returns, with the properties of its vertex.
+        """Yield each entry, or each one that `search` returns, with the properties of its vertex.
 
-        After that, this process knows of these entries, and no longer of those that others have removed.
+        Afterwards, this process knows these entries, and forgets those that others have removed.
         """
         if search is not None:
             await self._held.reconcile()
@@ -437,7 +437,7 @@ class LongTermMemory(Tier):
                 entry = MemoryEntry.from_dict(vertex["properties"])
                 found[entry.key] = entry, vertex["properties"]
         live = (key for key, (entry, _) in found.items() if entry.superseded_by is None)
-        # Between two pages, other tasks may have stored entries and removed some.
+        # Between two pages, other tasks may have stored and removed entries.
         self._known.has_all(live, before)
         self._known.keep(found)
         return found
@@ -448,7 +448,7 @@ class LongTermMemory(Tier):
         limit: int | None,
         search: Callable[[], Awaitable[list[Vertex]]] | None = None,
     ) -> list[MemoryEntry]:
-        """Return the entries for which `found` holds, of those that `search` returns or of all."""
+        """Return the entries for which `found` is true, out of those that `search` returns, or out of all."""
         now = self._clock()
         entries: list[MemoryEntry] = []
         try:

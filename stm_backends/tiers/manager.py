@@ -30,16 +30,16 @@ _ALL: Final = (MemoryTier.FLEETING, MemoryTier.SHORT_TERM, MemoryTier.LONG_TERM)
 class MemoryManager:
     """Fleeting, short-term and long-term memory, with the garbage collector that maintains them.
 
-    Everything works without arguments: summaries are cut without a model, and long-term memory is kept in
-    this process without a graph. Give a `graph_backend`, or a `backend` and its `owner` (tenant and user), to
-    share long-term memory. `llm_provider` has `generate(messages=...)` or is a function of the messages.
+    All arguments are optional: without a model, summaries are cut text, and without a graph, long-term memory
+    is kept in this process. To share long-term memory, pass a `graph_backend`, or a `backend` and its `owner`
+    (tenant and user). `llm_provider` has `generate(messages=...)` or is a function of the messages.
     `embedder` is an async function from texts to vectors. `recall_cosine`, `duplicate_cosine` and
-    `hold_on_outage` are described at `LongTermMemory`.
+    `hold_on_outage` are described in `LongTermMemory`.
 
-    `session_id` names the summary in long-term memory. Give a `SharedShortTermMemory` as `short_term` to
-    share the session, too. `observer` receives what is promoted, pruned and merged; by default, that of
-    `backend` does. Raises `ConfigurationError` for arguments of the wrong type, and if the session and the
-    graph belong to different users.
+    `session_id` names the summary in long-term memory. To share the session, too, pass a
+    `SharedShortTermMemory` as `short_term`. `observer` is notified of promoted, pruned and merged entries,
+    and defaults to that of `backend`. Raises `ConfigurationError` for arguments of the wrong type, and if the
+    session and the graph belong to different users.
     """
 
     def __init__(  # noqa: PLR0913 -- one for each part; none is needed
@@ -59,15 +59,15 @@ class MemoryManager:
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
         if graph_backend is not None and backend is not None:
-            raise ConfigurationError("give graph_backend, or backend and owner, not both")
+            raise ConfigurationError("pass graph_backend, or backend and owner, not both")
         if (backend is None) != (owner is None):
-            raise ConfigurationError("backend and owner are given together")
+            raise ConfigurationError("backend and owner must be passed together")
         if backend is not None and owner is not None:
             graph_backend = BackendGraph(backend, owner, clock=clock)
         if not isinstance(cast("object", short_term), ShortTermMemory | None):
             raise ConfigurationError(f"short_term must be a ShortTermMemory, not {type(short_term).__name__}")
         if short_term is not None and session_id is not None:
-            raise ConfigurationError("give session_id to the short-term memory that you made")
+            raise ConfigurationError("pass session_id to your short-term memory instead")
         if embedder is not None and not callable(embedder):
             raise ConfigurationError("embedder must be an async function of a list of texts")
         if observer is None:
@@ -106,10 +106,10 @@ class MemoryManager:
         source_agent: str = "",
         source_run_id: str = "",
     ) -> MemoryEntry:
-        """Store a value in a tier and return its entry; it replaces one with the same key in that tier.
+        """Store a value in a tier, replacing any with the same key there, and return its entry.
 
-        Of the two, the tier keeps the higher importance and adds up the accesses; the entry returned has the
-        importance given. Raises `ConfigurationError` for an importance outside [0, 1].
+        The tier keeps the higher importance of the two and adds up their accesses; the returned entry has the
+        given importance. Raises `ConfigurationError` for an importance outside [0, 1].
         """
         now = self.now()
         entry = MemoryEntry(
@@ -121,7 +121,7 @@ class MemoryManager:
             importance=importance,
             source_agent=source_agent,
             source_run_id=source_run_id,
-            tags=[] if tags is None else tags,  # pyright: ignore[reportArgumentType] -- it is checked, and copied to a list
+            tags=[] if tags is None else tags,  # pyright: ignore[reportArgumentType] -- checked, and copied to a list
         )
         if entry.tier is MemoryTier.FLEETING:
             entry.importance = 0.0
@@ -167,8 +167,8 @@ class MemoryManager:
         """Return the most relevant entries of short-term and long-term memory that fit into the budget.
 
         A token is four characters of a key and its content. Each key occurs once: the entry that was created
-        later, or that of short-term memory. A summary of this session in long-term memory is left out. Only
-        the entries returned count as accessed.
+        later is used, or the short-term one. A summary of this session in long-term memory is left out. Only
+        the returned entries count as accessed.
         """
         if max_tokens != 0:
             require_count("max_tokens", max_tokens)
@@ -188,7 +188,7 @@ class MemoryManager:
         ranked = sorted(scores, key=lambda key: scores[key], reverse=True)
         fitting = relevance.within_budget([sizes[key] for key in ranked], max_tokens)
         chosen = [ranked[position] for position in fitting]
-        # What another task or process removed or replaced by now is left out.
+        # Entries that another task or process removed or replaced by now are left out.
         touched = await self.short_term.touch(entries[key] for key in chosen if key in entries)
         opened = await self.long_term.opened({key: heads[key] for key in chosen if key in heads})
         return self._ranked([*(one for one in touched if one.content == entries[one.key].content), *opened])
@@ -196,8 +196,8 @@ class MemoryManager:
     async def run_gc(self) -> None:
         """Maintain short-term memory, then long-term memory as `gc.on_idle` does.
 
-        In short-term memory, irrelevant entries and duplicates are removed and, with a model, all but the 10
-        most recent entries are summarized. Entries that are due for long-term memory are set aside until the
+        In short-term memory, it removes irrelevant entries and duplicates and, with a model, summarizes all
+        but the 10 most recent entries. Entries that are due for long-term memory are set aside until the
         session ends.
         """
         await self.gc.auto_forget(MemoryTier.SHORT_TERM)
@@ -212,7 +212,7 @@ class MemoryManager:
 
 
 def _owner_of(graph: GraphBackend | None, short_term: ShortTermMemory) -> tuple[str, str] | None:
-    """Return the tenant and user whose memories these are, as far as that is known."""
+    """Return the tenant and user that the memories belong to, if known."""
     of_graph = graph.owner if isinstance(graph, BackendGraph) else None
     if of_graph is not None and short_term.owner not in (None, of_graph):
         raise ConfigurationError("the graph and the short-term memory belong to different users")

@@ -1,8 +1,8 @@
-"""Which entries are duplicates, and the merge of two entries of long-term memory.
+"""Duplicates, and the merge of two entries of long-term memory.
 
-A merge takes three changes, each of them atomic: it marks the entry that is to be removed, adds its metadata
-to the survivor, and removes it. A process may be killed in between, and others may change either entry.
-`finish` continues a merge from its mark.
+A merge takes three atomic changes: it marks the entry to be removed, adds its metadata to the survivor, and
+removes it. A process may be killed in between, and others may change either entry. `finish` continues a merge
+from its mark.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from stm_backends.tiers.graph import SharedGraph
 from stm_backends.tiers.stored import LABEL, Stored, vertex_id
 
 KEPT_DAYS: Final = 30.0
-"""How long a merged entry is remembered, so that promoting it again does not create it again."""
+"""Days for which a merged entry is remembered, so that another promotion does not create it again."""
 
 _KNOWN: Final = 64
-"""How many merges a survivor remembers, so that one that was interrupted is not counted twice."""
+"""Number of merges that a survivor remembers, so that an interrupted one is not counted twice."""
 
 _NOTHING: Final[Mapping[str, Any]] = {
     "content": None,
@@ -32,7 +32,7 @@ _NOTHING: Final[Mapping[str, Any]] = {
     "merge": None,
     "merges": [],
 }
-"""What replaces the fields of an entry that was merged: only its key and its times are remembered."""
+"""The new fields of a merged entry: only its key and its times are remembered."""
 
 
 WithVector: TypeAlias = tuple[MemoryEntry, list[float] | None]
@@ -76,9 +76,9 @@ async def merge(graph: SharedGraph, loser: MemoryEntry, survivor: MemoryEntry, n
 
 
 async def finish(graph: SharedGraph, key: str, loser: Stored, now: datetime) -> bool:
-    """Do the rest of a merge: add to the survivor, then remove the loser.
+    """Finish a merge: update the survivor, then remove the loser.
 
-    If the survivor was changed or removed since, the loser is an entry again.
+    If the survivor was changed or removed since, the loser becomes an entry again.
     """
     mark: Mapping[str, str] = loser.get("merge") or {}
 
@@ -105,14 +105,14 @@ async def finish(graph: SharedGraph, key: str, loser: Stored, now: datetime) -> 
 
 
 def is_unfinished(properties: Stored) -> bool:
-    """Say whether this is an entry whose merge into another was begun and not finished."""
+    """Return whether a merge of this entry into another was begun but not finished."""
     return properties.get("superseded_by") is not None and bool(properties.get("merge"))
 
 
 async def forget(graph: SharedGraph, key: str, merged: Stored, now: datetime) -> None:
-    """Remove what is remembered of an entry, `KEPT_DAYS` after its merge.
+    """Remove the record of a merged entry, `KEPT_DAYS` after its merge.
 
-    One that was stored as superseded goes as long after its last access.
+    An entry that was stored as superseded is removed as long after its last access.
     """
     since = datetime.fromisoformat(merged.get("merged_at") or merged["last_accessed"])
     if relevance.days_between(since, now) > KEPT_DAYS:

@@ -21,16 +21,16 @@ _locks: WeakValueDictionary[int, LoopLock] = WeakValueDictionary()
 class PlainGraph:
     """Lists and changes vertices of any `GraphBackend`.
 
-    Edges from one vertex lead to every vertex stored through this class, which is how they are listed.
-    Changes are atomic within this process only, also between several memories on one graph. A removed vertex
-    keeps its id and loses its properties, because `GraphBackend` cannot remove one.
+    An internal vertex has an edge to every vertex stored through this class, so that they can be listed.
+    Changes are atomic only within this process, but also across several memories on one graph. A removed
+    vertex keeps its id and loses its properties, because `GraphBackend` cannot remove one.
     """
 
     def __init__(self, graph: GraphBackend) -> None:
         if missing := lacking(graph, GraphBackend):
             raise ConfigurationError(
-                f"{type(graph).__name__} is no graph_backend; it lacks: {', '.join(missing)}"
-                " (give a Backend as backend=..., with owner=...)"
+                f"{type(graph).__name__} is not a graph_backend; it lacks: {', '.join(missing)}"
+                " (pass a Backend as backend=..., with owner=...)"
             )
         self._graph = graph
         self._lock = _locks.setdefault(id(graph), LoopLock())
@@ -74,7 +74,7 @@ class PlainGraph:
 
     async def list_vertices(self, label: str) -> AsyncIterator[list[dict[str, Any]]]:
         children = await self._graph.query_children(_ROOT)
-        # A graph may keep an edge that was added twice.
+        # A graph may keep two copies of an edge that was added twice.
         found = {
             vertex["id"]: vertex
             for vertex in children

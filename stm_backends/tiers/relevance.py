@@ -15,27 +15,27 @@ from stm_backends.records.steps import STEP, Steps
 
 PROMOTED_IMPORTANCE: Final = 0.5
 PROMOTED_ACCESSES: Final = 3
-"""An entry of short-term memory with this importance or this many accesses goes to long-term memory."""
+"""A short-term entry with at least this importance, or this many accesses, goes to long-term memory."""
 
 CHARACTERS_PER_TOKEN: Final = 4
 
 RECALL_COSINE: Final = 0.75
-"""The cosine similarity from which a text answers a query."""
+"""The minimum cosine similarity of a text that answers a query."""
 
 DUPLICATE_COSINE: Final = 0.9
-"""The cosine similarity from which two texts say the same."""
+"""The minimum cosine similarity of two texts with the same meaning."""
 
 _SHORTEST_LINE: Final = 32
-"""How many characters `truncated` keeps of each line at least, if lines can be left out instead."""
+"""Minimum length to which `truncated` cuts a line, if lines can be left out instead."""
 
 _BITS: Final = 256
-"""How many bits a signature of words has."""
+"""The number of bits in a signature of words."""
 
 _DAY_S: Final = 86_400.0
 
 
 def days_between(earlier: datetime, later: datetime) -> float:
-    """Return the days from one time to another, at least 0: clocks of other processes may be ahead."""
+    """Return the days from one time to another, but at least 0: other processes' clocks may be ahead."""
     return _days(earlier.timestamp(), later.timestamp())
 
 
@@ -59,7 +59,7 @@ def score(importance: float, access_count: int, created_at: float, last_accessed
 
 
 class EntryHead(NamedTuple):
-    """What ranks an entry of long-term memory, and the characters of its key and content.
+    """The data that rank a long-term entry, and the number of characters of its key and content.
 
     Times are in seconds since 1970.
     """
@@ -76,7 +76,7 @@ class EntryHead(NamedTuple):
 
 
 def size_of(key: str, content: object) -> int:
-    """Return how many characters an entry takes in a context window."""
+    """Return the number of characters that an entry takes in a context window."""
     return len(key) + len(str(content))
 
 
@@ -86,12 +86,12 @@ def decayed(score: float, last_accessed: datetime, now: datetime) -> float:
 
 
 def is_promoted(importance: float, access_count: int) -> bool:
-    """Say whether an entry goes to long-term memory when its session ends."""
+    """Return whether an entry goes to long-term memory when its session ends."""
     return importance >= PROMOTED_IMPORTANCE or access_count >= PROMOTED_ACCESSES
 
 
 def matches(query: str, key: str, tags: Iterable[str], content: object) -> bool:
-    """Say whether the query is part of the key, a tag or the content, regardless of case."""
+    """Return whether the query is part of the key, a tag or the content, regardless of case."""
     wanted = query.casefold()
     return any(wanted in text.casefold() for text in (key, *tags, str(content)))
 
@@ -111,7 +111,7 @@ def _jaccard(one: frozenset[str], other: frozenset[str]) -> float:
 
 
 def _signature(words: Iterable[str]) -> int:
-    """Return a bit for each word, of `_BITS`; several words may share one."""
+    """Return `_BITS` bits with one set for each word; several words may share a bit."""
     found = 0
     for word in words:
         found |= 1 << hash(word) % _BITS
@@ -127,7 +127,7 @@ def cosine(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 class Candidate(NamedTuple):
-    """What the search for duplicates needs to know of an entry."""
+    """The data of an entry that the search for duplicates needs."""
 
     key: str
     content: object
@@ -136,10 +136,10 @@ class Candidate(NamedTuple):
 
 
 def can_be_duplicate(content: object) -> bool:
-    """Say whether equal contents under different keys say the same: whether any of its texts has two words.
+    """Return whether equal contents under different keys mean the same: whether any text has two words.
 
-    A single word, a number, a truth value or `None` only means something together with its key, and so does
-    an object of these.
+    A single word, a number, a truth value or `None` has a meaning only together with its key, and so does an
+    object of these.
     """
     if isinstance(content, str):
         return len(tokens_of(content)) > 1
@@ -155,8 +155,8 @@ def duplicates(
 ) -> Steps[list[tuple[str, str]]]:
     """Return `(removed, survivor)` for each entry that a more relevant survivor duplicates.
 
-    No survivor of a removed entry is removed itself. Entries are similar if the Jaccard similarity of their
-    words is at least `threshold`, or the cosine similarity of their vectors at least `least_cosine`.
+    The survivor of a removed entry is never removed itself. Entries are similar if the Jaccard similarity of
+    their words is at least `threshold`, or the cosine similarity of their vectors at least `least_cosine`.
     """
     ranked = sorted(
         (one for one in candidates if can_be_duplicate(one.content)), key=lambda one: (-one.score, one.key)
@@ -170,7 +170,7 @@ def duplicates(
     for index, candidate in enumerate(ranked):
         yield
         own = words[index]
-        # Two sets this similar share a word among the rarest of each: so few survivors are compared.
+        # Two sets this similar share one of their rarest words, so only few survivors are compared.
         rarest = sorted(own, key=lambda word: (often[word], word))
         rarest = rarest[: len(own) - math.ceil(threshold * len(own) - 1e-9) + 1]
         near = {survivor for word in rarest for survivor in by_word.get(word, ())}
@@ -178,7 +178,7 @@ def duplicates(
         similar = [
             one
             for one in near
-            # A word whose bit the other lacks is not in common, which is quicker to find out.
+            # A word whose bit the other lacks is not in common; comparing bits is faster.
             if (1 + threshold) * (length - (bits & lacks[one]).bit_count())
             >= threshold * (length + len(words[one])) - 1e-9
             and _jaccard(own, words[one]) >= threshold
@@ -202,7 +202,7 @@ def duplicates(
 
 
 def within_budget(sizes: Iterable[int], max_tokens: int) -> list[int]:
-    """Return the positions that fit into the budget, in order; one that does not fit is left out."""
+    """Return the positions that fit into the budget, in order, skipping any that do not fit."""
     room = max_tokens * CHARACTERS_PER_TOKEN
     kept: list[int] = []
     for position, size in enumerate(sizes):
@@ -213,10 +213,10 @@ def within_budget(sizes: Iterable[int], max_tokens: int) -> list[int]:
 
 
 def truncated(previous: str, newer: Sequence[str], most: int) -> str:
-    """Return a text and newer lines in at most `most` characters.
+    """Return a text and newer lines, in at most `most` characters.
 
-    The text and the lines keep half of them each or their whole length. The longest lines are cut first. If
-    there are so many that little would be left of each, the oldest lines are left out.
+    The text and the lines each keep half of the room, or their whole length. The longest lines are cut first.
+    If there are too many lines to keep much of each, the oldest lines are left out.
     """
     length = sum(map(len, newer)) + len(newer)
     for_previous = min(len(previous), max(most // 2, most - length))
@@ -229,7 +229,7 @@ def truncated(previous: str, newer: Sequence[str], most: int) -> str:
 
 
 def _share(lengths: Sequence[int], room: int) -> int:
-    """Return the length to which lines are cut so that they fit; shorter lines leave room for longer ones."""
+    """Return the length to cut lines to so that they fit; shorter lines leave room for longer ones."""
     for position, length in enumerate(lengths):
         others = len(lengths) - position
         if length * others > room:
@@ -242,7 +242,7 @@ Fields = dict[str, Any]
 
 
 def absorbed(survivor: Mapping[str, Any], loser: Mapping[str, Any]) -> Fields:
-    """Return the fields of a survivor that change when it takes over those of an entry it duplicates."""
+    """Return the fields of a survivor that change when it absorbs its duplicate."""
     return {
         "access_count": survivor["access_count"] + loser["access_count"],
         "importance": max(survivor["importance"], loser["importance"]),
@@ -264,11 +264,11 @@ def renewed(known: Mapping[str, Any] | None, entry: Mapping[str, Any]) -> Fields
 def promoted(
     known: Mapping[str, Any] | None, entry: Mapping[str, Any], origin: str, *, again: bool = False
 ) -> Fields | None:
-    """Return the fields of long-term memory after an entry was promoted to it; repeating changes nothing.
+    """Return the long-term fields of an entry after its promotion. Repeating a promotion changes nothing.
 
-    `origin` identifies the content that is promoted. If that very content was promoted before, as `again`
-    says, too, or the known entry was created later, its content stays: it may have been improved since. With
-    `again`, an entry that is no longer known stays away, as it was merged, pruned or forgotten since.
+    `origin` identifies the promoted content. If that content was promoted before, which `again` also says, or
+    the known entry was created later, the known content is kept: it may have been improved since. With
+    `again`, an entry that is no longer known is not stored: it was merged, pruned or forgotten since.
     """
     if known is None:
         return None if again else {**entry, "origin": origin}

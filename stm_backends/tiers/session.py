@@ -1,10 +1,10 @@
-"""What the operations of a session do to its short-term memory: pure functions, no clock, no I/O.
+"""The effects of a session's operations on its short-term memory: pure functions, no clock, no I/O.
 
-A session is the result of its operations in their order, so every process that applies the same operations
-has the same session. An operation is a dict with its name under `op` and an `id`. One that depends on what
-its process has read names that by number: `content_at` is the number of the operation that set the content of
-an entry, `changed_at` that of its last change of any kind. If the entry has another number by then, the
-operation has no effect. Numbers start again after a session has expired or was erased, so such an operation
+A session is the result of its operations in order, so every process that applies the same operations has the
+same session. An operation is a dict with its name under `op` and an `id`. An operation that depends on data
+that its process has read refers to them by number: `content_at` is the number of the operation that set an
+entry's content, and `changed_at` that of its last change of any kind. If the entry has a different number,
+the operation has no effect. Numbers restart after a session has expired or was erased, so such an operation
 also names the session, under `of`.
 """
 
@@ -24,15 +24,15 @@ Operation: TypeAlias = dict[str, Any]
 SUMMARY_KEY: Final = "__summary__"
 
 _REMEMBERED: Final = 256
-"""How many ids are kept in `Session.done`."""
+"""Number of ids kept in `Session.done`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """An entry in a session.
 
-    `session` is the number of the session in which its content was set, and `promoted_at` its `changed_at`
-    when long-term memory received it last.
+    `session` is the number of the session in which its content was set, and `promoted_at` the value of
+    `changed_at` when long-term memory last received it.
     """
 
     entry: MemoryEntry
@@ -43,14 +43,14 @@ class Held:
 
     @property
     def is_due(self) -> bool:
-        """Whether long-term memory is to receive the present state of the entry."""
+        """True if long-term memory should receive the current state of the entry."""
         due = relevance.is_promoted(self.entry.importance, self.entry.access_count)
         return due and self.promoted_at != self.changed_at
 
     def long_term_key(self, name: str) -> str:
-        """Return the key in long-term memory; that of a summary contains the name of its session.
+        """Return the key in long-term memory; the key of a summary contains the name of its session.
 
-        So the summaries of two sessions do not replace each other.
+        This keeps the summaries of two sessions from replacing each other.
         """
         if self.entry.key != SUMMARY_KEY:
             return self.entry.key
@@ -60,8 +60,8 @@ class Held:
 class Promotion(NamedTuple):
     """A state of an entry that is due for long-term memory.
 
-    `entry` has its key there. `again` says that its content was promoted before, so only its accesses, its
-    importance and its tags are new. `of` is the id of the session.
+    `entry` has its long-term key. `again` says that its content was promoted before, so only its accesses,
+    importance and tags are new. `of` is the id of the session.
     """
 
     entry: MemoryEntry
@@ -75,10 +75,10 @@ class Promotion(NamedTuple):
 class Session:
     """The entries of a session in the order in which they were stored.
 
-    `aside` has entries that were removed and are still to be promoted. `number` counts the sessions that one
-    memory has had; after `ended`, the next entry begins another. `pruned` counts the entries that were
-    removed because of their relevance or for room. `id` is that of the first operation. `done` has the ids
-    of operations with a condition that had an effect.
+    `aside` has removed entries that are still to be promoted. `number` counts the sessions of one memory;
+    after `ended`, the next entry begins a new one. `pruned` counts the entries removed because of their
+    relevance or to make room. `id` is the id of the first operation. `done` has the ids of conditional
+    operations that had an effect.
     """
 
     entries: dict[str, Held] = field(default_factory=dict[str, Held])
@@ -102,7 +102,7 @@ class Session:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Session:
-        """Return the session of a result of `to_dict`."""
+        """Return the session from the dictionary of `to_dict`."""
         return cls(
             entries={one.entry.key: one for one in map(_of_dict, data["entries"])},
             aside=[*map(_of_dict, data["aside"])],
@@ -121,13 +121,13 @@ class Session:
             self.done = [*self.done, operation["id"]][-_REMEMBERED:]
 
     def after(self, operation: Operation) -> Session:
-        """Return the session after an operation; this one stays as it is."""
+        """Return the session after an operation; this one is not changed."""
         session = replace(self, entries={**self.entries}, aside=[*self.aside])
         session.apply(operation)
         return session
 
     def promotions(self, name: str) -> list[Promotion]:
-        """Return what is due for long-term memory, for the session of this name."""
+        """Return the promotions due for long-term memory, for the session with this name."""
         return [
             Promotion(
                 one.entry.copied(key=one.long_term_key(name)),
@@ -141,14 +141,14 @@ class Session:
         ]
 
     def has(self, key: str, content_at: int) -> bool:
-        """Say whether an entry still has the content that this operation set."""
+        """Return whether an entry still has the content that this operation set."""
         return key in self.entries and self.entries[key].content_at == content_at
 
     def put(self, entry: MemoryEntry) -> Held:
-        """Return an entry whose content is set now, no older than the one that it replaces."""
+        """Return an entry with content set now, no older than the entry that it replaces."""
         replaced = self.entries.get(entry.key)
         if replaced is not None and replaced.entry.created_at > entry.created_at:
-            # Another process, whose clock is ahead, stored the one that is replaced.
+            # The replaced entry was stored by another process whose clock is ahead.
             entry = entry.copied(created_at=replaced.entry.created_at)
         return Held(entry, self.operations, self.operations, self.number)
 
@@ -167,13 +167,13 @@ class Session:
         if one.is_due:
             self.aside.append(one)
             if key == SUMMARY_KEY:
-                # The next summary will not cover this one, so it must not replace it.
+                # The next summary will not cover this one, so it needs another key.
                 self.number += 1
 
     def refresh(self, at: datetime, below: float, most: int) -> None:
-        """Remove entries of a relevance below a threshold, and the least relevant ones beyond `most`."""
+        """Remove entries with a relevance below a threshold, and the least relevant beyond `most`."""
         scores = {key: one.entry.relevance_at(at) for key, one in self.entries.items()}
-        # The order is stable: of equally relevant entries the oldest is removed first.
+        # The sort is stable: of equally relevant entries, the oldest is removed first.
         ranked = sorted(scores, key=lambda key: scores[key])
         for position, key in enumerate(ranked):
             if position < len(ranked) - most or scores[key] < below:
@@ -208,7 +208,7 @@ def _remember(session: Session, do: Operation) -> None:
     if known is not None and do.get("renews"):
         entry = replace(entry, **relevance.renewed(vars(known.entry), vars(entry)))
     held = session.put(entry)
-    # Popped, so that it becomes the most recent. What was set aside of it would be promoted over it.
+    # Popped, so that it becomes the most recent. An old state set aside would be promoted over it.
     session.entries.pop(entry.key, None)
     session.aside = [one for one in session.aside if one.long_term_key("") != held.long_term_key("")]
     session.entries[entry.key] = held
@@ -242,7 +242,7 @@ def _summarize(session: Session, do: Operation) -> bool:
     for key, content_at in do["covered"]:
         if session.has(key, content_at):
             session.set_aside(key)
-    # The oldest entry, because it covers what was before all others.
+    # The summary becomes the oldest entry, because it covers everything before the others.
     session.entries.pop(SUMMARY_KEY, None)
     session.entries = {SUMMARY_KEY: summary, **session.entries}
     return True
@@ -284,7 +284,7 @@ def _promoted(session: Session, do: Operation) -> None:
 
 
 def _end(session: Session, do: Operation) -> None:
-    # Another process may have begun the next one.
+    # Another process may have begun the next session.
     session.ended = session.ended or do["number"] == session.number
 
 

@@ -1,8 +1,8 @@
 """Short-term memory in a conversation of a backend, shared by every process that uses the same session.
 
 Each operation of the session is a turn: `user_message` is its name, `assistant_response` its JSON. The
-summary of the conversation is the session that the turns before have made, as JSON, so a fold of the
-conversation carries the session on and loses nothing. See `stm_backends.tiers.session` for the operations.
+summary of the conversation is the session that results from the previous turns, as JSON, so folding the
+conversation loses nothing of the session. See `stm_backends.tiers.session` for the operations.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from stm_backends.backend import Backend
 
 FOLD_AT: Final = 64
-"""After how many operations they are folded."""
+"""Number of operations after which they are folded."""
 
 _UNLIMITED: Final = 2**53
 
@@ -43,15 +43,15 @@ _UNLIMITED: Final = 2**53
 class SharedShortTermMemory(ShortTermMemory):
     """The entries of one session, shared by every process that opens the same `key`.
 
-    `key` is the key of the agent's conversation. The entries are kept in a conversation of their own, whose
+    `key` is the key of the agent's conversation. The entries are kept in a separate conversation, whose
     session id has `#short-term` appended. Listing, export and copying of a user include it, and erasing the
     agent's conversation erases it. It expires `session_ttl_s` seconds after the last operation; `None` means
-    never. Writing an entry is one round trip, as is reading; a recall is both. Contents are JSON; others
-    raise `InvalidState`. `entries`, `size`, `len()` and `in` do no I/O: they answer for the last read and
-    what this process has written since. The backend must be open, and stays open.
+    never. Writing an entry takes one round trip, reading takes one, and a recall takes both. Contents that
+    are not JSON raise `InvalidState`. `entries`, `size`, `len()` and `in` do no I/O: they reflect the last
+    read and the later writes of this process. The backend must be open, and stays open.
     """
 
-    def __init__(  # noqa: PLR0913 -- those of `ShortTermMemory`, and the place
+    def __init__(  # noqa: PLR0913 -- the parameters of `ShortTermMemory`, and the place
         self,
         backend: Backend,
         key: MemoryKey,
@@ -80,7 +80,7 @@ class SharedShortTermMemory(ShortTermMemory):
         self.owner = (key.tenant_id, key.user_id)
 
     def _name_of(self, session: Session) -> str:
-        # After this session has expired, another one begins under the same key.
+        # After this session has expired, a new one begins under the same key.
         return f"{self._session_id}:{session.id}"
 
 
@@ -99,7 +99,7 @@ class ConversationJournal:
             budget=MemoryBudget(full_zone_turns=0, summary_max_tokens=_UNLIMITED, total_max_tokens=0),
             # Turns without a fold must never be dropped.
             recovery_backlog_limit=_UNLIMITED,
-            # Before the record has as many as it may have.
+            # Fold before the record reaches its maximum number.
             fold_batch_turns=FOLD_AT if most is None else max(1, min(FOLD_AT, most // 2)),
             fold_max_turns=4 * FOLD_AT,
             fold_max_tokens=_UNLIMITED,
@@ -111,7 +111,7 @@ class ConversationJournal:
     async def read(self) -> Session:
         context: dict[str, Any] = (await self.conversation.get_llm_context()).get("conversation_memory", {})
         if self.conversation.health is MemoryHealth.DEGRADED:
-            # The context lacks what is not folded.
+            # The context lacks the turns that are not folded.
             raise Unavailable(
                 "the operations of a session cannot be folded", backend=self._name, operation="load"
             )
@@ -121,7 +121,7 @@ class ConversationJournal:
 
     async def write(self, operation: Operation) -> None:
         await self.conversation.add_turn(ConversationTurn(operation["op"], _encoded(operation)))
-        # A guess until the next read: other processes may have written before.
+        # An estimate until the next read: other processes may have written first.
         self.known = self.known.after(operation)
 
     async def fold(self, request: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Short-term memory: what one session keeps, in this process or in a conversation of a backend."""
+"""Short-term memory: the entries of one session, in this process or in a backend's conversation."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from stm_backends.tiers.session import SUMMARY_KEY, Held, Operation, Promotion, 
 SUMMARY_IMPORTANCE: Final = 0.8
 
 KEPT: Final = 10
-"""How many of the most recent entries `summarize` leaves as they are."""
+"""Number of most recent entries that `summarize` leaves as they are."""
 
 MOST_CHARACTERS: Final = 2000
-"""The most characters of a summary without a model."""
+"""Maximum length of a summary without a model, in characters."""
 
 SUMMARY_TOKENS: Final = MOST_CHARACTERS // relevance.CHARACTERS_PER_TOKEN
 
 _ATTEMPTS: Final = 3
-"""How often a summary is requested if what it contains was forgotten while the model wrote it."""
+"""Maximum number of requests for a summary if its entries are forgotten while the model writes it."""
 
 
 class Journal(Protocol):
-    """Where the operations of a session are carried out."""
+    """Carries out the operations of a session."""
 
     @property
     def known(self) -> Session:
-        """The session as this process knows it."""
+        """The session as far as this process knows it."""
         ...
 
     async def read(self) -> Session:
@@ -79,14 +79,14 @@ class ShortTermMemory(Tier):
     """The entries of one session, at most `max_entries`, in this process.
 
     Every `refresh_interval` calls of `remember`, and whenever there are too many entries, those with a
-    relevance below `relevance_threshold` are removed, then the least relevant ones until the size fits. An
-    entry that is due for long-term memory, and is removed by that, by the garbage collector or by a summary,
-    is set aside until the session ends.
+    relevance below `relevance_threshold` are removed, then the least relevant ones until the rest fit. If an
+    entry that is removed in this way, by the garbage collector or by a summary is due for long-term memory,
+    it is set aside until the session ends.
 
-    Entries are copied on the way in and out. `session_id` names the summary in long-term memory; give each
-    session another. With an `embedder`, `recall` also finds entries whose cosine similarity to the query is
-    at least `recall_cosine`; each process computes the vectors that it needs. `SharedShortTermMemory` is the
-    same for several processes.
+    Entries are copied on the way in and out. `session_id` names the summary in long-term memory; use a
+    different one for each session. With an `embedder`, `recall` also finds entries whose cosine similarity to
+    the query is at least `recall_cosine`; each process computes the vectors that it needs.
+    `SharedShortTermMemory` is the same for several processes.
     """
 
     def __init__(  # noqa: PLR0913 -- the specification's three, and one for each part
@@ -120,9 +120,9 @@ class ShortTermMemory(Tier):
         self._summarizing = LoopLock()
 
     async def remember(self, entry: MemoryEntry) -> None:
-        """Store an entry; it replaces one with the same key and becomes the most recent.
+        """Store an entry as the most recent one, replacing any with the same key.
 
-        Of the two, the higher importance is kept, and the accesses are added up.
+        The higher importance of the two is kept, and their accesses are added up.
         """
         require_is_entry(entry)
         await self._write(
@@ -138,7 +138,7 @@ class ShortTermMemory(Tier):
     async def recall(self, query: str) -> list[MemoryEntry]:
         """Return the entries whose key, tags or content contain the query, the most relevant first.
 
-        With an embedder, entries of a similar meaning are found too. An entry with `superseded_by` is not
+        With an embedder, entries with a similar meaning are found too. An entry with `superseded_by` is not
         found. Each result counts as an access; if that cannot be stored, it is logged and not raised.
         """
         session = await self.journal.read()
@@ -154,7 +154,7 @@ class ShortTermMemory(Tier):
         )
 
     async def touch(self, entries: Iterable[MemoryEntry]) -> list[MemoryEntry]:
-        """Count an access to entries; returns those that still exist."""
+        """Count an access to entries, and return those that still exist."""
         session = await self.journal.read()
         held = session.entries
         return await self._accessed(session, [held[one.key] for one in entries if one.key in held])
@@ -163,11 +163,11 @@ class ShortTermMemory(Tier):
         """Return the `n` most recently stored entries, newest first. This does not count as an access."""
         given = cast("object", n)
         if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-            raise ConfigurationError("n must be an integer of at least 0")
+            raise ConfigurationError("n must be an integer, at least 0")
         return (await self.listed())[::-1][:n]
 
     async def forget(self, key: str) -> None:
-        """Remove an entry, if there is one; it will not be promoted."""
+        """Remove an entry if it exists; it will not be promoted."""
         session = await self.journal.read()
         if key in session.entries or any(one.entry.key == key for one in session.aside):
             await self._write("forget", key=key)
@@ -182,8 +182,8 @@ class ShortTermMemory(Tier):
 
         Returns `None` if there is no summary. The new summary covers the previous one. Without a model, or if
         it fails, which is logged, texts are joined and cut to 2,000 characters. An empty answer changes
-        nothing. An entry that is replaced while the model writes keeps its new content; if one is forgotten,
-        or another summary is stored, the answer is discarded and requested again.
+        nothing. An entry that is replaced while the model writes keeps its new content. If an entry is
+        forgotten meanwhile, or another summary stored, the answer is discarded and requested again.
         """
         require_provider(llm_provider)
         async with self._summarizing.here():
@@ -216,7 +216,7 @@ class ShortTermMemory(Tier):
         self, of: str, text: str, previous: Held | None, batch: list[Held]
     ) -> bool:
         if (await self.journal.read()).id != of:
-            # Erased while the model wrote: nothing of it may be stored again.
+            # The session was erased while the model wrote: nothing of it may be stored again.
             return False
         now = self._clock()
         summary = MemoryEntry(
@@ -241,30 +241,30 @@ class ShortTermMemory(Tier):
         return session.promotions(self._name_of(session))
 
     async def was_promoted(self, done: Iterable[Promotion]) -> None:
-        """Note what long-term memory has, so that it is not promoted again while it is unchanged."""
+        """Note which entries long-term memory has stored, so that they are not promoted again unchanged."""
         known = [*done]
         if known:
-            # Of a session that was erased since, nothing may be stored again, not even its keys.
+            # If the session was erased since, nothing of it may be stored again, not even its keys.
             of = (await self.journal.read()).id
             entries = [[one.key, one.changed_at] for one in known if one.of == of]
             if entries:
                 await self._write("promoted", of=of, entries=entries)
 
     async def end_session(self) -> None:
-        """Begin another session with the next entry."""
+        """End the session; the next entry begins a new one."""
         session = await self.journal.read()
         if session.operations and not session.ended:
             await self._write("end", of=session.id, number=session.number)
 
     @property
     def summary_key(self) -> str | None:
-        """The key that the summary has in long-term memory, if this process knows of a summary."""
+        """The long-term key of the summary, if this process knows of a summary."""
         session = self.journal.known
         summary = session.entries.get(SUMMARY_KEY)
         return None if summary is None else summary.long_term_key(self._name_of(session))
 
     def _name_of(self, session: Session) -> str:
-        """Return the name of a session in the key that its summary has in long-term memory."""
+        """Return the name of a session in the long-term key of its summary."""
         del session
         return self._session_id
 
@@ -273,13 +273,13 @@ class ShortTermMemory(Tier):
         return _copies(await self.journal.read())
 
     async def with_vectors(self) -> list[WithVector]:
-        """Return copies of the entries that no other supersedes, each with its vector if it has one."""
+        """Return copies of the entries that are not superseded, each with its vector if it has one."""
         session = await self.journal.read()
         vectors = {} if self._embedder is None else await self._all_vectors(self._embedder, session)
         return [(one, vectors.get(one.key)) for one in _copies(session) if one.superseded_by is None]
 
     async def discard(self, entry: MemoryEntry) -> bool:
-        """Remove an entry unless it was changed or accessed since; say whether it was removed."""
+        """Remove an entry unless it was changed or accessed since, and return whether it was removed."""
         session = await self.journal.read()
         one = session.entries.get(entry.key)
         if one is None or one.entry != entry:
@@ -302,7 +302,7 @@ class ShortTermMemory(Tier):
         )
 
     async def rewrite(self, entry: MemoryEntry, content: Any) -> bool:
-        """Replace the content of an entry unless it was changed since; say whether it was replaced."""
+        """Replace the content of an entry unless it was changed since, and return whether it was replaced."""
         session = await self.journal.read()
         one = _judged(session, entry)
         if one is None:
@@ -320,13 +320,13 @@ class ShortTermMemory(Tier):
         return self.journal.known.entries.keys()
 
     async def _write(self, name: str, **fields: Any) -> str:
-        """Carry out an operation; returns its id."""
+        """Carry out an operation and return its id."""
         identity = secrets.token_hex(8)
         await self.journal.write({"op": name, "id": identity, **fields})
         return identity
 
     async def _written_if_unchanged(self, of: str, name: str, **fields: Any) -> bool:
-        """Carry out an operation on the session of this id; say whether it had an effect."""
+        """Carry out an operation on the session with this id, and return whether it had an effect."""
         identity = await self._write(name, of=of, **fields)
         return identity in (await self.journal.read()).done
 
@@ -339,7 +339,7 @@ class ShortTermMemory(Tier):
         return sorted(entries, key=lambda one: one.relevance_at(now), reverse=True)
 
     async def _counted(self, session: Session, found: list[Held], now: datetime) -> bool:
-        """Count an access to entries; only reports a failure, because reading them has succeeded."""
+        """Count an access to entries. A failure is only reported, because reading them has succeeded."""
         entries = [[one.entry.key, one.content_at] for one in found]
         try:
             await self._write("access", of=session.id, entries=entries, at=now)
@@ -366,7 +366,7 @@ class ShortTermMemory(Tier):
 
 
 def report_pruned(observer: Observer, count: int) -> None:
-    """Report entries that were removed from short-term memory because of their relevance or for room."""
+    """Report entries that were removed from short-term memory because of their relevance or to make room."""
     if count:
         observer.memories("pruned", "short_term", count)
 

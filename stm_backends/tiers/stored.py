@@ -1,12 +1,12 @@
-"""An entry of long-term memory as the properties of a vertex, and the changes of one; pure functions.
+"""A long-term entry as the properties of a vertex, and its changes; pure functions.
 
 The properties are the fields of `MemoryEntry.to_dict`, and:
 
 ```
-run_id     the run that produced the entry, or None, which graphs return traces by
-vector     {"text": ..., "of": [...]}, the vector of the content and the text that it is of, or None
-origin     identifies the content that was promoted from short-term memory last
-merges     the ids of the merges that added to this entry
+run_id     the run that produced the entry, or None; graphs return traces by it
+vector     {"text": ..., "of": [...]}: the vector of the content and the text it was made from, or None
+origin     identifies the content last promoted from short-term memory
+merges     the ids of the merges that this entry absorbed
 merge      {"id", "survivor"}: a merge into `superseded_by` that is not finished, or None
 merged_at  when the entry was merged; only its key and its times are left
 ```
@@ -38,12 +38,12 @@ def vertex_id(key: str) -> str:
 
 
 def live(properties: Stored | None) -> Stored | None:
-    """Return the properties of a vertex that is an entry: neither missing nor superseded."""
+    """Return the properties if they are those of an entry that is neither missing nor superseded."""
     return None if properties is None or properties.get("superseded_by") is not None else properties
 
 
 def head_of(properties: Stored) -> EntryHead | None:
-    """Return what ranks an entry; `None` for one that is superseded, and for any other properties."""
+    """Return the head of an entry; `None` if it is superseded or the properties are not an entry's."""
     if live(properties) is None:
         return None
     try:
@@ -67,13 +67,13 @@ def _seconds(text: str) -> float:
 
 
 def identity(entry: MemoryEntry) -> str:
-    """Return what identifies this content of an entry."""
+    """Return a digest that identifies this content of an entry."""
     text = f"{entry.created_at.isoformat()}\n{json.dumps(entry.content, sort_keys=True)}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def has_content(properties: Stored, identified: str) -> bool:
-    """Say whether a stored entry still has the content of this identity."""
+    """Return whether a stored entry still has the content with this identity."""
     return identity(MemoryEntry.from_dict(properties)) == identified
 
 
@@ -92,13 +92,13 @@ def accessed(now: datetime, largest: int | None = None) -> Change:
 
 
 def promotion(entry: MemoryEntry, fields: Stored, *, again: bool = False) -> Change:
-    """Return the change that promotes an entry, whose properties are `fields`; see `relevance.promoted`."""
+    """Return the change that promotes an entry with the properties `fields`; see `relevance.promoted`."""
     origin = identity(entry)
 
     def change(properties: Stored | None) -> Stored | None:
         known = live(properties)
         if properties is not None and known is None and properties["created_at"] >= fields["created_at"]:
-            # It was promoted before and is superseded, or a merge of it is still to be finished.
+            # The entry was promoted before and is superseded, or its merge is still to be finished.
             return properties
         promoted = relevance.promoted(known, fields, origin, again=again)
         return properties if promoted is None else promoted
@@ -107,7 +107,7 @@ def promotion(entry: MemoryEntry, fields: Stored, *, again: bool = False) -> Cha
 
 
 def require_entry(properties: Stored) -> None:
-    """Raise `InvalidState` unless these are properties of an entry, as long-term memory stores them."""
+    """Raise `InvalidState` unless these are the properties of an entry, as long-term memory stores it."""
     merge, merges, vector = (properties.get(name) for name in ("merge", "merges", "vector"))
     try:
         complete = MemoryEntry.from_dict(properties).to_dict().keys() <= properties.keys()

@@ -1,4 +1,4 @@
-"""A vertex as a record: what is stored, as pure functions.
+"""The record of a vertex, as pure functions.
 
 ```
 body   {"id", "label", "properties", "created_at", "stamp", "index", "out": [...], "into": [...]}
@@ -6,10 +6,10 @@ entry  {"to": target, "label": ..., "properties": ...}    the half of an edge at
 entry  {"from": source, "label": ...}                     the half of an edge at its target
 ```
 
-An edge has two halves, each an entry of the vertex at its end, and exists while both do. So adding one takes
-two appends, which conflict with nothing, and is visible only once both were done. Deleting a vertex deletes
-its halves, which ends its edges even if the vertex is added again. A body without a label is that of edges
-whose vertex does not exist yet.
+An edge has two halves, each an entry of the vertex at its end, and exists while both do. Adding an edge takes
+two appends, which conflict with nothing, and the edge is visible only once both are done. Deleting a vertex
+deletes its halves, which ends its edges even if the vertex is added again. A body without a label holds edges
+of a vertex that does not exist yet.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from stm_backends.tiers.graph import Properties, Vertex, same_properties, vertex
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A vertex and its halves of edges. `version` is `None` if there is no record.
+    """A vertex and its halves of edges. `version` is `None` if the record does not exist.
 
-    `label` is `None` if there is no vertex. `stamp` names its entries in the index, and `index` is the number
-    of the rule by which it was indexed. `length` is how many entries the tail has. `out` and `into` are
-    halves of edges by their other end and their label. `extra` holds fields of a newer version of
+    `label` is `None` if the vertex does not exist. `stamp` names its entries in the index, and `index` is the
+    number of the rule that it was indexed by. `length` is the number of entries in the tail. `out` and `into`
+    are halves of edges by their other end and label. `extra` holds fields of a newer version of
     this library.
     """
 
@@ -48,12 +48,12 @@ class Stored:
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def vertex(self) -> Vertex:
-        """Return the vertex in the form in which graphs answer."""
+        """Return the vertex in the form that graphs return."""
         return vertex_of(self.id, self.label or "", self.properties, self.created_at)
 
 
 def read(record: Record | None, codec: Codec) -> Stored:
-    """Return what is stored of a vertex. Raises `Corrupt` if any part of it cannot be read."""
+    """Return a stored vertex and its halves of edges. Raises `Corrupt` if any part of it cannot be read."""
     if record is None:
         return Stored()
     stored = _load(record, codec.open("vertex", record.body) if record.body else {})
@@ -63,7 +63,7 @@ def read(record: Record | None, codec: Codec) -> Stored:
 
 
 def seal(stored: Stored, codec: Codec) -> bytes:
-    """Return the body of a vertex, with the halves of all of its edges."""
+    """Return the body of a vertex, with its halves of all its edges."""
     content = {
         **stored.extra,
         "id": stored.id,
@@ -90,7 +90,7 @@ def seal_halves(
 
 
 _DEEPEST: Final = 100
-"""How deeply properties may be nested, so that there is room for the record around them."""
+"""Maximum nesting depth of properties, which leaves room for the record around them."""
 
 _FIELDS: Final = ("id", "label", "properties", "created_at", "stamp", "index", "out", "into")
 
@@ -134,14 +134,14 @@ def _add(stored: Stored, content: Mapping[str, Any]) -> None:
 
 
 def same(stored: Stored, wanted: Stored) -> bool:
-    """Say whether two states of a vertex have the same label and properties."""
+    """Return whether two states of a vertex have the same label and properties."""
     return stored.label == wanted.label and same_properties(stored.properties, wanted.properties)
 
 
 def edges_from(
     source_id: str, source: Stored, others: Mapping[str, Stored]
 ) -> dict[tuple[str, str], Properties]:
-    """Return the edges from a vertex to some of the others of which both halves are stored."""
+    """Return the edges from a vertex to some others, if both of their halves are stored."""
     return {
         (target, label): properties
         for (target, label), properties in source.out.items()

@@ -1,4 +1,4 @@
-"""The terms that a vertex of a graph is found by: words, and exact values of some properties."""
+"""The search terms of a graph's vertex: words, and exact values of some properties."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, Final
 from stm_backends.records.words import words_of
 
 RULE: Final = 1
-"""The number of the rule by which `terms_of` works. A write indexes a vertex of another rule again."""
+"""The version of the rules of `terms_of`. A write indexes a vertex again if it has another version."""
 
 WORDS_OF: Final = ("key", "content", "tags")
 """The properties whose words are indexed."""
 
 EXACT: Final = ("run_id", "source_agent", "source_run_id")
-"""The properties that are indexed by their value."""
+"""The properties that are indexed by value."""
 
 
 def terms_of(properties: Mapping[str, Any]) -> frozenset[str]:
-    """Return the terms that a vertex is found by. A superseded one has only those of its run."""
+    """Return the search terms of a vertex. A superseded one has only those of its run."""
     exact = {exact_term(name, properties[name]) for name in EXACT if isinstance(properties.get(name), str)}
     if properties.get("superseded_by"):
         return frozenset(term for term in exact if term.startswith("run_id="))

@@ -56,7 +56,7 @@ JUDGED: Final = {
 """Columns that say how much the rules had to judge that are not about each turn."""
 
 WATCHED: Final = """\
-The pod of each datastore that was watched longest, in the first and the last third of that time, without the
+For each datastore, the pod that was watched longest, in the first and the last third of that time without the
 warm-up:
 """
 
@@ -94,30 +94,24 @@ def page(text: str, runs: Sequence[Run]) -> str:
 
 
 def tables(runs: Sequence[Run]) -> str:
-    """Return the tables: what came of the runs, what ran, the figures of pods, and what happened by kind."""
+    """Return the tables: outcomes of the runs, figures of pods, and disturbances by kind."""
     stands: dict[str, list[Run]] = {}
     for run in runs:
         stands.setdefault(_name(run), []).append(run)
     results = [[name, *_outcome(of)] for name, of in stands.items()]
-    # Earlier runs have not stored them.
-    settings = ["settings"] if any("pause" in run for run in runs) else []
     return "\n".join(
         (
             table(
                 ("datastore", "minutes", "disturbances", "violations", *OUTCOMES),
                 [*results, ["**all**", *_outcome(runs)]],
             ),
-            "How much there was to judge; `-` where the checker of that run did not count it:\n",
+            "Judged operations; `-` where the checker of that run did not count them:\n",
             table(
                 ("datastore", *JUDGED),
                 [
                     [name, *(_total(of, one) for one in JUDGED.values())]
                     for name, of in (*stands.items(), ("**all**", runs))
                 ],
-            ),
-            _words(
-                ("datastore", "versions", "library", "seeds", *settings),
-                ([name, *_what_ran(of), *[_settings(of)] * len(settings)] for name, of in stands.items()),
             ),
             WATCHED,
             table(
@@ -165,22 +159,6 @@ def _faults(runs: Sequence[Run]) -> Counter[str]:
     return total
 
 
-def _what_ran(runs: Sequence[Run]) -> list[str]:
-    versions = _each(f"{name} {version}" for run in runs for name, version in sorted(run["versions"].items()))
-    return [versions, _each(run["library"] for run in runs), _each(str(run["seed"]) for run in runs)]
-
-
-def _settings(runs: Sequence[Run]) -> str:
-    """Return how many pods there were, how often they called, and after how many faults a run was to end."""
-    return _each(
-        f"{run['pods_count']} pods, a pause of {run['pause']:g} s"
-        + f", at most {run['faults_limit']:,} disturbances" * bool(run["faults_limit"])
-        if "pause" in run
-        else "not stored"
-        for run in runs
-    )
-
-
 def _sum(runs: Sequence[Run]) -> str:
     """Return how many disturbances there were, and how many of them were no faults."""
     total = _faults(runs)
@@ -191,10 +169,6 @@ def _sum(runs: Sequence[Run]) -> str:
 
 def _group(name: str) -> str:
     return GROUPS.get(name.partition("-")[0], "servers")
-
-
-def _each(names: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(names))
 
 
 def _pods(runs: Sequence[Run]) -> list[str]:
@@ -249,7 +223,7 @@ def _struck(runs: Sequence[Run]) -> Iterable[str]:
         rows = (
             [kind, ", ".join(f"{what} {n:,}" for what, n in sorted(of.items()))] for kind, of in total.items()
         )
-        yield "What was under way in a pod when it was struck, each kind of operation once:\n"
+        yield "Operations under way in a struck pod, each kind once:\n"
         yield _words(("strike", "under way"), sorted(rows))
 
 

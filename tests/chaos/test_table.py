@@ -57,7 +57,6 @@ def test_runs_of_one_datastore_are_added_up(tmp_path: Path) -> None:
     written = table.tables(table.load(files(tmp_path, result(), other, result(stand="sqlite"))))
     assert "| redis | 70 | 2,284 | 1 | 10,000 | - | 18 | - | - | - | - | 6 | 80 | 4 | - |" in written
     assert "| **all** | 131 | 3,426 | 1 | 15,000 | - | 27 | - | - | - | - | 9 | 120 | 6 | - |" in written
-    assert "| redis | python 3.13.1, redis-server 8.2.3 | 0.2.0 (abc1234) | 3, 7 |" in written
     assert "| redis | 60 | 48 → 51 | 5 → 5 | 3 → 4 | 12 → 13 | 1 of 24 |" in written
     assert "| **all** | - | - | - | - | - | 2 of 36 |" in written
     assert "| pod | 3,300 | kill 3,300 |" in written
@@ -99,15 +98,6 @@ def test_what_kills_and_pauses_struck_is_added_up(tmp_path: Path) -> None:
     written = table.tables(table.load(files(tmp_path, first, second, result(seed=9))))
     assert "| kill | add 4, nothing 1 |\n| pause | summarize 1,000 |" in written
     assert "struck" not in table.tables([result()])
-
-
-def test_settings_are_shown_of_runs_that_stored_them(tmp_path: Path) -> None:
-    older, limited = result(), result(seed=8, pods_count=6, pause=0.05, faults_limit=2_000)
-    newer = result(seed=9, stand="sqlite", pods_count=4, pause=0.1, faults_limit=0)
-    written = table.tables(table.load(files(tmp_path, older, limited, newer)))
-    assert "| 7, 8 | not stored, 6 pods, a pause of 0.05 s, at most 2,000 disturbances |" in written
-    assert "| 9 | 4 pods, a pause of 0.1 s |" in written
-    assert "settings" not in table.tables([older])
 
 
 def test_sealed_pods_and_those_of_two_versions_have_rows_of_their_own(tmp_path: Path) -> None:

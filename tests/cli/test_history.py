@@ -482,5 +482,5 @@ def test_a_log_whose_items_are_not_all_there_is_not_imported(kept: str, tmp_path
     del lines[without]
     file.write_text("\n".join(lines))
     done = cli("import", str(file), "--url", url)
-    assert (done.exit_code, "not all right before it" in done.stderr) == (2, True), done.stderr
+    assert (done.exit_code, "not all come directly before it" in done.stderr) == (2, True), done.stderr
     assert cli("history", "acme:u1:trip", "--url", url).exit_code == 1

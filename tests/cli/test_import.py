@@ -372,14 +372,14 @@ def test_a_damaged_page_costs_an_export_no_more_than_its_turns(url: str, tmp_pat
     shown = cli("history", "acme:u:long", "-n", 40, "--before", 120, "--url", there)
     assert shown.stderr == (
         f"Earlier turns: stm-backends history acme:u:long --url {there} -n 40 --before 80\n"
-        "Not stored any more: 80 to 119\n"
+        "No longer stored: 80 to 119\n"
     )
     assert cli("export", "--user", "acme:u", "--url", there).exit_code == 0, "what is missing is no error"
 
     assert cli("history", "acme:u:long", "-n", 40, "--before", 120, "--url", url).exit_code == 1
     assert cli("import", file, "--replace", "--url", url).exit_code == 0
     shown = cli("history", "acme:u:long", "-n", 40, "--before", 120, "--url", url)
-    assert (shown.exit_code, "Not stored any more: 80 to 119" in shown.stderr) == (0, True)
+    assert (shown.exit_code, "No longer stored: 80 to 119" in shown.stderr) == (0, True)
 
 
 def test_the_same_error_of_many_vertices_is_printed_once_with_their_number(url: str, tmp_path: Path) -> None:
@@ -475,8 +475,8 @@ def test_only_states_of_the_wanted_owner_are_imported(url: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("texts", "options", "message"),
     [
-        ([saved("one")], (), "made.jsonl:1: a saved state does not say whose it is; add its conversation to"),
-        ([saved("one"), saved("two")], ("--key", "acme:u:s"), "made.jsonl:2: a saved state does not say"),
+        ([saved("one")], (), "made.jsonl:1: a saved state does not name its conversation; add it to"),
+        ([saved("one"), saved("two")], ("--key", "acme:u:s"), "made.jsonl:2: a saved state does not name"),
         ([exported("acme")], ("--key", "acme:u:s"), "--key is for a saved state that does not name its"),
         ([saved("one", key="acme:u:s")], ("--key", "acme:u:t"), "--key is for a saved state that does not"),
         ([saved("one", key="acme:u")], (), "made.jsonl:1: a conversation's key has three parts"),

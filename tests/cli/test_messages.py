@@ -218,4 +218,4 @@ def test_the_help_has_every_command_once(url: str) -> None:
     assert [shown.count(f"│ {name} ") for name in ("ls", "show", "search", "usage", "import", "replay")] == [
         1
     ] * 6
-    assert shown.index("Look at what is stored") < shown.index("Try and verify")
+    assert shown.index("Inspect stored data") < shown.index("Try and verify")

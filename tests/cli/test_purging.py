@@ -179,7 +179,7 @@ def test_expire_gives_everything_of_a_user_a_time_to_live(url: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--ttl", "90d"), "name whose records expire"),
+        (("--ttl", "90d"), "name the owner of the records"),
         (("--ttl", "soon", "--tenant", "acme"), "--ttl is a number and a unit"),
     ],
 )

@@ -143,7 +143,7 @@ def test_sealed_data_is_not_erased_without_its_keys_unless_asked(
         assert not receipt.exists()
     result = cli("erase", "acme:ada", "--url", url, "-y", "--keep-keys", "--receipt", str(receipt))
     assert result.exit_code == 0
-    assert "data keys in a store of their own were not erased" in " ".join(result.stderr.split())
+    assert "data keys in a separate store were not erased" in " ".join(result.stderr.split())
     assert json.loads(receipt.read_text())["data_keys_left"] is True
 
 
@@ -225,7 +225,7 @@ def test_migrated_clear_text_is_sealed_and_what_remains_of_it_is_printed(
     assert result.exit_code == 0, result.output
     said = " ".join(result.stdout.split())
     assert "replaced clear text" in said
-    assert "SQLite: what was deleted is overwritten in the file, and the write-ahead log was cut" in said
+    assert "SQLite: deleted data is overwritten in the file, and the write-ahead log was cut" in said
     assert b"Zanzibar" not in b"".join(file.read_bytes() for file in folder.iterdir())
 
 

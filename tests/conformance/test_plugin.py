@@ -122,7 +122,7 @@ def test_a_check_that_would_write_too_much_says_how_to_have_it_asked(tmp_path: P
     name = "test_a_rewrite_that_makes_a_record_too_large_is_refused"
     status, printed = pytest_in(tmp_path, "--stm-backend=sqlite", f"--stm-url={url}", "-k", name, *NAMED)
     assert status == 0, printed
-    assert "smaller limit, by an option of the URL where it has one, such as `max_record_bytes`" in printed
+    assert "smaller limit, by an option of the URL if it has one, such as `max_record_bytes`" in printed
 
 
 def test_opting_out_prints_the_reason(tmp_path: Path) -> None:

@@ -844,7 +844,7 @@ async def test_what_lacks_a_page_that_was_refused_is_refused_too(
         except (Unavailable, InvalidState) as error:
             refused.append(error)
     assert {str(error) for error in refused if isinstance(error, InvalidState)} == {
-        "a page before this line was refused, and so is what follows of it"
+        "a page before this line was refused, so this line is refused, too"
     }
     assert [type(error) for error in refused] == [
         Unavailable,

@@ -530,7 +530,7 @@ async def test_wrong_settings_are_refused(backend: Backend) -> None:
     given: Any = "sqlite:///memory.db"
     for make in (lambda: StmHistoryProvider(given, of_u1), lambda: StmCheckpointStorage(given, "acme", "u1")):
         with pytest.raises(
-            ConfigurationError, match=r"backend is what open_backend\(\.\.\.\) opens, not str"
+            ConfigurationError, match=r"backend must come from open_backend\(\.\.\.\), not str"
         ):
             make()
     with pytest.raises(ConfigurationError, match="limit must be an integer of at least 0"):

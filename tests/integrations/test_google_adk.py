@@ -946,7 +946,7 @@ async def test_without_an_app_and_a_user_there_is_no_session(
 
 async def test_what_is_no_backend_and_no_time_to_live_is_refused(backend: Backend) -> None:
     given: Any = "sqlite:///memory.db"
-    with pytest.raises(ConfigurationError, match=r"backend is what open_backend\(\.\.\.\) opens, not str"):
+    with pytest.raises(ConfigurationError, match=r"backend must come from open_backend\(\.\.\.\), not str"):
         StmSessionService(given)
     with pytest.raises(ConfigurationError, match="ttl_s"):
         StmSessionService(backend, ttl_s=0)

@@ -262,7 +262,7 @@ async def test_an_error_is_told_and_raised(backend: Backend) -> None:
         await history.aadd_messages([HumanMessage([{"type": "text", "text": object()}])])
     assert told == [raised.value]
     on_error: Any = "print"
-    with pytest.raises(ConfigurationError, match="on_error is a function"):
+    with pytest.raises(ConfigurationError, match="on_error must be a function"):
         StmChatMessageHistory(backend, KEY, on_error=on_error)
 
 
@@ -333,7 +333,7 @@ async def test_what_is_no_message_is_refused(backend: Backend, messages: Any, sa
 
 async def test_a_negative_limit_and_what_is_no_backend_are_refused(backend: Backend) -> None:
     given: Any = "sqlite:///memory.db"
-    with pytest.raises(ConfigurationError, match=r"backend is what open_backend\(\.\.\.\) opens, not str"):
+    with pytest.raises(ConfigurationError, match=r"backend must come from open_backend\(\.\.\.\), not str"):
         StmChatMessageHistory(given, KEY)
     for limit in (-1, 2.5):
         with pytest.raises(ConfigurationError, match="limit must be an integer of at least 0"):

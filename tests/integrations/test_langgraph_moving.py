@@ -108,7 +108,7 @@ async def test_a_source_that_cannot_list_its_threads_is_asked_for_some(backend: 
 
     theirs, target = OneByOne(), StmSaver(backend)
     await graph_with(theirs).ainvoke(said("first"), on("chat"))
-    with pytest.raises(ConfigurationError, match="name those to be copied"):
+    with pytest.raises(ConfigurationError, match="name the threads to copy"):
         await copy_threads(theirs, target)
     assert await copy_threads(theirs, target, ["chat"]) == len([*theirs.list(on("chat"))])
 
@@ -116,9 +116,9 @@ async def test_a_source_that_cannot_list_its_threads_is_asked_for_some(backend: 
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("sqlite:///nowhere.db", "no file of SQLite"),
-        ("mysql://host/db", "begins with sqlite:///"),
-        ("checkpoints.db", "begins with sqlite:///"),
+        ("sqlite:///nowhere.db", "not an SQLite file"),
+        ("mysql://host/db", "must begin with sqlite:///"),
+        ("checkpoints.db", "must begin with sqlite:///"),
         ("redis://127.0.0.1:1/0", "pip install langgraph-checkpoint-redis"),
         ("dynamodb://table?region=eu-west-1", "pip install langgraph-checkpoint-aws"),
         ("mongodb+srv://host/db", "pip install langgraph-checkpoint-mongodb"),

@@ -250,7 +250,7 @@ def test_every_blocking_method_does_what_the_other_one_does(tmp_path: Path) -> N
 
 async def test_blocking_calls_on_a_loop_or_without_one_are_refused(store: StmChatStore) -> None:
     for call in (store.get_keys, lambda: store.add_message("chat", ChatMessage("a"))):
-        with pytest.raises(ConfigurationError, match="needs the event loop of the backend in another thread"):
+        with pytest.raises(ConfigurationError, match="needs the backend's event loop in another thread"):
             call()
     assert await asyncio.to_thread(store.get_messages, "chat") == []
 
@@ -275,7 +275,7 @@ def test_a_store_whose_loop_has_ended_is_not_waited_for() -> None:
             return ours(backend)
 
     store = asyncio.run(make())
-    with pytest.raises(ConfigurationError, match="needs the event loop"):
+    with pytest.raises(ConfigurationError, match="needs the backend's event loop"):
         store.get_keys()
 
 
@@ -284,7 +284,7 @@ async def test_copies_are_the_same_store_and_no_pickle_holds_one(store: StmChatS
     assert copy.deepcopy(memory).chat_store is store
     assert "u1" not in repr(store)
     assert memory.to_dict()["chat_store"] == {"class_name": "StmChatStore"}
-    with pytest.raises(ConfigurationError, match="make one in each process"):
+    with pytest.raises(ConfigurationError, match="create one in each process"):
         pickle.dumps(store)
 
 
@@ -367,7 +367,7 @@ async def test_an_edit_that_others_never_let_through_says_so(
     await one.aset_messages("chat", said(*"abc"))
     monkeypatch.setattr(races, "CONTENDED", 3)
     before_its_write(pods[0], monkeypatch, *[lambda: other.async_add_message("chat", ChatMessage("x"))] * 3)
-    with pytest.raises(Unavailable, match=r"sqlite\.delete_message: others changed the conversation"):
+    with pytest.raises(Unavailable, match=r"sqlite\.delete_message: others kept changing the conversation"):
         await one.adelete_message("chat", 0)
     assert await texts(one) == [*"abcxxx"]
 

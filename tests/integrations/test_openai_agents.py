@@ -340,7 +340,7 @@ async def test_what_is_no_list_of_items_is_refused(backend: Backend, items: Any)
 
 async def test_a_negative_limit_and_what_is_no_backend_are_refused(backend: Backend) -> None:
     given: Any = "sqlite:///memory.db"
-    with pytest.raises(ConfigurationError, match=r"backend is what open_backend\(\.\.\.\) opens, not str"):
+    with pytest.raises(ConfigurationError, match=r"backend must come from open_backend\(\.\.\.\), not str"):
         StmSession(given, KEY)
     for limit in (-1, 2.5):
         with pytest.raises(ConfigurationError, match="limit must be an integer of at least 0"):

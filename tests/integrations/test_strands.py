@@ -327,7 +327,7 @@ def test_a_repository_keeps_sessions_agents_and_says_what_is_not_there(backend: 
     session = Session(session_id="chat", session_type=SessionType.AGENT)
     assert sessions.create_session(session) == session
     assert sessions.read_session("chat") == session
-    with pytest.raises(SessionException, match="exists already"):
+    with pytest.raises(SessionException, match="already exists"):
         sessions.create_session(session)
     state = SessionAgent("a1", {"n": 1}, {"removed": 2}, {"bytes": b"\0"}, created_at="then")
     assert sessions.read_agent("chat", "a1") is None
@@ -376,7 +376,7 @@ def test_ids_that_could_be_anothers_are_refused(backend: sync.Backend, bad: Any)
 def test_what_is_no_message_is_corrupt(backend: sync.Backend) -> None:
     log = backend.asynchronous.item_log(MemoryKey("acme", "u1", "chat/a1"), "strands")
     backend.run(log.add([{"role": "user", "content": "secret"}]))
-    with pytest.raises(Corrupt, match="none that Strands knows") as raised:
+    with pytest.raises(Corrupt, match="not one that Strands knows") as raised:
         sessions_of(backend).list_messages("chat", "a1")
     assert "secret" not in str(raised.value)
     assert raised.value.__cause__ is None
@@ -593,7 +593,7 @@ def test_a_value_that_is_too_large_is_refused(tmp_path: Path) -> None:
 
 def test_a_state_that_holds_no_bytes_is_corrupt(backend: sync.Backend) -> None:
     backend.state_store.save_memory_state("acme:u1:strands/a", {"secret": 1})
-    with pytest.raises(StrandsStorageError, match="holds no bytes") as raised:
+    with pytest.raises(StrandsStorageError, match="does not contain bytes") as raised:
         asyncio.run(storage_of(backend).read("a"))
     assert isinstance(raised.value.__cause__, Corrupt)
     assert "secret" not in str(raised.value)

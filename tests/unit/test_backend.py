@@ -213,7 +213,7 @@ async def test_a_log_of_an_unknown_framework_is_refused_where_it_is_asked_for(ba
 
 async def test_what_is_no_backend_is_refused_by_the_conversation_around_an_agent() -> None:
     backend: Any = "sqlite:///memory.db"
-    with pytest.raises(ConfigurationError, match=r"backend is what open_backend\(\.\.\.\) opens, not str"):
+    with pytest.raises(ConfigurationError, match=r"backend must come from open_backend\(\.\.\.\), not str"):
         async with conversation(backend, KEY, None):
             pass
 

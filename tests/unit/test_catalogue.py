@@ -791,7 +791,7 @@ async def test_what_cannot_be_set_is_refused_before_anything_is_written(backend:
         await backend.conversations.get(key)
     for after in ("", "x", "W10=", "é", 5, *map(crafted, CRAFTED)):
         asked: Any = after
-        with pytest.raises(ConfigurationError, match="after is not what"):
+        with pytest.raises(ConfigurationError, match="after was not returned"):
             await backend.conversations.list("a:b", "u%", after=asked)
     assert (await backend.conversations.list("a:b", "u%")).cards == ()
 

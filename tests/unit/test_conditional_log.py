@@ -232,7 +232,7 @@ async def test_the_moment_of_an_erased_log_is_none_of_the_next(log: ItemLog) -> 
 @pytest.mark.parametrize("tip", ["0", "x:y", "1:", ":v", "-1:v", "9" * 30 + ":v", None, 7, b"1:v", "²:v"])
 async def test_what_is_no_tip_is_refused(log: ItemLog, tip: Any) -> None:
     for call in (log.add_after(tip, []), log.rewrite(tip, []), log.clear_after(tip)):
-        with pytest.raises(ConfigurationError, match="tip is not what"):
+        with pytest.raises(ConfigurationError, match="tip was not returned"):
             await call
 
 

@@ -88,7 +88,7 @@ def test_the_first_use_makes_the_home(loops: Any) -> None:
 def test_another_event_loop_is_refused_while_the_first_exists(loops: Any, work: Any) -> None:
     owner = Owner()
     loops[0].run_until_complete(owner.enter())
-    with pytest.raises(ConfigurationError, match="Open a backend of its own in each event loop"):
+    with pytest.raises(ConfigurationError, match="Open a separate backend in each event loop"):
         loops[1].run_until_complete(work(owner))
     loops[0].run_until_complete(owner.use())
 
@@ -184,7 +184,7 @@ async def test_a_forked_process_may_use_and_open_nothing_of_its_parent() -> None
     owner.home.enter()
     owner.home.inherit()
     for work in (owner.use, owner.enter):
-        with pytest.raises(ConfigurationError, match="Open a backend of its own in each process"):
+        with pytest.raises(ConfigurationError, match="Open a separate backend in each process"):
             await work()
     assert not owner.home.may_close()
     owner.home.leave()
@@ -361,7 +361,7 @@ def test_a_client_of_an_event_loop_that_has_ended_is_refused(loops: Any) -> None
     owner = Owner(Client())
     loops[0].run_until_complete(owner.enter())
     loops[0].close()
-    with pytest.raises(ConfigurationError, match="hand in a client that was made in this one"):
+    with pytest.raises(ConfigurationError, match="hand in a client that was created in this one"):
         loops[1].run_until_complete(owner.enter())
 
 
@@ -431,7 +431,7 @@ async def test_a_client_that_another_event_loop_has_used_is_told_as_that(operati
         except RuntimeError as error:
             raise KeyError("of the client") from error
 
-    with pytest.raises(kind, match="hand in a client that was made in this one"):
+    with pytest.raises(kind, match="hand in a client that was created in this one"):
         await edge.run(operation, work)
 
 

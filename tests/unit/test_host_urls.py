@@ -96,7 +96,7 @@ def test_a_url_as_a_host_prints_it_works(url: str, found: dict[str, Any]) -> Non
         (f"{HEROKU}?sslmode=no-verify", "sslmode must be one of"),
         (f"{RDS}?keepalives_idle=30", "keepalives_idle cannot be given here: .*deadline_s"),
         (f"{RDS}?sslmode=require&sslrootcert=system", "sslrootcert=system needs sslmode=verify-full"),
-        (f"{RDS}?sslcert=me.pem&sslrootcert=system", "without sslcert; give ssl="),
+        (f"{RDS}?sslcert=me.pem&sslrootcert=system", "without sslcert; pass ssl="),
         (f"{RDS}?connect_timeout=soon", "connect_timeout_s in the URL is not a number"),
         (f"{RDS}?connect_timeout=-1", "connect_timeout_s must be a positive number"),
         (f"{DOCDB}&readPreference=secondaryPreferred", "leave out readPreference: nothing is read"),

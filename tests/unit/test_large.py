@@ -286,7 +286,7 @@ async def lacking_a_part(kind: type[LargeEntries]) -> None:
     await driver.append(KEY, LARGE, initial_version="v", ttl=None)
     first, *_ = await world.parts()
     await (await world.raw()).delete(Key(PARTS, first))
-    with pytest.raises(Corrupt, match=r"memory\.load: parts beside the record are missing"):
+    with pytest.raises(Corrupt, match=r"memory\.load: parts of a large value are missing"):
         await (await world.process()).load(KEY)
 
 

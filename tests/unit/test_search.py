@@ -243,7 +243,7 @@ async def test_a_damaged_conversation_hides_no_other(
     await talked(backend, "good", "hello", "same words")
     await backend.driver.replace(keys.memory_key(bad), b"no envelope", version="v", expect=ANY, ttl=None)
     assert await sessions_with(backend, "same") == ["good"]
-    assert "a search leaves out what is damaged" in caplog.text
+    assert "a search leaves out damaged data" in caplog.text
 
 
 async def test_a_damaged_page_hides_no_other(backend: Backend, small_pages: None) -> None:

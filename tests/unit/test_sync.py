@@ -709,7 +709,7 @@ def test_the_loops_thread_reads_what_only_it_changes(url: str, monkeypatch: pyte
 
 @pytest.mark.parametrize("given", ["sqlite:///memory.db", None])
 def test_a_manager_without_a_backend_of_the_facade_says_which_it_takes(given: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"backend is what stm_backends\.sync\.open_backend"):
+    with pytest.raises(ConfigurationError, match=r"backend must come from stm_backends\.sync\.open_backend"):
         sync.MemoryManager(given, ("acme", "u123"))
 
 

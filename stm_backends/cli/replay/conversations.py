@@ -20,7 +20,7 @@ from stm_backends.errors import ConfigurationError
 from stm_backends.types import ConversationTurn, TrajectoryDigest
 
 _OBSERVED: Final = 200
-"""How many characters of a tool's results are kept."""
+"""Maximum number of characters kept of a tool's results."""
 
 _FORMAT: Final = "the file must be JSON Lines, one conversation per line"
 

@@ -35,7 +35,7 @@ class Dispatch:
 
     @property
     def finished(self) -> bool:
-        """Whether every turn has been acknowledged."""
+        """True once every turn has been acknowledged."""
         self._admit()
         return not self._running
 

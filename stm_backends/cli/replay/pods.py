@@ -31,7 +31,7 @@ from stm_backends.types import ConversationTurn, MemoryKey, ShortTermMemoryConfi
 _MEMORIES_HELD: Final = 256
 
 _STATS_EVERY_S: Final = 0.25
-"""How often a pod reports the counts of its memories; a killed pod loses the counts since then."""
+"""Interval at which a pod reports the counts of its memories; a killed pod loses the counts since then."""
 
 SMALLEST_SUMMARY: Final = 64
 """The smallest `summary_max_tokens` with room for a ledger and some text."""
@@ -74,7 +74,7 @@ class Setup:
 
     @property
     def newest(self) -> int | None:
-        """How many of the newest turns the strategy keeps; `None` for all."""
+        """The number of newest turns that the strategy keeps; `None` for all."""
         match self.config.strategy:
             case "none":
                 return 0
@@ -115,7 +115,7 @@ class Done(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A turn was not acknowledged. `again` says whether to retry."""
+    """A turn was not acknowledged. `again` is true if it is to be retried."""
 
     session: str
     place: int
@@ -148,7 +148,7 @@ class _Held:
     reported: Counter[str] = field(default_factory=Counter[str])
 
     def news(self) -> Counter[str]:
-        """Return what the memory has done since the last call."""
+        """Return the counts of the memory since the last call."""
         stats = Counter[str](dataclasses.asdict(self.memory.stats))
         news, self.reported = stats - self.reported, stats
         return news
@@ -233,7 +233,7 @@ class _Pod:
         return self._stats()
 
     def _stats(self) -> Counter[str]:
-        """Return what all memories have done since the last call."""
+        """Return the counts of all memories since the last call."""
         self._told = time.monotonic()
         for held in self._held.values():
             self._news += held.news()

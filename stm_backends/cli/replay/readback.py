@@ -22,7 +22,7 @@ from stm_backends.records.codec import load_turn
 from stm_backends.types import ConversationTurn
 
 FLUSH_S: Final = 30.0
-"""How long to wait for the next of the final summaries of a conversation, in seconds."""
+"""Seconds to wait for each of the final summaries of a conversation."""
 
 _AT_ONCE: Final = 16
 _TRIES: Final = 5
@@ -90,7 +90,7 @@ async def prepare(
 
 
 async def read_back(setup: Setup, conversations: Sequence[Conversation]) -> ReadBack:
-    """Wait for the final summaries, as long as they follow, and compare the stored turns with the file."""
+    """Wait for the final summaries, while they keep coming, and compare the stored turns with the file."""
     result = ReadBack()
     limit = asyncio.Semaphore(_AT_ONCE)
 
@@ -120,7 +120,7 @@ async def read_back(setup: Setup, conversations: Sequence[Conversation]) -> Read
 
 
 async def _summarize_all(memory: DistributedShortTermMemory) -> None:
-    """Wait until nothing is to be summarized, or summarizing has failed, or no summary follows in time."""
+    """Wait until nothing is left to summarize, summarizing has failed, or no summary follows in time."""
     now = asyncio.get_running_loop().time
     until = now() + FLUSH_S
     while (remaining := until - now()) > 0:

@@ -19,7 +19,7 @@ from stm_backends.memory.view import shown_turn
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How long one pod's calls took, in milliseconds; NaN without calls. `pod` may name several pods."""
+    """Latencies of one pod's calls, in milliseconds; NaN without calls. `pod` may name several pods."""
 
     pod: str
     killed: bool
@@ -34,9 +34,9 @@ class Latency:
 class Report:
     """The counts of a replay, and the problems that were found.
 
-    `newest` is how many turns of a conversation the strategy keeps; `None` for all. `transcript` has the
-    problems of the transcripts, which keep all, and `in_transcript` counts their turns. `waiting` turns are
-    in pages and in no summary, and `waiting_reads` counts the reads that did not show some for that reason.
+    `newest` is the number of turns of a conversation that the strategy keeps; `None` means all. `transcript`
+    has the problems of the transcripts, which keep all, and `in_transcript` counts their turns. `waiting`
+    turns are in pages and in no summary, and `waiting_reads` counts the reads that did not show some of them.
     `tokens_with` and `tokens_without` count the contexts that the LLM receives, one before each turn.
     `seconds` is the time for adding turns; `seconds_in_all` includes final summaries and reading back.
     `latencies` begins with those of all pods together; `killed_together` combines the killed pods.
@@ -74,7 +74,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether all acknowledged turns were stored once and in order, at the end and at every read."""
+        """True if all acknowledged turns were stored once and in order, at the end and at every read."""
         return not self.found and not self.transcript and not self.bad_reads
 
     @property

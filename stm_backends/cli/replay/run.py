@@ -22,7 +22,7 @@ from stm_backends.cli.replay.pods import Done, Ended, Failed, Ready, Setup, Work
 from stm_backends.errors import StmError
 
 _TRIES: Final = 20
-"""How often a turn is tried before the replay fails."""
+"""Maximum number of attempts of a turn before the replay fails."""
 
 _START_S: Final = 60.0
 _STOP_S: Final = 30.0

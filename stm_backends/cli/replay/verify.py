@@ -35,7 +35,7 @@ class Findings:
         return self.lost + self.doubled + self.out_of_order + self.foreign
 
     def __bool__(self) -> bool:
-        """Whether there is a problem."""
+        """True if there is a problem."""
         return bool(self.total)
 
 

@@ -56,17 +56,17 @@ from stm_backends.errors import Corrupt, StorageError, Unavailable, located
 T = TypeVar("T")
 
 _CUT: Final = Remains(
-    "SQLite: what was deleted is overwritten in the file, and the write-ahead log was cut. Backups, "
+    "SQLite: deleted data is overwritten in the file, and the write-ahead log was cut. Backups, "
     "snapshots of the file system and the disk's own copies are not reached."
 )
 _NOT_CUT: Final = (
-    "SQLite: the write-ahead log was not cut ({}). The log and the file may contain what was deleted until "
+    "SQLite: the write-ahead log was not cut ({}). The log and the file may contain deleted data until "
     "the log is cut: after a later write, or when the last process closes the file. Erase again to repeat "
     "it."
 )
 
 _COMPACTING_S: Final = 86_400.0
-"""For how many seconds compacting waits for other connections, and works."""
+"""Seconds that compacting may wait for other connections, and work."""
 
 _ALL: Final = 2**31
 """More entries than a record has."""
@@ -164,7 +164,7 @@ class SqliteDriver:
                 ending.push_async_callback(end, thread)
 
     def _start_over(self) -> None:
-        """Keep all that there is: the threads with the connections serve one event loop after the other."""
+        """Keep everything: the threads with the connections serve one event loop after the other."""
 
     async def load(self, key: Key, *, last: int | None = None) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist.
@@ -263,7 +263,7 @@ class SqliteDriver:
             if isinstance(expect, str) and (found.version != expect or going > found.next - found.first):
                 return False
             if expect is ANY:
-                # Nothing is kept and nothing is counted on, so that a damaged record is overwritten whole.
+                # Nothing is kept or relied on, so that a damaged record is overwritten whole.
                 first, size, until = found.next, len(body), NO_LIMIT
             else:
                 first = until = found.first + going
@@ -412,7 +412,7 @@ class SqliteDriver:
         *,
         until: float | None = None,
     ) -> purging.Step:
-        """Remove some of what expired before `until`, or before now; without any, takes no write lock."""
+        """Remove some records that expired before `until`, or before now. Without any, takes no lock."""
         until = self._clock() if until is None else until
         if not connection.execute(statements.EXPIRED, (until, 1)).fetchone():
             return purging.Step(0, more=False)
@@ -432,8 +432,8 @@ class SqliteDriver:
     ) -> T:
         """Run work in the thread; retry while another process holds a lock that it needs.
 
-        `until` is a time of the event loop, by default one deadline from now. `large` loads have a thread of
-        their own.
+        `until` is a time of the event loop, by default one deadline from now. `large` loads have a separate
+        thread.
         """
         loop = asyncio.get_running_loop()
         if until is None:
@@ -496,7 +496,7 @@ class SqliteDriver:
         connection = sqlite3.connect(f"{self._path.as_uri()}?mode=rw", timeout=0, uri=True)
         try:
             self._require_own_files()
-            connection.execute("SELECT 1 FROM sqlite_master").close()  # opens the files beside it
+            connection.execute("SELECT 1 FROM sqlite_master").close()  # opens the files next to it
         except BaseException:
             # It may have opened the file that replaced ours, to which `_disconnect` would then write.
             connection.close()
@@ -517,11 +517,11 @@ class SqliteDriver:
         """Raise `Unavailable` if the file was removed or replaced since it was opened.
 
         SQLite itself does not notice. It would write to a file that disappears with the last process that has
-        it open. The same holds for the two files beside it, by which processes coordinate.
+        it open. The same holds for the two files next to it, through which processes coordinate.
         """
         if not self._files.are_in_place() or not (beside is None or beside.are_in_place()):
             raise Unavailable(
-                "the database file, or the -wal or -shm file beside it, was removed or replaced "
+                "the database file, or the -wal or -shm file next to it, was removed or replaced "
                 "while it was open; nothing was done. Close the backend and open it again"
             )
 
@@ -545,7 +545,7 @@ def _find(connection: sqlite3.Connection, key: Key, now: float) -> _Found | None
     if found.expires is None:
         return found
     if found.written is not None and now < found.written < found.expires:
-        # The clock was set back. How much of the time to live had passed by then is unknown.
+        # The clock was set back. The part of the time to live that had passed is unknown.
         found = found._replace(expires=now + found.expires - found.written, written=now)
         connection.execute(statements.RESTART, (found.expires, found.written, found.id))
     elif found.expires <= now:

@@ -1,4 +1,4 @@
-"""What a caller can conclude from each of SQLite's result codes."""
+"""The meaning of each of SQLite's result codes for a caller."""
 
 from __future__ import annotations
 

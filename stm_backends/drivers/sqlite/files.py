@@ -1,4 +1,4 @@
-"""The database file and the two files that SQLite keeps beside it: identity, and who may read them."""
+"""The database file and the two files that SQLite keeps next to it: their identity and permissions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger("stm_backends")
 def create_private(path: Path) -> None:
     """Create an empty database file that only its owner can use, unless there is a file already.
 
-    SQLite gives the files beside it, journals included, the permissions of the database file. If the file
+    SQLite gives the files next to it, journals included, the permissions of the database file. If the file
     cannot be created, SQLite reports why when it opens it.
     """
     with contextlib.suppress(OSError, RuntimeError):  # the latter for links in a circle
@@ -38,9 +38,9 @@ def create_private(path: Path) -> None:
 
 
 class OpenFiles:
-    """The files of a database that is open: it, and those that SQLite keeps beside it meanwhile.
+    """The files of an open database: the file itself, and those that SQLite keeps next to it.
 
-    SQLite follows symbolic links: the two files are beside the one that a link leads to.
+    SQLite follows symbolic links: the two files are next to the one that a link leads to.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,7 +74,7 @@ class OpenFiles:
                 mode = Path(path).stat().st_mode
                 if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
                     logger.warning(
-                        "sqlite: other users of this host may use the database file, or a file beside it "
+                        "sqlite: other users of this host may use the database file, or a file next to it "
                         "(mode %04o); run chmod 600 on all of them, or set private=False if this is intended",
                         stat.S_IMODE(mode),
                     )

@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 T = TypeVar("T")
 
 MAX_JOBS: Final = 128
-"""How many writes one transaction takes, and how many jobs are put at once."""
+"""Maximum number of writes in one transaction, and of jobs that are put at once."""
 
 LONGEST_PAUSE_S: Final = 0.002
 """The longest pause between two attempts to take a lock. An attempt takes up to 0.1 ms of processor time."""
@@ -55,7 +55,7 @@ class NotEnded(Exception):
 
 
 class Kind(Enum):
-    """What a job needs: nothing but the connection, a transaction that it may share, or one of its own."""
+    """The needs of a job: only the connection, a transaction that it may share, or a separate one."""
 
     READ = "read"
     WRITE = "write"
@@ -63,7 +63,7 @@ class Kind(Enum):
 
 
 class Job(Generic[T]):
-    """A piece of work and its answer. `retried` says that its first transaction was rolled back."""
+    """A piece of work and its answer. `retried` is true if its first transaction was rolled back."""
 
     __slots__ = ("answer", "began", "failure", "kind", "result", "retried", "size", "until", "watch", "work")
 

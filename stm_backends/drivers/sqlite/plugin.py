@@ -1,4 +1,4 @@
-"""How the backend `sqlite` is found by name and URL."""
+"""The plugin of the backend `sqlite`, for its name and URLs."""
 
 from __future__ import annotations
 

@@ -22,14 +22,14 @@ _CHANCE: Final = 1 / 8
 
 
 class Step(NamedTuple):
-    """How many records were removed, and whether more have expired."""
+    """The number of removed records, and whether more have expired."""
 
     gone: int
     more: bool
 
 
 def steps_after(size: int, *, writes: int = 1) -> int:
-    """Return a random number of steps to follow so many writes of `size` bytes in all.
+    """Return a random number of steps to follow this many writes of `size` bytes in all.
 
     On average they remove more records, entries and bytes than are written. A counter would have to be
     stored, and short-lived processes would never reach it.
@@ -38,7 +38,7 @@ def steps_after(size: int, *, writes: int = 1) -> int:
 
 
 def fits_a_step(first: int, end: int, size: int) -> bool:
-    """Return whether a record with so many entries and bytes can be removed at once."""
+    """Return whether a record with this many entries and bytes can be removed at once."""
     return end - first < STEP_ENTRIES and size <= STEP_BYTES
 
 

@@ -17,13 +17,13 @@ Synchronous = Literal["normal", "full"]
 
 @dataclass(frozen=True, kw_only=True)
 class SqliteSettings(Settings):
-    """Which file to use, and how durable writes are.
+    """The file to use, and the durability of writes.
 
     `synchronous="normal"`: an acknowledged write survives the death of any process; a power cut may lose the
     last transactions, and never damages the file. `"full"`: it survives a power cut too, at the cost of one
     flush to the disk for each write. `max_record_bytes` limits a body together with its tail.
     `must_exist=True`: opening a file that does not exist raises `Unavailable` instead of creating it.
-    `private=True`: a new file, and the files that SQLite keeps beside it, can be read and written by their
+    `private=True`: a new file, and the files that SQLite keeps next to it, can be read and written by their
     owner only, regardless of the umask. An existing file keeps its permissions, and a warning is logged if
     they allow more. `private=False`: the umask decides, as for every other file.
     """
@@ -44,7 +44,7 @@ class SqliteSettings(Settings):
         if not self.path or self.path == ":memory:":
             raise ConfigurationError(
                 "backend 'sqlite' needs a file, as in sqlite:///conversations.db; use the backend 'memory' "
-                "for what need not outlive the process"
+                "for data that need not outlive the process"
             )
         if "\0" in self.path:
             raise ConfigurationError("the path of a database file cannot contain NUL")

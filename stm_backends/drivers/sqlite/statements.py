@@ -26,7 +26,7 @@ OLDEST_SQLITE: Final = (3, 35, 0)
 
 # The body is the row with seq 0, the tail are the rows from 1. An append writes one small row of stm_record
 # and one of stm_entry, independent of the size of the record. In a table WITHOUT ROWID, as older versions of
-# this library made it, an entry of more than some 1,000 bytes takes a page of its own; see decision 0062.
+# this library made it, an entry of more than some 1,000 bytes takes a separate page; see decision 0062.
 _ENTRIES: Final = """CREATE TABLE IF NOT EXISTS stm_entry (
             record  INTEGER NOT NULL,
             seq     INTEGER NOT NULL,
@@ -40,7 +40,7 @@ _DELETE_ENTRIES: Final = """CREATE TRIGGER IF NOT EXISTS stm_record_deleted AFTE
 
 STEPS: Final[dict[int, tuple[str, ...]]] = {
     1: (
-        # Code of layout 1 reads only this row, and uses the file as long as it says 1. So a step that raises
+        # Code of layout 1 reads only this row, and uses the file while it says 1. So a step that raises
         # `readable_since` raises this row as well.
         "CREATE TABLE IF NOT EXISTS stm_meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL)",
         "INSERT OR IGNORE INTO stm_meta VALUES ('schema', 1)",
@@ -71,7 +71,7 @@ _SET_META: Final = "INSERT OR REPLACE INTO stm_meta VALUES ('version', {}), ('re
 
 _HAS_ROWIDS: Final = """
     SELECT sql NOT LIKE '%WITHOUT ROWID%' FROM sqlite_master WHERE type = 'table' AND name = 'stm_entry'"""
-# The entries of a record beside each other, as a table without rowids had them.
+# The entries of a record next to each other, as a table without rowids had them.
 CONVERT: Final = (
     "DROP TRIGGER IF EXISTS stm_record_deleted",
     "ALTER TABLE stm_entry RENAME TO stm_entry_before",
@@ -86,8 +86,8 @@ JOURNAL: Final = "PRAGMA journal_mode = WAL"
 
 # Overwrites what is deleted with zeros, in used and in free pages. The default of a build may be off.
 SECURE_DELETE: Final = "PRAGMA secure_delete = ON"
-# The first write after all of the log was copied into the file starts the log again. By default, what the
-# log had beyond that write stays in it; this cuts it off, whichever process writes.
+# The first write after all of the log was copied into the file starts the log again. By default, the rest of
+# the old log stays behind that write; this cuts it off, whichever process writes.
 LOG_LIMIT: Final = "PRAGMA journal_size_limit = 0"
 CUT_LOG: Final = "PRAGMA wal_checkpoint(TRUNCATE)"
 
@@ -95,15 +95,15 @@ BEGIN: Final = "BEGIN IMMEDIATE"
 COMMIT: Final = "COMMIT"
 ROLLBACK: Final = "ROLLBACK"
 
-# Of a record with more bytes than the first parameter, neither the body nor an entry.
+# Returns neither the body nor an entry of a record with more bytes than the first parameter.
 LOAD: Final = """
     SELECT version, next - first, size, seq, entry
     FROM stm_record LEFT JOIN stm_entry ON record = id AND size <= ?
     WHERE scope = ? AND name = ? AND (expires IS NULL OR expires > ?)
     ORDER BY seq"""
 
-# The same for the newest entries alone, with the bytes of these and of the body in place of all. The body has
-# the first row, as NULL if there is none. The parameters: how many entries, the most bytes, and the others.
+# The same for only the newest entries; the size is that of these and of the body. The body is in the first
+# row, as NULL if there is none. The parameters: the number of entries, the most bytes, and the others.
 LOAD_LAST: Final = """
     WITH found AS (
         SELECT id, version, next - first AS length, max(first, next - ?) AS start, ? AS most
@@ -168,7 +168,7 @@ BURIED_UNTIL: Final = 0.0
 
 
 def script() -> str:
-    """Return what `prepare` does to a new file, as SQL for `sqlite3`."""
+    """Return the work of `prepare` on a new file, as SQL for `sqlite3`."""
     statements = (BEGIN, *_steps_from(0), COMMIT)
     return "".join(f"{textwrap.dedent(' ' * 8 + each)};\n" for each in (JOURNAL, *statements))
 
@@ -219,7 +219,7 @@ def cut_log(connection: sqlite3.Connection) -> bool:
 def leave_log(connection: sqlite3.Connection, *, is_lost: bool) -> None:
     """Let the connection close without copying its write-ahead log into the file, or removing a log.
 
-    `is_lost` says that no path leads to its log any more, and that another file has that path.
+    `is_lost` is true if no path leads to its log any longer, because another file has that path.
     """
     if sys.version_info >= (3, 12):
         connection.setconfig(sqlite3.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, True)

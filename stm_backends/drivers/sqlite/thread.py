@@ -49,23 +49,23 @@ logger = logging.getLogger("stm_backends")
 
 MAX_BYTES: Final = 1024 * 1024
 MAX_SECONDS: Final = 0.005
-"""The limits of one transaction, with `MAX_JOBS`. A single larger write is a transaction of its own.
+"""The limits of one transaction, with `MAX_JOBS`. A single larger write is a separate transaction.
 
 `MAX_SECONDS` also limits how long the answers of reads wait for other reads.
 """
 
 _INTERRUPT_AGAIN_S: Final = 0.01
 _GRACE_S: Final = 1.0
-"""How long an interrupted transaction may take to roll back before its outcome counts as unknown."""
+"""Time that an interrupted transaction may take to roll back before its outcome counts as unknown."""
 
 _ASIDE_S: Final = 5.0
-"""How long a fork waits for jobs in progress to end."""
+"""Time that a fork waits for jobs in progress to end."""
 
 
 class ConnectionThread:
     """A daemon thread that owns a connection; the first job makes it connect.
 
-    `check` is called before each transaction, and once before the reads of a batch; what it raises goes to
+    `check` is called before each transaction, and once before the reads of a batch; its errors go to
     their callers. `disconnect` closes the connection. `purge` removes some expired records and returns
     whether there are more; it is called now and then after writes, and its errors are ignored.
     """
@@ -88,9 +88,9 @@ class ConnectionThread:
         self._jobs: queue.SimpleQueue[list[Job[Any]] | None] = queue.SimpleQueue()
         # Writes that have not begun, oldest first; only the thread uses it.
         self._writes: collections.deque[Job[Any]] = collections.deque()
-        # How often in a row the lock of another process refused them.
+        # Number of times in a row that the lock of another process refused them.
         self._refusals = 0
-        # How often `purge` is still to be called.
+        # Number of calls of `purge` that are still due.
         self._purges = 0
         self._last = False
         self._is_to_leave = False
@@ -208,7 +208,7 @@ class ConnectionThread:
                 _GATE.notify_all()
 
     def _take(self) -> list[Job[Any]]:
-        """Return all that is queued; waits for a job, or until the next attempt to take the write lock."""
+        """Return all queued jobs; waits for a job, or until the next attempt to take the write lock."""
         if self._refusals:
             # Before Python 3.13, `SimpleQueue.get` with a timeout can wait until the next job comes.
             time.sleep(pause(self._refusals))
@@ -226,7 +226,7 @@ class ConnectionThread:
         return taken
 
     def _serve(self, taken: Sequence[Job[Any]]) -> None:
-        """Run reads, then the writes that one transaction takes, then what runs alone."""
+        """Run reads, then the writes that one transaction takes, then jobs that run alone."""
         reads: list[Job[Any]] = []
         alone: list[Job[Any]] = []
         for job in taken:
@@ -244,7 +244,7 @@ class ConnectionThread:
                 self._purges = 0
 
     def _ready(self) -> sqlite3.Connection:
-        """Return the connection for the next transaction; raises what speaks against it."""
+        """Return the connection for the next transaction; raises the error that prevents it."""
         connection = self._connection or self._enter()
         self._check()
         return connection
@@ -271,7 +271,7 @@ class ConnectionThread:
     def _write(self) -> list[Job[Any]]:
         """Run the oldest writes in one transaction, if there are any; returns those that ended."""
         ended: list[Job[Any]] = []
-        # What was cancelled or is late takes no lock.
+        # Jobs that were cancelled or are late take no lock.
         while self._writes and self._writes[0].cancelled_or_late:
             job = self._writes.popleft()
             job.failure = self._not_begun(job)
@@ -335,7 +335,7 @@ class ConnectionThread:
         return True
 
     def _withdrawn(self) -> list[Job[Any]]:
-        """Return the writes that wait, which then no longer do."""
+        """Remove and return the waiting writes."""
         writes, self._refusals = list(self._writes), 0
         self._writes.clear()
         return writes
@@ -364,7 +364,7 @@ class ConnectionThread:
 
 
 _GATE: Final = threading.Condition()
-"""Guards what follows; held by a thread that forks the process."""
+"""Guards the variables below; held by a thread that forks the process."""
 
 _connected: Final[set[ConnectionThread]] = set()
 """The threads that have a connection, open one or close one."""

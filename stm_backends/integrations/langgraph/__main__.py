@@ -37,14 +37,14 @@ _AIO: Final = {
 }
 _MONGODB: Final = ("langgraph.checkpoint.mongodb", "MongoDBSaver", "langgraph-checkpoint-mongodb")
 _DYNAMODB: Final = ("langgraph_checkpoint_aws", "DynamoDBSaver", "langgraph-checkpoint-aws")
-"""LangGraph's checkpointers, each with its module and package. A program has those that it uses."""
+"""LangGraph's checkpointers by URL scheme, with module and package. A program installs those that it uses."""
 
 _SAME: Final = {"postgres": "postgresql", "rediss": "redis", "mongodb+srv": "mongodb"}
 
 
 @asynccontextmanager
 async def opened(url: str) -> AsyncGenerator[BaseCheckpointSaver[Any]]:
-    """Open the checkpointer of a URL. Raises `ConfigurationError` for what is none, and if it is missing."""
+    """Open the checkpointer of a URL. Raises `ConfigurationError` for an unknown URL or a missing package."""
     parts = urlsplit(url)
     scheme = _SAME.get(parts.scheme, parts.scheme)
     if scheme in _AIO:
@@ -64,14 +64,14 @@ async def opened(url: str) -> AsyncGenerator[BaseCheckpointSaver[Any]]:
         )
     else:
         raise ConfigurationError(
-            "the source is a URL that begins with sqlite:///, postgresql://, redis://, mongodb:// or dynamodb://"
+            "the source must begin with sqlite:///, postgresql://, redis://, mongodb:// or dynamodb://"
         )
 
 
 def _existing(file: str) -> str:
-    """Return the name of a file. Raises `ConfigurationError` if there is none, which would be created."""
+    """Return the name of a file. Raises `ConfigurationError` if it does not exist; it would be created."""
     if not Path(file).is_file():
-        raise ConfigurationError("the source is no file of SQLite: sqlite:///FILE, or sqlite:////FILE")
+        raise ConfigurationError("the source is not an SQLite file: write sqlite:///FILE or sqlite:////FILE")
     return file
 
 
@@ -99,17 +99,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m stm_backends.integrations.langgraph",
         description="Copy threads of LangGraph from another checkpointer to a backend. Stop the graphs that "
-        "use them before. May be repeated: what was copied is not copied again. The source stays as it is.",
+        "use them first. The command may be repeated: it copies nothing twice. The source is not changed.",
     )
     parser.add_argument(
         "source",
         help="sqlite:///FILE, postgresql://, redis://, mongodb://HOST/DATABASE, dynamodb://TABLE?region=",
     )
     parser.add_argument("target", help="the URL of a backend, such as redis://host:6379/0; it is set up")
-    parser.add_argument("--key-of", metavar="MODULE:FUNCTION", help="the function of your StmSaver")
+    parser.add_argument("--key-of", metavar="MODULE:FUNCTION", help="the key_of function of your StmSaver")
     parser.add_argument("--sealing", metavar="MODULE:OBJECT", help="the sealing of the backend")
     parser.add_argument(
-        "--thread", metavar="ID", action="append", help="copy this thread; may be given again [default: all]"
+        "--thread", metavar="ID", action="append", help="copy this thread; may be repeated [default: all]"
     )
     given = parser.parse_args(arguments)
     work = copied(

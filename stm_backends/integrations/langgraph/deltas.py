@@ -1,7 +1,7 @@
-"""What a value has that an older one lacks; pure functions on bytes.
+"""The difference between a value and an older one; pure functions on bytes.
 
-A channel of messages is serialized as one value after another, so a message more changes its length at the
-front and adds bytes at the end. The rest is copied from what is stored already. Nothing depends on the
+A channel of messages is serialized as one value after another, so one more message changes the length at the
+front and adds bytes at the end. The rest is copied from the older, stored value. Nothing depends on the
 serializer: a value that shares nothing with the older one is stored whole.
 """
 
@@ -14,19 +14,19 @@ Piece: TypeAlias = "bytes | tuple[int, int]"
 """New bytes, or the start and the length of a part of the older value."""
 
 ANCHOR: Final = 16
-"""How many equal bytes begin a part that is copied."""
+"""The number of equal bytes that starts a copied part."""
 
 LEAST: Final = 128
-"""A value of fewer bytes is stored whole."""
+"""Values smaller than this, in bytes, are stored whole."""
 
 _GAP: Final = 64
 _GAP_IN_LARGE: Final = 12
 _LARGE: Final = 64 * 1024
-"""After how many new bytes at most a part of the older value is looked for, which takes a search each."""
+"""Maximum number of new bytes skipped to find the next part of the older value; each one costs a search."""
 
 
 def delta(old: bytes, new: bytes) -> list[Piece] | None:
-    """Return the pieces that `patch` makes `new` of; `None` if they would save less than a quarter."""
+    """Return the pieces from which `patch` builds `new`; `None` if they would save less than a quarter."""
     if len(new) < LEAST or not old:
         return None
     pieces: list[Piece] = []
@@ -59,7 +59,7 @@ def patch(old: bytes, pieces: list[Piece]) -> bytes:
 
 
 def dump_bytes(data: bytes) -> str:
-    """Return bytes as a text of JSON."""
+    """Return bytes as a JSON string."""
     return b64encode(data).decode()
 
 
@@ -81,7 +81,7 @@ def load_pieces(pieces: list[Any]) -> list[Piece]:
 
 
 def _common(old: bytes, place: int, new: bytes, at: int) -> int:
-    """Return how many bytes are equal from these two places on."""
+    """Return the number of equal bytes that follow these two positions."""
     length, step = 0, LEAST
     most = min(len(old) - place, len(new) - at)
     while step:
@@ -94,7 +94,7 @@ def _common(old: bytes, place: int, new: bytes, at: int) -> int:
 
 
 def _next_part(old: bytes, place: int, new: bytes, at: int) -> tuple[int, int] | None:
-    """Return where the older value continues, and after how many new bytes; `None` if it does not soon."""
+    """Return where the older value continues, and how many new bytes precede it; `None` if too many do."""
     for skipped in range(_GAP if len(old) <= _LARGE else _GAP_IN_LARGE):
         anchor = new[at + skipped : at + skipped + ANCHOR]
         if len(anchor) < ANCHOR:

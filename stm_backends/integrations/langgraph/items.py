@@ -1,4 +1,4 @@
-"""The items of a thread of LangGraph: what they say, and how that is stored; pure functions.
+"""The items of a LangGraph thread, and their stored form; pure functions.
 
 ```
 put    {"k", "i", "put": {"ns", "id", "parent", "checkpoint", "metadata", "blobs": [[channel, version, ...]]}}
@@ -7,14 +7,14 @@ frame  {"k": 0, "i", "thread", "frame": [{"put": ...}, {"writes": ...}, ...], "o
 value  type, base64  or  type, pieces, the older one, its checksum; see `deltas`
 ```
 
-A put has what its checkpoint adds: the channels of a new version. The rest was said before. `content` beside
-it is the text that a list of conversations shows. So that the latest checkpoint can be read
-without all items, a frame repeats it now and then, whole: reading begins at an item whose `k` is 0, which is
-a frame or the first of the log. `k` counts the items since, `i` is a random name. What was added after a
-frame depends on nothing before it.
+A put has what its checkpoint adds: the channels with a new version. Older items have the rest. The `content`
+field is the text that a list of conversations shows. Now and then a frame repeats the latest checkpoint
+whole, so that it can be read without all items. Reading begins at an item with `k` 0: a frame, or the first
+item of the log. `k` counts the items since then, and `i` is a random name. Items after a frame depend on
+nothing before it.
 
-A frame has the latest checkpoint of the namespaces whose names have no task. Of all namespaces before it, it
-has checksums of the names (`older`), and the greatest id of a checkpoint (`top`).
+A frame has the latest checkpoint of each namespace whose name contains no task. For all namespaces before it,
+it has checksums of the names (`older`), and the greatest id of a checkpoint (`top`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Blob: TypeAlias = tuple[str, bytes]
 
 Version: TypeAlias = str | int | float
 VersionsOf: TypeAlias = Callable[[Blob], Mapping[str, Version]]
-"""Returns the versions of the channels that a serialized checkpoint names."""
+"""A function that returns the channel versions in a serialized checkpoint."""
 
 EMPTY: Final[Blob] = ("empty", b"")
 """A channel of this version has no value."""
@@ -54,9 +54,9 @@ class Write(NamedTuple):
 
 
 class History(NamedTuple):
-    """What ancestors of a checkpoint said of a channel: its last stored value, and the writes since.
+    """A channel's last value stored by a checkpoint's ancestors, and the writes since.
 
-    `writes` are pairs of a task and a value, the oldest first.
+    `writes` are pairs of a task and a value, oldest first.
     """
 
     writes: tuple[tuple[str, Blob], ...]
@@ -67,8 +67,8 @@ class History(NamedTuple):
 class Put:
     """A stored checkpoint without its channels.
 
-    `text` is what a list of conversations shows of it. With a `history`, its ancestors say nothing more of
-    the channels that have no value in it.
+    `text` is shown in a list of conversations. If there is a `history`, the checkpoint's ancestors have no
+    more to add for the channels that have no value in it.
     """
 
     parent: str | None
@@ -79,7 +79,7 @@ class Put:
 
 
 class NewPut(NamedTuple):
-    """A checkpoint to be stored. `blobs` are the channels that are new with it."""
+    """A checkpoint to be stored. `blobs` are its new channels."""
 
     space: str
     id: str
@@ -89,7 +89,7 @@ class NewPut(NamedTuple):
 
 
 class NewWrites(NamedTuple):
-    """Writes to be stored: for each task and its path, their places, channels and values."""
+    """Writes to be stored: for each task and path, the places, channels and values."""
 
     space: str
     id: str
@@ -123,7 +123,7 @@ def dump_writes(new: NewWrites) -> Item:
 
 
 def dump_blob(blob: Blob, older_name: Version | None = None, older: Blob | None = None) -> list[Any]:
-    """Return a value as it is stored: whole, or as what an older one of that name lacks."""
+    """Return a value as it is stored: whole, or as the difference from an older one of that name."""
     kind, data = blob
     pieces = None if older is None or older_name is None else delta(older[1], data)
     if older is None or pieces is None:
@@ -137,7 +137,7 @@ def load_blob(stored: list[Any], older: Blob | None = None) -> Blob:
         return str(stored[0]), load_bytes(stored[1])
     kind, pieces, _, checksum = stored
     if older is None or zlib.crc32(older[1]) != checksum:
-        raise ValueError("a value that another one continues is missing")
+        raise ValueError("the value that another one is based on is missing")
     return str(kind), patch(older[1], load_pieces(pieces))
 
 
@@ -153,7 +153,7 @@ def _dump_history(history: Mapping[str, History]) -> Item:
 
 
 def load_history(stored: Item | None) -> dict[str, History] | None:
-    """Return what ancestors said, as a stored checkpoint has it."""
+    """Return the history in a stored checkpoint."""
     if stored is None:
         return None
     return {
@@ -166,7 +166,7 @@ def load_history(stored: Item | None) -> dict[str, History] | None:
 
 
 def size_of(value: object) -> int:
-    """Return about how many bytes of JSON a value takes."""
+    """Return the approximate size of a value as JSON, in bytes."""
     if isinstance(value, str):
         return len(value) + 3
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What a store of LangGraph looks for, as pure functions: as its own stores do."""
+"""The matching of LangGraph's stores, as pure functions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Namespace: TypeAlias = tuple[str, ...]
 
 
 def without_wildcards(path: Sequence[str]) -> Namespace:
-    """Return the beginning of a path that names its labels."""
+    """Return the beginning of a path, up to the first wildcard."""
     return tuple(path[: path.index("*")] if "*" in path else path)
 
 
 def is_match(condition: MatchCondition, namespace: Namespace) -> bool:
-    """Say whether a namespace begins, or ends, as a path with wildcards does."""
+    """Return whether a namespace begins or ends with a path that may contain wildcards."""
     path = condition.path
     part = (
         namespace[: len(path)]
@@ -32,7 +32,7 @@ def is_match(condition: MatchCondition, namespace: Namespace) -> bool:
 
 
 def matches(value: object, wanted: object) -> bool:
-    """Say whether a value is what a filter wants, as in LangGraph's own stores."""
+    """Return whether a value matches a filter, as in LangGraph's own stores."""
     if isinstance(wanted, Mapping):
         conditions = cast("Mapping[str, Any]", wanted)
         if any(name.startswith("$") for name in conditions):
@@ -56,11 +56,11 @@ def _compares(value: Any, operator: str, other: Any) -> bool:
     if operator == "$ne":
         return bool(value != other)
     if operator not in _ORDERS:
-        raise ConfigurationError(f"a filter has one of: $eq, $ne, {', '.join(_ORDERS)}")
+        raise ConfigurationError(f"a filter operator must be one of $eq, $ne, {', '.join(_ORDERS)}")
     try:
         return _ORDERS[operator](float(value), float(other))
     except (TypeError, ValueError):
-        return False  # an item without such a number
+        return False  # the item has no such number
 
 
 _ORDERS: Final[Mapping[str, Callable[[float, float], bool]]] = {
@@ -72,6 +72,6 @@ _ORDERS: Final[Mapping[str, Callable[[float, float], bool]]] = {
 
 
 def similarity(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the cosine of two vectors; 0 if one has no length."""
+    """Return the cosine of two vectors; 0 if one has length 0."""
     lengths = sqrt(sum(x * x for x in one)) * sqrt(sum(y * y for y in other))
     return sum(x * y for x, y in zip(one, other, strict=False)) / lengths if lengths else 0.0

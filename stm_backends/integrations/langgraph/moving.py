@@ -1,4 +1,4 @@
-"""Threads of another checkpointer, copied through what every checkpointer offers."""
+"""Copying threads from another checkpointer, using only methods that every checkpointer has."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ async def copy_threads(
     """Copy threads from another checkpointer of LangGraph, and return how many checkpoints were copied.
 
     Without ids, copies all threads, which `source` lists by `alist(None)` or `list(None)`. Copies each
-    checkpoint with its parent, metadata and pending writes, the oldest first, and holds one at a time. What
-    `target` has of these threads stays, so a copy that was interrupted can be repeated. Stop the graphs that
-    use the threads meanwhile: a checkpoint that comes later is copied by the next call. Changes nothing in
-    `source`, which may be one with blocking methods only. Raises `ConfigurationError` if it cannot list all
-    threads, and what it raises.
+    checkpoint with its parent, metadata and pending writes, oldest first, holding one at a time. Everything
+    that `target` already has of these threads stays, so an interrupted copy can be repeated. Stop the graphs
+    that use the threads meanwhile: a checkpoint added later is copied by the next call. `source` is not
+    changed, and may have only blocking methods. Raises `ConfigurationError` if it cannot list all threads,
+    and any error that `source` raises.
     """
     if thread_ids is None:
         try:
             threads = dict.fromkeys(_thread_of(one) for one in await _listed(source, None))
         except ValueError as error:
-            raise ConfigurationError("the source cannot list its threads: name those to be copied") from error
+            raise ConfigurationError("the source cannot list threads: name the threads to copy") from error
     else:
         threads = dict.fromkeys(thread_ids)
     count = 0
     for thread in threads:
         named: RunnableConfig = {"configurable": {"thread_id": thread}}
-        # How many writes of each task each checkpoint has.
+        # The number of writes of each task, for each checkpoint.
         there = {
             _name_of(one.config): Counter(task for task, _, _ in one.pending_writes or ())
             async for one in target.alist(named)
@@ -59,13 +59,13 @@ async def _copied(
     stored: set[tuple[str, str, object]],
     written: Mapping[str, int] | None,
 ) -> int:
-    """Store one checkpoint unless it is there; returns whether it was not.
+    """Store one checkpoint unless it exists, and return whether it was stored.
 
-    `stored` has the channels of those before it, and `written` how many writes of each task are there.
+    `stored` has the channels of earlier checkpoints, and `written` the number of stored writes of each task.
     """
     checkpoint = found.checkpoint.copy()
     name, checkpoint_id = _name_of(found.config)
-    # Versions are compared, and ours are texts.
+    # Versions are compared, and ours are strings.
     versions = {channel: _text(version) for channel, version in checkpoint["channel_versions"].items()}
     checkpoint["channel_versions"] = {**versions}
     checkpoint["versions_seen"] = {
@@ -82,21 +82,21 @@ async def _copied(
         tasks.setdefault(task, []).append((channel, value))
     at: RunnableConfig = {"configurable": {**place, "checkpoint_id": checkpoint_id}}
     for nth, (task, writes) in enumerate(tasks.items()):
-        # Also of one that is there: they may have come when it was the latest. The signs of an interruption
-        # are last, because the places of all others are counted. Paths are not listed; these keep the order.
+        # Also for an existing checkpoint: writes may have come while it was the latest. Interruptions come
+        # last, because all other writes are counted by place. Paths are not listed; these keep the order.
         if written is None or len(writes) > written.get(task, 0):
             signs_last = sorted(writes, key=lambda one: one[0] in WRITES_IDX_MAP)
             await target.aput_writes(at, signs_last, task, f"{nth:06}")
     if written is not None:
         return 0
-    # Last, so that a repeated copy finds it only with its writes.
+    # Stored last, so that a repeated copy finds the checkpoint only once its writes are stored.
     with copying():
         await target.aput({"configurable": place}, checkpoint, found.metadata, {**new})
     return 1
 
 
 async def _listed(saver: BaseCheckpointSaver[Any], config: RunnableConfig | None) -> list[RunnableConfig]:
-    """Return how to read each checkpoint, the latest first."""
+    """Return the configuration to read each checkpoint with, latest first."""
     try:
         return [one.config async for one in saver.alist(config)]
     except NotImplementedError:
@@ -125,5 +125,5 @@ def _given(config: RunnableConfig) -> Mapping[str, Any]:
 
 
 def _text(version: str | float) -> str:
-    """Return a version as a text; the numbers of other checkpointers count upwards as the texts do."""
+    """Return a version as a string; the numbers of other checkpointers sort like these strings."""
     return version if isinstance(version, str) else f"{int(version):010}.{0:010x}"

@@ -1,12 +1,12 @@
-"""Which checkpoints continue what a run has read, so that two runs of a thread do not both.
+"""Finds which checkpoints continue the one that a run has read, so that two runs cannot continue the same.
 
-LangGraph lets two runs read the same latest checkpoint and store two that continue it. The later one is the
-latest from then on, and the other run's turn is lost without an error. So a run that began with the latest
-checkpoint may only continue the latest one. A run that was asked to begin with another, by its id, makes a
-branch: that is how LangGraph travels in time.
+LangGraph lets two runs read the same latest checkpoint, and store two checkpoints that continue it. The later
+one then becomes the latest, and the other run's turn is lost without an error. So a run that began with the
+latest checkpoint may continue only the latest one. A run that was asked to begin with another checkpoint, by
+its id, makes a branch: LangGraph's time travel works like this.
 
-LangGraph tells a saver neither. But it reads the checkpoint that a run begins with in the run's context,
-which its later calls have a copy of.
+LangGraph tells a saver neither. But it reads the checkpoint that a run begins with in the run's context, and
+the run's later calls have a copy of that context.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _MOST_IDS: Final = 10_000
 
 
 class Runs:
-    """What the runs of one process have read; `thread` is its id."""
+    """The checkpoints that the runs of one process have read; `thread` is the thread's id."""
 
     def __init__(self) -> None:
-        # Of a run whose context was lost, as in a generator that several tasks continue.
+        # For a run whose context was lost, as in a generator that several tasks continue.
         self._latest: Bounded[tuple[str, str], bool] = Bounded(_MOST_IDS)
 
     def has_read(self, thread: str, asked: str | None, found: str | None) -> None:
-        """Note in this context that the checkpoint of an id was read or, without one, the latest."""
+        """Note in this context that a checkpoint was read by its id or, without one, as the latest."""
         known = dict(_asked.get())
         by_id = known.pop((self, thread), frozenset[str]())
         if asked is None:
-            # Who asks for the latest one by its id, and then for the latest, means no branch.
+            # Reading the latest checkpoint by its id, and then the latest, does not make a branch.
             by_id -= {found or ""}
         else:
             by_id |= {asked}
@@ -55,7 +55,7 @@ class Runs:
         self._latest[thread, checkpoint_id or ""] = True
 
     def must_be_latest(self, thread: str, parent: str | None) -> bool:
-        """Say whether a checkpoint may only be stored if its parent is still the latest one."""
+        """Return whether a checkpoint may be stored only if its parent is still the latest one."""
         if _copying.get():
             return False
         by_id = _asked.get().get((self, thread))
@@ -64,7 +64,7 @@ class Runs:
 
 @contextmanager
 def copying() -> Generator[None]:
-    """Within this context, checkpoints are stored after any other, as they are in another thread."""
+    """Within this context, a checkpoint may continue any other, as in another thread."""
     token = _copying.set(True)
     try:
         yield

@@ -40,21 +40,21 @@ _T = TypeVar("_T")
 
 
 class StmSaver(BaseCheckpointSaver[str]):
-    """A checkpointer whose threads every process shares that uses the same backend.
+    """A checkpointer whose threads are shared by every process that uses the same backend.
 
     ```
     graph = builder.compile(checkpointer=StmSaver(backend))
     await graph.ainvoke(question, {"configurable": {"thread_id": "chat_001"}})
     ```
 
-    A thread is a log of the conversation that `key_of(thread_id)` names: a `MemoryKey` of its tenant, user
-    and session, and another one for each thread. So erasing a user erases the user's threads. By default,
-    all belong to the tenant `default` and the user `anonymous`, and are erased one by one. `tenants` are
-    those whose threads are meant where no thread is named, as in `alist(None)`; with a `key_of` of yours
-    there are none by default.
+    A thread is a log of the conversation that `key_of(thread_id)` names: a `MemoryKey` with its tenant, user
+    and session, different for each thread. So erasing a user erases the user's threads. By default, all
+    threads belong to the tenant `default` and the user `anonymous`, and are erased one by one. Calls that
+    name no thread, such as `alist(None)`, search the threads of `tenants`, which has no default if you
+    pass `key_of`.
 
-    A checkpoint stores what it adds, in two round trips. Of two runs that continue the same checkpoint at
-    once, one gets `EditConflict`, and nothing of its step is stored; a run that is asked to begin with an
+    A checkpoint stores only its changes, in two round trips. If two runs continue the same checkpoint at
+    once, one gets `EditConflict`, and nothing of its step is stored. A run that is asked to begin with an
     older checkpoint, by its id, makes a branch. The blocking methods need `run`, which runs a coroutine on
     the backend's loop, and must be called from another thread than that loop's. Without `run` they raise
     `ConfigurationError`. All methods raise `StorageError`; an outage is never an empty thread. The
@@ -75,7 +75,7 @@ class StmSaver(BaseCheckpointSaver[str]):
         if tenants is not None:
             require_items("tenants", tenants)
         if key_of is not None and not callable(key_of):  # pyright: ignore[reportUnnecessaryComparison] -- callers are not all typed
-            raise ConfigurationError("key_of is a function that returns the MemoryKey of a thread's id")
+            raise ConfigurationError("key_of must be a function that returns the MemoryKey of a thread's id")
         mine = [DEFAULT_TENANT] if key_of is None and tenants is None else tenants
         self._threads = Threads(backend, key_of or thread_key, mine, self._versions_of)
         self._runs = Runs()
@@ -83,13 +83,12 @@ class StmSaver(BaseCheckpointSaver[str]):
         self._run = run
 
     def turn(self, thread_id: str, *, wait_s: float | None = None) -> Turn:
-        """Return a context in which no other process runs the thread, if all use this: others wait.
+        """Return a context that lets one process at a time run a thread, if all processes use it.
 
-        `async with saver.turn("chat_001"): await graph.ainvoke(...)`, or `with` and `graph.invoke(...)` where
-        the saver has `run`. Waits at most `wait_s` seconds, for as
-        long as it takes by default; then raises `EditConflict`, and nothing was done. The claim is renewed
-        while the context lasts. That of a process that dies ends after 15 seconds. Not to be entered again
-        within itself.
+        Write `async with saver.turn("chat_001"): await graph.ainvoke(...)`, or `with` and `graph.invoke(...)`
+        if the saver has `run`. Waits at most `wait_s` seconds, or indefinitely by default, and then raises
+        `EditConflict` before anything was done. The claim is renewed while the context lasts; the claim of a
+        process that dies ends after 15 seconds. The context is not reentrant.
         """
         if wait_s is not None:
             require_seconds("wait_s", wait_s, zero=True)
@@ -98,10 +97,10 @@ class StmSaver(BaseCheckpointSaver[str]):
     # Reading
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return a checkpoint of a thread, or the latest one; `None` if there is none.
+        """Return a checkpoint of a thread, or the latest one; `None` if it does not exist.
 
-        One round trip for the latest one, which reads no checkpoint if this saver knows it, and another one
-        for what others have added. An older one takes a few.
+        Reading the latest one takes one round trip, which reads no checkpoint if this saver knows it, and
+        another if other processes have added to the thread. Reading an older one takes a few.
         """
         found = await self._found(config)
         self._note(config, found)
@@ -131,9 +130,9 @@ class StmSaver(BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
-        """Yield checkpoints, the latest of a thread first; without a thread, those of one after another.
+        """Yield checkpoints, latest first; without a thread, those of each thread in turn.
 
-        With a `limit`, only the newest items of a thread are read. Otherwise all of one thread at a time.
+        With a `limit`, reads only the newest items of a thread; otherwise all items, one thread at a time.
         """
         left = limit
         thread = None if not config else config.get("configurable", {}).get("thread_id")
@@ -169,7 +168,7 @@ class StmSaver(BaseCheckpointSaver[str]):
                     and (not until or one < until)
                     and (not wanted or self._has(put, wanted))
                 ]
-                # What is newer than all that stands before a frame is certainly the newest.
+                # A checkpoint newer than everything before a frame is certainly the newest.
                 if limit is not None and sum(one >= view.top for one, _ in matching) >= limit:
                     break
         for one, name in sorted(matching, reverse=True)[:limit]:
@@ -183,7 +182,7 @@ class StmSaver(BaseCheckpointSaver[str]):
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """Return what the ancestors of a checkpoint say of channels: the last value, and writes since."""
+        """Return the channels' last values from a checkpoint's ancestors, and the writes since then."""
         if not channels:
             return {}
         thread, name = _place(config)
@@ -234,7 +233,7 @@ class StmSaver(BaseCheckpointSaver[str]):
             for channel, version in new_versions.items()
         ]
         new = NewPut(name, checkpoint_id, put, checkpoint["channel_versions"], blobs)
-        # A branch that LangGraph begins says so. Namespaces below the first belong to one of its runs.
+        # LangGraph marks a branch that it begins. Namespaces below the root belong to one of its runs.
         if not name and metadata.get("source") != "fork" and self._runs.must_be_latest(thread, put.parent):
 
             def refused(view: View) -> bool:
@@ -256,11 +255,11 @@ class StmSaver(BaseCheckpointSaver[str]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        """Store what a task has written after a checkpoint, before there is the next one."""
+        """Store the writes of a task after a checkpoint, before the next checkpoint."""
         thread, name = _place(config)
         checkpoint_id = get_checkpoint_id(config)
         if not checkpoint_id:
-            raise ConfigurationError("writes belong to a checkpoint: config names no checkpoint_id")
+            raise ConfigurationError("writes belong to a checkpoint, but config has no checkpoint_id")
         each = [
             (WRITES_IDX_MAP.get(channel, nth), channel, self.serde.dumps_typed(value))
             for nth, (channel, value) in enumerate(writes)
@@ -277,17 +276,17 @@ class StmSaver(BaseCheckpointSaver[str]):
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a thread with all its checkpoints to one that does not exist; raises `SessionExists`.
 
-        A copy that is interrupted has the oldest checkpoints: delete it, and copy again.
+        An interrupted copy has only the oldest checkpoints: delete it and copy again.
         """
         await self._threads.copy(str(source_thread_id), str(target_thread_id))
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Erase all checkpoints of some threads (`delete`), or all but the latest of each namespace.
 
-        The latest one keeps its values, those of a `DeltaChannel`, too.
+        The latest one keeps its values, including those of a `DeltaChannel`.
         """
         if strategy not in ("keep_latest", "delete"):
-            raise ConfigurationError("strategy is 'keep_latest' or 'delete'")
+            raise ConfigurationError("strategy must be 'keep_latest' or 'delete'")
         require_items("thread_ids", thread_ids)
         for thread in map(str, thread_ids):
             if strategy == "delete":
@@ -296,9 +295,9 @@ class StmSaver(BaseCheckpointSaver[str]):
                 await self._threads.keep(thread, _only_latest)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Erase the checkpoints of some runs, of all threads of the tenants. Reads all these threads.
+        """Erase the checkpoints of some runs from all threads of `tenants`. Reads all these threads.
 
-        What the runs have added to a state stays in later checkpoints of other runs.
+        Changes that the runs made to a state stay in later checkpoints of other runs.
         """
         require_items("run_ids", run_ids)
         runs = {*map(str, run_ids)}
@@ -317,7 +316,7 @@ class StmSaver(BaseCheckpointSaver[str]):
                 await self._threads.keep(thread, keeping)
 
     def get_next_version(self, current: str | None, channel: None) -> str:
-        """Return a version later than any that another saver of LangGraph has written in this order."""
+        """Return a version that sorts after any that another LangGraph saver has written."""
         del channel
         number = int(str(current).partition(".")[0]) if current is not None else 0
         return f"{number + 1:010}.{random.getrandbits(40):010x}"
@@ -365,7 +364,7 @@ class StmSaver(BaseCheckpointSaver[str]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        """Store what a task has written; see `aput_writes`."""
+        """Store the writes of a task; see `aput_writes`."""
         self._wait("put_writes", self.aput_writes(config, writes, task_id, task_path))
 
     def delete_thread(self, thread_id: str) -> None:
@@ -387,7 +386,7 @@ class StmSaver(BaseCheckpointSaver[str]):
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """Return what ancestors say of channels; see `aget_delta_channel_history`."""
+        """Return the channels' history; see `aget_delta_channel_history`."""
         return self._wait(
             "get_delta_channel_history", self.aget_delta_channel_history(config=config, channels=channels)
         )
@@ -439,7 +438,7 @@ class StmSaver(BaseCheckpointSaver[str]):
 def _text_in(values: Iterable[object]) -> str:
     """Return the beginning of the last message of a list of LangChain's messages, if it is a text.
 
-    The list is the value of a channel, or a part of the input, which is one, too.
+    The list is the value of a channel, or part of the input, which is a channel, too.
     """
     for value in values:
         parts = cast("Mapping[str, object]", value).values() if isinstance(value, Mapping) else [value]
@@ -457,7 +456,7 @@ def _only_latest(view: View) -> Callable[[str, str], bool]:
 
 
 def _place(config: RunnableConfig) -> tuple[str, str]:
-    """Return the thread and the namespace that a call is about."""
+    """Return the thread and the namespace that a call names."""
     given = config.get("configurable", {})
     thread = given.get("thread_id")
     if thread is None or not str(thread).strip():

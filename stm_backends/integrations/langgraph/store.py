@@ -51,24 +51,24 @@ Owner: TypeAlias = tuple[str, str | None]
 Vectors: TypeAlias = dict[str, list[float]]
 
 PREFIX: Final = "langgraph-store:"
-"""What distinguishes the keys of items from those of an owner's other states."""
+"""Distinguishes the keys of items from those of an owner's other states."""
 
 AT_ONCE: Final = 64
-"""How many items are loaded concurrently."""
+"""Number of items loaded concurrently."""
 
 _ESCAPED: Final = (("~", "~0"), ("/", "~1"), (":", "~2"))
-"""A name of a namespace ends with "/", and a state's key must not have another ":"."""
+"""The name of a namespace ends with "/", and a state's key must have no other ":"."""
 
 
 def _of_nobody(namespace: Namespace) -> Owner:
-    """Return the owner of what belongs to no particular user."""
+    """Return the owner of items that belong to no particular user."""
     del namespace
     return DEFAULT_TENANT, None
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where an item is, or all items of an owner: its states, and the key of one, or its beginning."""
+    """The location of an item, or of all items of an owner: its states, and a key or a prefix of keys."""
 
     states: States
     key: str
@@ -76,7 +76,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """An item and how it is stored: its state, where that is, and its version."""
+    """An item with its stored form: its state, and the place and version of that."""
 
     item: Item
     state: dict[str, Any]
@@ -89,22 +89,21 @@ class _Found:
 
 
 class StmStore(BaseStore):
-    """A store whose items every process shares that uses the same backend.
+    """A store whose items are shared by every process that uses the same backend.
 
     ```
     graph = builder.compile(store=StmStore(backend, owner_of=lambda namespace: ("acme", namespace[1])))
     ```
 
-    An item is a saved state of the tenant and the user that `owner_of(namespace)` returns. So erasing a user
-    erases the user's items. `None` as the user means the tenant as a whole. By default, all items belong to
-    the tenant `default` as a whole. A search may name only the beginning of a namespace: for one that does
-    not say whose it is, `owner_of` returns `None`, and all items of `tenants` are searched.
+    An item is a saved state of the tenant and the user that `owner_of(namespace)` returns, so erasing a user
+    erases the user's items. The user `None` means the tenant as a whole. By default, all items belong to the
+    tenant `default` as a whole. A search may name only the beginning of a namespace: if that does not
+    identify an owner, `owner_of` returns `None`, and all items of `tenants` are searched.
 
-    An item that is put again keeps the time when it was created. `index` is as for LangGraph's other
-    stores: its `embed` makes vectors of what is put and of queries. A search loads all items under its prefix
-    and compares them. `ttl` is LangGraph's, in minutes; expired items are gone at once. `run` is as for
-    `StmSaver`. All methods raise `StorageError`; an outage is never an empty store. The constructor reads and
-    writes nothing.
+    An item that is put again keeps its creation time. `index` is as for LangGraph's other stores: its `embed`
+    makes vectors of stored values and of queries. A search loads all items under its prefix and compares
+    them. `ttl` is LangGraph's, in minutes; expired items disappear at once. `run` is as for `StmSaver`. All
+    methods raise `StorageError`; an outage is never an empty store. The constructor reads and writes nothing.
     """
 
     supports_ttl = True
@@ -123,7 +122,7 @@ class StmStore(BaseStore):
         require_backend(backend)
         require_items("tenants", tenants)
         if owner_of is not None and not callable(owner_of):  # pyright: ignore[reportUnnecessaryComparison] -- callers are not all typed
-            raise ConfigurationError("owner_of is a function that returns the tenant and user of a namespace")
+            raise ConfigurationError("owner_of must be a function that returns a namespace's tenant and user")
         self.ttl_config = ttl
         self._backend = backend
         self._owner_of = owner_of or _of_nobody
@@ -136,10 +135,10 @@ class StmStore(BaseStore):
         self._run = run
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """Do some operations; those that read see the store as it was before those that write.
+        """Run some operations; reads see the store as it was before the writes.
 
-        Of two writes of one item, the last one counts. They are done concurrently, and each by itself. A call
-        that is cancelled has ended when the cancellation is raised.
+        Of two writes to one item, the last one counts. Operations run concurrently and independently. A
+        cancelled call has ended when the cancellation is raised.
         """
         asked = [*ops]
         for op in asked:
@@ -151,7 +150,7 @@ class StmStore(BaseStore):
         return results
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
-        """Do some operations; see `abatch`."""
+        """Run some operations; see `abatch`."""
         if self._run is None:
             refuse("batch", "use abatch (graph.ainvoke instead of graph.invoke)")
         return self._run(self.abatch(ops))
@@ -179,7 +178,7 @@ class StmStore(BaseStore):
             async for one in self._under(op.namespace_prefix)
             if all(matches(one.item.value.get(name), wanted) for name, wanted in (op.filter or {}).items())
         ]
-        # The last that were put come first, as in LangGraph's store on PostgreSQL.
+        # The items put last come first, as in LangGraph's store on PostgreSQL.
         found.sort(key=lambda one: one.item.updated_at, reverse=True)
         end = op.offset + op.limit
         scored: list[tuple[float | None, _Found]]
@@ -227,7 +226,7 @@ class StmStore(BaseStore):
                     yield one
 
     async def _places(self, prefix: Namespace) -> AsyncIterator[_Place]:
-        """Yield where all items are whose namespaces begin so."""
+        """Yield the places of all items whose namespaces begin with a prefix."""
         owner = self._owner(prefix)
         owners = self._all_owners() if owner is None else _just(owner)
         async for each in owners:
@@ -242,8 +241,8 @@ class StmStore(BaseStore):
     async def _all_owners(self) -> AsyncIterator[Owner]:
         if not self._tenants:
             raise ConfigurationError(
-                "this namespace does not say whose it is, and not all tenants can be found: pass "
-                "tenants=[...], whose items are meant"
+                "this namespace does not identify an owner, and not all tenants can be found: pass "
+                "tenants=[...] to say which tenants to search"
             )
         for tenant in self._tenants:
             yield tenant, None
@@ -265,12 +264,12 @@ class StmStore(BaseStore):
             )
         except (KeyError, TypeError, ValueError, OverflowError):
             raise Corrupt(
-                "a saved state is no item of a store", backend=self._backend.name, operation="load"
+                "a saved state is not an item of a store", backend=self._backend.name, operation="load"
             ) from None
         return _Found(item, state, place, version)
 
     async def _refresh(self, found: _Found) -> None:
-        """Begin the time to live of an item anew, if it has one; not if it has been put again meanwhile."""
+        """Restart an item's time to live, if it has one, unless it was put again meanwhile."""
         minutes: float | None = found.state.get("ttl")
         if minutes is not None:
             states, key = found.place.states, found.place.key
@@ -304,11 +303,11 @@ class StmStore(BaseStore):
 
         if await contend(attempt) is None:
             raise Unavailable(
-                "others put this item without a pause", backend=self._backend.name, operation="put"
+                "others keep putting this item", backend=self._backend.name, operation="put"
             )
 
     async def _embedded(self, puts: Sequence[PutOp]) -> dict[tuple[Namespace, str], Vectors]:
-        """Return the vectors of what is put, by the paths of the texts."""
+        """Return the vectors of the values to put, by the paths of the texts."""
         texts: list[str] = []
         places: list[tuple[Namespace, str, str]] = []
         for op in puts if self._embeddings is not None else ():
@@ -340,7 +339,7 @@ class StmStore(BaseStore):
         return _Place(place.states, f"{place.key}/{_escaped(key)}")
 
     def _beginning(self, owner: Owner, namespace: Namespace) -> _Place:
-        """Return where all items of an owner are whose namespaces begin so."""
+        """Return the place of an owner's items whose namespaces begin with `namespace`."""
         tenant, user = owner
         beginning = PREFIX + "".join(f"{_escaped(label)}/" for label in namespace)
         if user is None:
@@ -361,7 +360,7 @@ class StmStore(BaseStore):
 
 
 def _named_by(key: str) -> tuple[Namespace, str]:
-    """Return the namespace and the name of the item that a state's key is of."""
+    """Return the namespace and the name of the item with a state's key."""
     labels, _, name = key.rpartition(":")[2].partition("//")
     return tuple(map(_unescaped, labels.split("/"))), _unescaped(name)
 

@@ -1,4 +1,4 @@
-"""Threads in their logs: read from the newest items on, and added to where nobody else has added since."""
+"""Threads in their logs. Reading starts with the newest items; an addition fails if others added since."""
 
 from __future__ import annotations
 
@@ -40,28 +40,28 @@ logger = logging.getLogger("stm_backends")
 KIND: Final = "langgraph"
 
 FIRST: Final = 64
-"""How many of a thread's newest items are read first."""
+"""Number of a thread's newest items read first."""
 
 NEWS: Final = 16
-"""How many of its newest items are read to see what others have added to a thread that is known."""
+"""Number of newest items read to find what others have added to a known thread."""
 
 REMEMBERED_BYTES: Final = 64 * 1024 * 1024
-"""How much a saver remembers of the threads that it used last, in bytes of their items."""
+"""Maximum size of the recently used threads that a saver remembers, in bytes of their items."""
 
 MOST_LOGS: Final = 1_000
 
 CHUNK_BYTES: Final = 32 * 1024
-"""How much of a copy is added at once. Whoever reads a log reads such an entry as a whole."""
+"""Maximum size of an addition to a copy. Readers of a log read such an entry as a whole."""
 
 
 def thread_key(thread_id: str) -> MemoryKey:
-    """Return the key of a thread of no particular user: the tenant `default`, the user `anonymous`."""
+    """Return the key of a thread without a particular user: the tenant `default`, the user `anonymous`."""
     return MemoryKey(DEFAULT_TENANT, DEFAULT_USER, thread_id)
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A thread as it was read or written last."""
+    """A thread as it was last read or written."""
 
     view: View
     tip: str
@@ -83,14 +83,14 @@ class Threads:
         self._tenants = tenants
         self._versions_of = versions_of
         self._known: Bounded[str, _Known] = Bounded(REMEMBERED_BYTES, size_of=lambda known: known.size)
-        # A log counts what was added to it.
+        # Keep the log object: it counts what was added to it.
         self._logs: Bounded[str, ItemLog] = Bounded(MOST_LOGS)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def views(self, thread: str) -> AsyncGenerator[View]:
-        """Yield what is stored of a thread: from its last frame on, and then more and more, up to all of it.
+        """Yield growing parts of a thread: from its last frame on, and then more and more, up to all of it.
 
-        One round trip, another one if others have added to a thread that is known, and one for each further
+        Takes one round trip, another one if others have added to a known thread, and one for each further
         view, which has four times as many items.
         """
         log = self._log(thread)
@@ -114,7 +114,7 @@ class Threads:
     ) -> None:
         """Store a checkpoint or writes, in two round trips unless others have added to the thread.
 
-        Raises `EditConflict` if `refused` says so of what is stored at that moment; then nothing is stored.
+        Raises `EditConflict`, and stores nothing, if `refused` returns true for the thread at that moment.
         """
         log = self._log(thread)
         lost = False
@@ -126,11 +126,11 @@ class Threads:
                 known = await self._current(thread, log)
                 if refused(known.view):
                     raise EditConflict(
-                        "another run has continued this thread since this one read it; nothing of this step "
+                        "another run has continued this thread since this run read it; nothing of this step "
                         "was stored: run it again"
                     )
             item = known.view.item(await self._complete(thread, known.view, new))
-            # Until it is known how this ends, what is remembered may be outdated.
+            # Until the outcome is known, the remembered thread may be outdated.
             self._known.pop(thread)
             tip = await log.add_after(known.tip, [item])
             if tip is None:
@@ -150,7 +150,7 @@ class Threads:
     async def keep(self, thread: str, keeping: Callable[[View], Callable[[str, str], bool]]) -> None:
         """Erase all checkpoints of a thread but those that a function of its view keeps, in one step.
 
-        It is given the namespace and the id of each. What is kept loses nothing, see `threads.rebuilt`.
+        The function gets the namespace and the id of each. Kept ones lose nothing, see `threads.rebuilt`.
         """
         log = self._log(thread)
 
@@ -177,11 +177,11 @@ class Threads:
             after = await log.add_after(tip, chunk)
             if after is None and nth == 0:
                 raise SessionExists(
-                    "there is already something in the thread that this one was to be copied to"
+                    "the thread to copy to is not empty"
                 )
             if after is None:
                 raise Unavailable(
-                    "others have added to the copy before it was complete: delete it, and copy again",
+                    "others added to the copy before it was complete: delete it and copy again",
                     backend=self._backend.name,
                     operation="copy",
                 )
@@ -194,10 +194,10 @@ class Threads:
             await self._log(thread).clear()
 
     async def ids(self) -> AsyncIterator[str]:
-        """Yield the ids of all threads of the tenants, as far as the function of keys finds them again."""
+        """Yield the ids of all threads of the tenants, as far as `key_of` maps them back to their keys."""
         if self._tenants is None:
             raise ConfigurationError(
-                "the threads of all tenants cannot be found: pass tenants=[...], whose threads are meant"
+                "all tenants' threads cannot be found: pass tenants=[...] to say which to search"
             )
         for tenant in self._tenants:
             async for user in self._backend.sessions.users(tenant):
@@ -209,7 +209,7 @@ class Threads:
                             yield thread
 
     async def _complete(self, thread: str, view: View, new: New) -> New:
-        """Return what is to be stored with the channels that a view lacks, such as those of an old branch."""
+        """Return the new item with the channels that a view lacks, such as those of an old branch."""
         if view.whole or not isinstance(new, NewPut) or not (missing := view.missing(new)):
             return new
         whole, _ = await self._whole(self._log(thread), thread)
@@ -217,7 +217,7 @@ class Threads:
         return new._replace(blobs=[*new.blobs, *((*one, stored.get(one, EMPTY)) for one in missing)])
 
     async def _whole(self, log: ItemLog, thread: str) -> tuple[View, str]:
-        """Read all that is stored of a thread."""
+        """Read the whole thread."""
         state = await log.read()
         with located(self._backend.name, "read"):
             view = widest_view(thread, state.items, whole=True)
@@ -236,15 +236,15 @@ class Threads:
             if after is not None:
                 self._remember(thread, continued(view, [frame]), after)
         except StorageError as error:
-            view.start = view.size  # so that not each addition tries it again
+            view.start = view.size  # so that the next additions do not try again
             logger.warning(
-                "could not shorten what is read of a thread: %s (conversation %s)",
+                "could not add a frame to a thread, so reads stay long: %s (conversation %s)",
                 type(error).__name__,
                 conversation(self.key(thread).composite()),
             )
 
     async def _current(self, thread: str, log: ItemLog) -> _Known:
-        """Return a thread as it is now, of which only what is new is read."""
+        """Return the current state of a thread, reading only what is new."""
         known = self._known.use(thread)
         if known is None:
             return self._remember(thread, *await self._latest(log, thread))
@@ -261,7 +261,7 @@ class Threads:
             return self._remember(thread, continued(known.view, state.items[place:]), state.tip)
 
     async def _latest(self, log: ItemLog, thread: str) -> tuple[View, str]:
-        """Read a thread from its last frame on, in one round trip, or two if the frame is far."""
+        """Read a thread from its last frame on, in one round trip, or two if the frame is far back."""
         limit = FIRST
         while True:
             state = await log.read(limit)
@@ -289,7 +289,7 @@ class Threads:
         return log
 
     def key(self, thread: str) -> MemoryKey:
-        """Return whose a thread is, and what its log is called. Raises `InvalidKey`."""
+        """Return the key of a thread: its owner and the name of its log. Raises `InvalidKey`."""
         return key_from("key_of", self._key_of, thread)
 
 
@@ -306,8 +306,8 @@ def _chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
 
 
 def _without_beginning() -> Corrupt:
-    return Corrupt("the older items of the thread are missing, and nothing can be read without them")
+    return Corrupt("the older items of the thread are missing, and it cannot be read without them")
 
 
 def _contended(backend: str) -> Unavailable:
-    return Unavailable("others write to this thread without a pause", backend=backend, operation="add")
+    return Unavailable("others keep adding to this thread", backend=backend, operation="add")

@@ -1,4 +1,4 @@
-"""A thread of LangGraph at one instant: what its items say, as pure functions."""
+"""A thread of LangGraph at one instant: the content of its items, as pure functions."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from stm_backends.integrations.langgraph.items import (
 )
 
 FRAME_BYTES: Final = 64 * 1024
-"""After how many bytes a frame is due at the earliest; and after twice as many as the last frame had.
+"""Minimum number of bytes between two frames, which must also be twice the size of the last frame.
 
-So frames take half of what all else takes, and whoever reads the latest checkpoint reads three frames at
-most.
+So frames take half as much space as the rest, and a reader of the latest checkpoint reads at most three times
+the size of a frame.
 """
 
 _TASK: Final = ":"
-"""What a namespace has before the id of a task. Such a namespace is seldom used once its task has ended."""
+"""The character before a task's id in a namespace. Such a namespace is seldom used after the task."""
 
 
 @dataclass(slots=True)
@@ -54,15 +54,15 @@ class Space:
     last: str = ""
 
     def pending(self, checkpoint_id: str) -> list[tuple[str, Write]]:
-        """Return the writes of a checkpoint, in the order in which LangGraph applies those of its tasks."""
+        """Return the writes of a checkpoint, in the order that LangGraph applies tasks' writes."""
         said = self.writes.get(checkpoint_id, {})
         return [(task, said[task, nth]) for task, nth in sorted(said, key=lambda one: (said[one].path, *one))]
 
 
 class View:
-    """What the items of a thread say, from a frame or from the first one on.
+    """The content of a thread's items, from a frame or from the first item on.
 
-    `whole` says that there are no older items. `size` is about the number of bytes of the items, and `start`
+    `whole` means that no older items exist. `size` is the approximate size of the items in bytes, and `start`
     that of the first one.
     """
 
@@ -78,29 +78,29 @@ class View:
         self._next = 0
 
     def space(self, name: str) -> Space:
-        """Return what is known of a namespace."""
+        """Return the known checkpoints of a namespace."""
         return self.spaces.get(name) or Space()
 
     def latest(self, name: str) -> str | None:
-        """Return the id of the latest checkpoint of a namespace, as far as `knows_latest`."""
+        """Return the id of the latest checkpoint of a namespace, valid only if `knows_latest`."""
         return max(self.space(name).puts, default=None)
 
     def knows_latest(self, name: str) -> bool:
-        """Say whether no older item can have a later checkpoint of a namespace."""
+        """Return whether no older item can have a later checkpoint of a namespace."""
         found = self.latest(name)
         if self.whole or name in self._framed:
             return True
         return _checksum(name) not in self._older if found is None else found >= self.top
 
     def missing(self, new: NewPut) -> list[tuple[str, Version]]:
-        """Return the channels that a checkpoint shares with those before, and that no item here has."""
+        """Return the channels that a checkpoint shares with earlier ones but no item here has."""
         known = self.space(new.space).blobs.keys() | {(channel, version) for channel, version, _ in new.blobs}
         return [one for one in new.versions.items() if one not in known]
 
     def history(
         self, name: str, checkpoint_id: str, channels: Collection[str], versions_of: VersionsOf
     ) -> dict[str, History] | None:
-        """Return what the ancestors of a checkpoint say of some channels; `None` if older items say more."""
+        """Return the history of some channels before a checkpoint; `None` if older items have more of it."""
         space = self.space(name)
         writes: dict[str, list[tuple[str, Blob]]] = {channel: [] for channel in channels}
         seeds: dict[str, Blob] = {}
@@ -137,7 +137,7 @@ class View:
 
     @staticmethod
     def _with_values(space: Space, put: Put, channels: Collection[str], versions_of: VersionsOf) -> bool:
-        """Say whether one of some channels has a value in a checkpoint."""
+        """Return whether any of some channels has a value in a checkpoint."""
         versions = versions_of(put.checkpoint)
         named = ((channel, versions[channel]) for channel in versions.keys() & set(channels))
         return any(space.blobs.get(one, EMPTY) != EMPTY for one in named)
@@ -164,11 +164,11 @@ class View:
 
     @property
     def is_frame_due(self) -> bool:
-        """Whether enough was added since the last frame."""
+        """True if enough was added since the last frame."""
         return self.size - self.start > max(FRAME_BYTES, 2 * self.start)
 
     def frame(self, versions_of: VersionsOf) -> Item | None:
-        """Return the item that repeats the latest checkpoints; `None` if a part of one is in older items."""
+        """Return the item that repeats the latest checkpoints; `None` if older items have a part of one."""
         bodies: list[Item] = []
         root = max(self.space("").puts, default="")
         for name, space in self.spaces.items():
@@ -209,7 +209,7 @@ class View:
         return dump_put(name, latest, replace(put, history=history), dump_blob(put.checkpoint), whole)
 
     def apply(self, item: Item) -> None:
-        """Add what an item says. Raises `Corrupt`, which quotes nothing of it."""
+        """Add an item's content. Raises `Corrupt`, which quotes nothing of it."""
         try:
             self._apply(item)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
@@ -241,7 +241,7 @@ class View:
         said = body["put"] if "put" in body else body["writes"]
         space = self.spaces.setdefault(said["ns"], Space())
         if "put" in body:
-            # What a frame repeats is known, unless it was read first; then its ancestors are not.
+            # A frame repeats known checkpoints, unless it was read first; then their ancestors are unknown.
             if again and said["id"] in space.puts:
                 return
             for channel, version, *blob in said["blobs"]:
@@ -262,7 +262,7 @@ class View:
         writes = space.writes.setdefault(said["id"], {})
         for task, path, each in said["tasks"]:
             for place, channel, *blob in each:
-                # The first of a place counts, as for LangGraph's own savers, and the last of a special one.
+                # The first write at a place counts, as in LangGraph's savers; at a special one, the last.
                 if place < 0 or (task, place) not in writes:
                     writes[task, place] = Write(channel, load_blob(blob), path)
 
@@ -272,12 +272,12 @@ class View:
 
 
 def latest_view(thread: str, items: Sequence[Item], *, whole: bool) -> View | None:
-    """Return what items say from the last frame on; `None` if none of them can be the first to be read."""
+    """Return the view from the last frame on; `None` if reading cannot begin at any of these items."""
     return _view_from(thread, items, reversed(range(len(items))), whole=whole)
 
 
 def widest_view(thread: str, items: Sequence[Item], *, whole: bool) -> View | None:
-    """Return what items say from the first one that can be read first; `None` if there is none."""
+    """Return the view from the first item that reading can begin at; `None` if there is none."""
     return _view_from(thread, items, range(len(items)), whole=whole)
 
 
@@ -298,7 +298,7 @@ def extended(view: View, items: Iterable[Item]) -> View:
 
 
 def continued(view: View, items: Iterable[Item]) -> View:
-    """Return a view with more items, which begins at the last frame among them. The given one is changed."""
+    """Return a view with more items, beginning at the last frame among them. The given one is changed."""
     for item in items:
         if "frame" in item:
             view = View(view.thread, whole=False)
@@ -317,10 +317,10 @@ def written(name: str, checkpoint_id: str, space: Space) -> NewWrites:
 def rebuilt(
     view: View, keep: Callable[[str, str], bool], versions_of: VersionsOf, thread: str | None = None
 ) -> list[Item]:
-    """Return the items of a thread that has some of the checkpoints of a whole view, with their writes.
+    """Return the items of a thread that has only some checkpoints of a whole view, with their writes.
 
-    A checkpoint whose parent goes gets its nearest ancestor that stays, and keeps what those between have
-    said of channels without a value in it. Writes that wait for their checkpoint stay.
+    A checkpoint whose parent is dropped gets its nearest kept ancestor as parent, and the history that the
+    dropped ancestors have of its empty channels. Writes that wait for their checkpoint are kept.
     """
     new, items = View(thread or view.thread), list[Item]()
 
@@ -358,7 +358,7 @@ def _without_ancestors(
     kept: Collection[str],
     versions_of: VersionsOf,
 ) -> Put:
-    """Return a checkpoint whose parent is among those that stay."""
+    """Return a checkpoint whose parent is one of the kept checkpoints."""
     space = view.spaces[name]
     put = space.puts[checkpoint_id]
     if put.parent is None or put.parent in kept or put.parent not in space.puts:

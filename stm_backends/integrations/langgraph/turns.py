@@ -1,4 +1,4 @@
-"""Runs of one thread, one after another in all processes: a claim that its holder renews."""
+"""Runs of one thread, one at a time across all processes, by a claim that its holder renews."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from stm_backends.types import MemoryKey
 logger = logging.getLogger("stm_backends")
 
 LEASE_S: Final = 15.0
-"""For how long a claim holds that its process does not renew. It is renewed three times within it."""
+"""Seconds until a claim that is not renewed expires. It is renewed three times within this time."""
 
 
 class Turn(AbstractAsyncContextManager[None], AbstractContextManager[None]):
@@ -66,7 +66,7 @@ class Turn(AbstractAsyncContextManager[None], AbstractContextManager[None]):
 
 
 class Turns:
-    """Who may run which thread, on one backend. A claim is a saved state that expires by itself."""
+    """The claims on the threads of one backend. A claim is a saved state that expires by itself."""
 
     def __init__(self, backend: Backend) -> None:
         self._states = backend.state_store
@@ -77,7 +77,7 @@ class Turns:
         """Hold the claim of a thread within this context; raises `EditConflict` after `wait_s` seconds."""
         name, token = f"{RESERVED_PREFIX}{key.composite()}:langgraph-turn", secrets.token_hex(12)
         until = None if wait_s is None else asyncio.get_running_loop().time() + wait_s
-        # One run of this process asks the datastore at a time; the others wait in their order.
+        # One run of this process asks the datastore at a time; the others wait in order.
         lock = self._locks.setdefault(name, asyncio.Lock())
         try:
             async with asyncio.timeout_at(until):
@@ -97,9 +97,9 @@ class Turns:
                 lock.release()
 
     async def _claim(self, name: str, token: str, until: float | None) -> None:
-        """Take a claim, trying once at least; raises `EditConflict` at `until`, by the loop's clock."""
+        """Take a claim, trying at least once; raises `EditConflict` at `until`, by the loop's clock."""
         tries, now = 0, asyncio.get_running_loop().time
-        # A write that is cut short might arrive when nobody holds the claim.
+        # A write that is cut short might take effect when nobody holds the claim.
         while not await to_its_end(self._states.save_if(name, {"by": token}, expect=None, ttl=LEASE_S)):
             tries += 1
             wait = pause(0.02, tries, 0.5)
@@ -110,7 +110,7 @@ class Turns:
             await asyncio.sleep(wait)
 
     async def _renew(self, name: str, token: str, key: MemoryKey, ended: asyncio.Event) -> None:
-        """Renew a claim until it has ended. If it is lost, the saver refuses one of the two runs."""
+        """Renew a claim until `ended` is set. If the claim is lost, the saver refuses one of the two runs."""
         while not ended.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(LEASE_S / 3):
@@ -128,7 +128,7 @@ class Turns:
                 )
 
     async def _release(self, name: str, token: str, renewing: asyncio.Task[None] | None) -> None:
-        """Give up a claim; one that cannot be given up expires."""
+        """Release a claim. One that cannot be released expires."""
         if renewing is not None:
             await asyncio.wait({renewing})
         with suppress(StorageError):
@@ -138,4 +138,4 @@ class Turns:
 
 
 def _busy() -> EditConflict:
-    return EditConflict("another run of this thread has not ended in time; this one has not begun")
+    return EditConflict("another run of this thread did not end in time; this run has not begun")

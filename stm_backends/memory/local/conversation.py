@@ -18,7 +18,7 @@ from stm_backends.tokens import tokens_of, weigh
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
 
 COVERED_KEPT: Final = REMEMBERED_IDS
-"""How many turns are kept after a local summary covers them, in case a merge keeps another summary."""
+"""Number of turns kept after a local summary covers them, in case a merge keeps another summary."""
 
 
 class Sides(NamedTuple):
@@ -30,9 +30,9 @@ class Sides(NamedTuple):
 
 
 class Conversation:
-    """The turns, the body, and what is known of the stored state.
+    """The turns, the body, and the known stored state.
 
-    `agreed` is the stored state as it was last loaded or saved. `recovering` says that an attempt to leave
+    `agreed` is the stored state as last loaded or saved. `recovering` is true while an attempt to leave
     `DEGRADED` is running. `confirmed_by` is the store of `agreed`, if it is authoritative: a missing state
     was certainly erased or has expired.
     """
@@ -82,7 +82,7 @@ class Conversation:
 
     @property
     def unsaved(self) -> int:
-        """How many turns are not in the last known stored state."""
+        """The number of turns that are not in the last known stored state."""
         return len(self._ids.difference(stored.id for stored in self.agreed.turns))
 
     def remembers(self, turn_id: str) -> bool:

@@ -54,17 +54,17 @@ logger = logging.getLogger("stm_backends")
 
 
 AT_ONCE: Final = 64
-"""How many conversations without a backend are summarized at once on an event loop; the others wait."""
+"""Maximum number of conversations without a backend summarized at once on an event loop; others wait."""
 
 _schedules: dict[asyncio.AbstractEventLoop, Schedule] = {}
 
 
 class _Worker(PlannedWork):
-    """The background of a conversation on one event loop; of a turn that waits for it, it has no task.
+    """The background of a conversation on one event loop; a turn that waits needs no task.
 
     `step` takes the step that is due, as part of this work. `waiting_for` is the time of the attempt that it
-    waits for. `recovering` says that it has announced an attempt to leave `DEGRADED`. `failed` says that it
-    ended with an error that is not a failure of the summarizer.
+    waits for. `recovering` is true once it has announced an attempt to leave `DEGRADED`. `failed` is true if
+    it ended with an error that is not a failure of the summarizer.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class _Worker(PlannedWork):
 
     @property
     def running(self) -> bool:
-        """Whether it takes a step on the current event loop; a task of another loop may never finish."""
+        """True if it takes a step on the current event loop; a task of another loop may never finish."""
         return self.loop is _loop() and self._running
 
     @property
     def active(self) -> bool:
-        """Whether it takes a step on the current event loop, or will take one."""
+        """True if it takes a step on the current event loop, or will take one."""
         return self.loop is _loop() and (self._running or self._plan is not None)
 
     def propose(self, plan: Plan, waiting_for: float | None) -> None:
@@ -108,7 +108,7 @@ class _Worker(PlannedWork):
 
 
 def _schedule(loop: asyncio.AbstractEventLoop) -> Schedule:
-    """Return what the conversations on an event loop wait for."""
+    """Return the schedule that the conversations on an event loop share."""
     for ended in [one for one in tuple(_schedules) if one.is_closed()]:
         _schedules.pop(ended, None)
     return _schedules.setdefault(loop, Schedule(AT_ONCE))
@@ -164,7 +164,7 @@ class DefaultShortTermMemory:
 
     @property
     def _log_name(self) -> str:
-        """The hash that log messages name this conversation by."""
+        """The hash that names this conversation in log messages."""
         return "without a key" if self._key is None else logs.conversation(self._key)
 
     @observed
@@ -208,9 +208,9 @@ class DefaultShortTermMemory:
         return [own_turn(stored).turn for stored in self._conversation.state.turns]
 
     def get_artifact(self, ref: str) -> Any | None:
-        """Return what the newest retained turn that has `ref` in `artifacts_shown` stored there, or `None`.
+        """Return the artifact `ref` of the newest retained turn that shows it, or `None`.
 
-        Of hidden artifacts a turn has only the references.
+        Of hidden artifacts, turns have only the references.
         """
         return artifact_in(self._conversation.state.turns, ref)
 
@@ -218,9 +218,9 @@ class DefaultShortTermMemory:
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until nothing is pending, or summarizing has failed, or `timeout` seconds have passed.
 
-        Folds fewer turns than `fold_batch_turns`, too, and waits for the automatic save of the summary. A
-        degraded memory makes the attempt that is due, or waits for the one that is under way; it waits for no
-        later one, nor for a retry after an answer of a wrong type. The default timeout allows for one
+        Also folds fewer turns than `fold_batch_turns`, and waits for the automatic save of the summary. A
+        degraded memory makes the attempt that is due, or waits for the one under way; it does not wait for
+        later attempts, or for a retry after an answer of the wrong type. The default timeout allows for one
         summarizer call and all its retries. Cancelling stops only the waiting. Returns at once if the
         background has failed with an error, which is logged.
         """
@@ -274,7 +274,7 @@ class DefaultShortTermMemory:
 
     @property
     def busy(self) -> bool:
-        """Whether work of this object is running or scheduled."""
+        """True while work of this object is running or scheduled."""
         return bool(self._background) or (self._worker is not None and self._worker.active)
 
     # The state, and the stores that keep it
@@ -456,7 +456,7 @@ class DefaultShortTermMemory:
         if step is None or self._closed or (loop := _loop()) is None:
             return
         if worker is None or worker.loop is not loop:
-            # One without a key is served like a tenant of its own.
+            # A conversation without a key is served like a separate tenant.
             tenant = (self._key or str(id(self))).partition(":")[0]
             self._worker = worker = _Worker(tenant, self._background, self._work, self._changed)
         worker.failed = False
@@ -494,7 +494,7 @@ class DefaultShortTermMemory:
 
     async def _do_what_is_due(self, worker: _Worker, plan: Plan) -> Plan | None:
         due = self._conversation.body.next_attempt_at
-        # After the whole wait, the clock is not needed, which may have stopped.
+        # After the whole wait, the clock, which may have stopped, is not needed.
         step = self._next_step(now=due if worker.waiting_for == due else None)
         worker.waiting_for = None
         if isinstance(step, Fold) and (plan.summarizes or worker.take_place()):

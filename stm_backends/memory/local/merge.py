@@ -32,7 +32,7 @@ def merge(
     stored order is kept; a turn that is missing there is put before the turn that follows it locally.
 
     A turn that both sides had and the store lacks was removed by another process if the stored state
-    remembers it. Otherwise a writer that had not seen it overwrote it, and it is put back. `exact` says that
+    remembers it. Otherwise a writer that had not seen it overwrote it, and it is put back. `exact` is true if
     there was no such writer: `stored` is itself a merge of `base`.
     """
     keep_ours = (
@@ -148,7 +148,7 @@ def _woven(
 
 
 def _younger(body: Body, turn_id: str) -> int:
-    """Return how many ids were added to `forgotten` after this one."""
+    """Return the number of ids added to `forgotten` after this one."""
     _, found, after = body.forgotten.digests.partition(f",{digest(turn_id)},")
     return after.count(",") if found else 0
 

@@ -37,8 +37,8 @@ OURS: Final = "stm"
 REVISION: Final = "revision"
 """The field by which PenguiFlow, from 3.11.3 on, recognizes a state that it wrote or has loaded.
 
-It skips the load of one, and saves a summary over it. So each save needs a revision of its own: with that of
-an earlier one, what was added since is ignored and overwritten, and without any, it is overwritten.
+It skips the load of one, and saves a summary over it. So each save needs a new revision: with that of an
+earlier save, later additions are ignored and overwritten; without a revision, they are overwritten.
 """
 
 FORGET_BY_COUNT: Final = -math.inf
@@ -50,8 +50,8 @@ the cost of a turn does not depend on the length of the conversation."""
 class State:
     """A conversation at one instant.
 
-    `gone` counts the ids ever added to `body.forgotten`, which remembers the last of them. `recovering` says
-    that an attempt to leave `DEGRADED` was running. `ours` says whether this library wrote the state: one
+    `gone` counts the ids ever added to `body.forgotten`, which remembers the last of them. `recovering` is
+    true if an attempt to leave `DEGRADED` was running. `ours` is true if this library wrote the state: one
     that PenguiFlow rewrote remembers no ids. `extra` has the fields of a saved state that this version does
     not know. The turns are deep copies and are never changed.
     """
@@ -128,7 +128,7 @@ def own_turn(stored: StoredTurn) -> StoredTurn:
     except InvalidState:
         raise
     except (TypeError, ValueError):
-        raise InvalidState("a field of the turn is of another type") from None
+        raise InvalidState("a field of the turn is of the wrong type") from None
     except RecursionError:
         raise InvalidState("the turn is nested too deeply") from None
 
@@ -160,7 +160,7 @@ def dump_state(state: State, config: ShortTermMemoryConfig) -> dict[str, Any]:
 
 
 def dump_steps(state: State, config: ShortTermMemoryConfig) -> Steps[dict[str, Any]]:
-    """Do what `dump_state` does, in steps."""
+    """Dump a state like `dump_state`, in steps."""
     recent = state.recent
     if config.strategy == "truncation":
         view = render(config, health=state.health, summary="", pending=(), recent=recent)
@@ -196,13 +196,13 @@ def load_state(content: object, config: ShortTermMemoryConfig) -> State:
     """Return the state in a JSON object of this library or PenguiFlow. Raises `ValueError` if it is invalid.
 
     Accepts what PenguiFlow 3.11.2 accepts, with the same turns, summary and health. Other fields are kept,
-    but for the revision, which is that of one save.
+    except for the revision, which belongs to one save.
     """
     return run_now(load_steps(content, config))
 
 
 def load_steps(content: object, config: ShortTermMemoryConfig, known: State | None = None) -> Steps[State]:
-    """Do what `load_state` does, in steps; reuses equal turns of the state `known`."""
+    """Load a state like `load_state`, in steps; reuses equal turns of the state `known`."""
     if not isinstance(content, Mapping):
         raise ValueError("a memory state must be a mapping")
     # A copy, because the caller may change the mapping between steps. It is also freed in steps if there is
@@ -228,7 +228,7 @@ def load_steps(content: object, config: ShortTermMemoryConfig, known: State | No
         raise
     except (TypeError, OverflowError, ValueError):
         # The cause may quote the conversation.
-        raise ValueError("not a memory state: a field has another type or an invalid value") from None
+        raise ValueError("not a memory state: a field has the wrong type or an invalid value") from None
     return State(
         body=replace(_with_health(body, health, config), summary=str(fields.get("summary") or "")),
         pending=(*backlog, *pending),

@@ -1,4 +1,4 @@
-"""What a list of conversations shows of a shared conversation."""
+"""The activity of a shared conversation, as lists of conversations show it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stm_backends.types import StoredTurn
 def activity_of(
     snapshot: Snapshot, first: StoredTurn | None = None, *, usage: Sums | None = None
 ) -> Activity | None:
-    """Return the last activity that a snapshot shows; `None` if nothing is in it, and never was.
+    """Return the last activity that a snapshot shows; `None` if it is empty, and always was.
 
     `first` is the first turn, if it is known and has left the record, and `usage` that of `Activity`.
     """
@@ -40,10 +40,10 @@ def activity_of(
 
 
 def count_of(snapshot: Snapshot) -> int:
-    """Return how many turns a conversation has, in its record or not.
+    """Return the number of turns of a conversation, in its record or not.
 
-    Of those that have left it, a transcript also counts what no summary covers, and not what left before it
-    began.
+    With a transcript, turns that left the record without a summary also count, but not those that left before
+    the transcript began.
     """
     body, transcript = snapshot.body, snapshot.body.transcript
     left = body.folded + body.dropped
@@ -58,10 +58,10 @@ def _time_of(stored: StoredTurn | None) -> float:
 
 
 def look_at(shared: SharedConversation) -> Activity | None:
-    """Return what this process knows of a conversation; `None` if it has not loaded it.
+    """Return this process's view of a conversation's activity; `None` if it has not loaded the conversation.
 
-    Nor is it enough where usage is summed: what others have added would not be in the sum, and a later look
-    of one process may know less than an earlier one of another.
+    `None` also if usage is summed: the additions of others would be missing from the sum, and a later view of
+    one process may know less than an earlier one of another.
     """
     known = shared.known()
     return None if known.version is None or known.usage else activity_of(known)

@@ -1,4 +1,4 @@
-"""Where the turns of one conversation go that leave its record; see `records.pages`.
+"""The pages for turns that leave the record of one conversation; see `records.pages`.
 
 `SharedConversation.replace` calls this around every write that drops turns, so that none leaves the record
 before a page has it.
@@ -27,7 +27,7 @@ from stm_backends.types import StoredTurn
 logger = logging.getLogger("stm_backends")
 
 AGAIN_AFTER: Final = 0.5
-"""After which part of their time to live turns that have not left the record are put into pages again."""
+"""Fraction of their time to live after which turns still in the record are put into pages again."""
 
 
 class _Put(NamedTuple):
@@ -66,7 +66,7 @@ class Archive:
         self.filled: Callable[[range], None] | None = None
 
     def leaving(self, snapshot: Snapshot, body: Body) -> Sequence[Leaving]:
-        """Return the turns that leave a record as a body is stored there, if it keeps a transcript."""
+        """Return the turns that leave a record when a body is stored there, if it keeps a transcript."""
         before, after = snapshot.body.transcript, body.transcript
         count = 0 if before is None or after is None else after.base - before.base
         return self._of(snapshot, slice(count))
@@ -100,7 +100,7 @@ class Archive:
         self._open = _Put(before, digests, at)
 
     def _known(self, before: Transcript, digests: Sequence[bytes]) -> int:
-        """Return how many of these turns are there under the same numbers, as this process has put them."""
+        """Return how many of these turns this process has already put there under the same numbers."""
         put = self._open
         if put is None or (put.before.epoch, put.before.rev, put.before.base) != (
             before.epoch,
@@ -118,7 +118,7 @@ class Archive:
         )
 
     def within_limit(self, body: Body) -> Body:
-        """Return a body that says of the turns beyond the limit, if there is one, that they are gone."""
+        """Return a body that marks turns beyond the limit, if there is one, as gone."""
         shorter = body.transcript and body.transcript.keeping(self.pages.most)
         return body if shorter is body.transcript else replace(body, transcript=shorter)
 
@@ -132,9 +132,9 @@ class Archive:
                 self.filled(full)
 
     async def mend(self, transcript: Transcript) -> object:
-        """Store in pages what edits have made of units there, and take out what these said before.
+        """Apply edits to units in pages, and remove the former content of these units.
 
-        Returns what to say is `settled` once the record says so.
+        Returns the argument for `settled`, which is due once the record is written.
         """
         self._open = put = _Put(transcript, (), self._clock())
         await self.pages.put_patches(self._key, transcript, ttl=self.ttl)
@@ -142,14 +142,14 @@ class Archive:
         return put
 
     def settled(self, put: object = None) -> None:
-        """Note that the record says now where the turns are; not those that were put since `put`."""
+        """Note that the record now tells where the turns are, except those that were put since `put`."""
         if put is None or put is self._open:
             self._open = None
 
     async def shortened(self, snapshot: Snapshot, body: Body) -> None:
-        """Remove the pages of which a body that replaced another says that they are gone as a whole.
+        """Remove the pages that are gone as a whole, according to a body that replaced another.
 
-        Only logs a failure: they go with the next ones.
+        A failure is only logged: these pages go with the next ones.
         """
         before, after = snapshot.body.transcript, body.transcript
         if before is None or after is None or after.first // pages.TURNS <= before.first // pages.TURNS:
@@ -158,16 +158,16 @@ class Archive:
             await Shortening(self._driver, self._codec).removed_below(self._key, after.epoch, after.first)
         except StorageError as error:
             logger.warning(
-                "could not remove the oldest pages of a transcript, the next ones to go take them along: "
+                "could not remove the oldest pages of a transcript; they are removed with the next ones: "
                 "%s (conversation %s)",
                 error,
                 keys.log_name(self._key),
             )
 
     async def read_confirmed(self, transcript: Transcript, first: int, end: int) -> Mapping[int, StoredTurn]:
-        """Return the turns from `first` to `end - 1` by number; one that is not returned is in no page.
+        """Return the turns from `first` to `end - 1` by number; turns that are missing are in no page.
 
-        Nor is one whose page is damaged: it stays there, and does not keep others from being summarized.
+        Turns of a damaged page are missing, too: it stays, and does not keep others from being summarized.
         """
         found = await read_units(self.pages, self._key, transcript, first, end, damaged=self._noted)
         if len(found) < end - first and self._driver.traits.shows_unconfirmed:
@@ -183,7 +183,7 @@ class Archive:
         log.damaged(keys.log_name(self._key), error)
 
     async def tidy(self, snapshot: Snapshot, load: Callable[[], Awaitable[Snapshot]]) -> None:
-        """Remove what this process has put into pages of a record that is not there any more.
+        """Remove the turns that this process has put into pages of a record that no longer exists.
 
         An erasure removes the record and then the pages; it may have come between the pages and the write of
         the record that did not find it. Pages that a record may refer to stay: what they have is a copy.
@@ -204,9 +204,9 @@ class Archive:
             self._open = None
 
     async def _tidy_edited(self, snapshot: Snapshot, put: _Put) -> None:
-        """Take out what this process has put into pages as it was before an edit, which did not see it there.
+        """Remove copies from before an edit that this process has put into pages, where the edit missed them.
 
-        That is each copy that is older than the one that counts.
+        These are all copies that are older than the one that counts.
         """
         transcript, first = snapshot.body.transcript, put.before.base
         if transcript is None or transcript.rev == put.before.rev:

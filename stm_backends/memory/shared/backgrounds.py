@@ -36,12 +36,12 @@ WORKED: Final = 1_024
 
 
 class Backgrounds:
-    """What the memory objects of one process share: the background of each conversation, limits and timers.
+    """The shared state of a process's memory objects: the background of each conversation, limits and timers.
 
-    A background is kept as long as a memory object refers to it or it has work to do or to wait for. What was
-    seen of a conversation is kept beyond that, see `Recent`. `filled` is called with a conversation and the
-    numbers of its pages that have all their turns now. `summaries` is for memories whose settings do not say
-    it, and `work` the queue of those that leave summaries to workers.
+    A background is kept while a memory object refers to it, or it has work to do or to wait for. Snapshots of
+    a conversation are kept longer; see `Recent`. `filled` is called with a conversation and the numbers of
+    its pages that have all their turns now. `summaries` applies to memories whose settings leave it open, and
+    `work` is the queue of those that leave summaries to workers.
     """
 
     def __init__(  # noqa: PLR0913 -- a backend passes them all; a driver and a codec suffice
@@ -115,7 +115,7 @@ class Backgrounds:
         return await maintenance.work_through(everything=note.everything, timeout=timeout)
 
     async def _forget(self, touches: Touches, key: MemoryKey, *, ttl: float | None) -> None:
-        """Let searches and lists of conversations tell nothing that an edit has taken away."""
+        """Remove content that an edit has deleted from searches and lists of conversations."""
         directory, owner = Directory(self._driver, self._codec), (key.tenant_id, key.user_id)
         await WordIndex(self._driver, self._codec, directory, owner).forget(keys.card_key(key).name)
         await touches.again(key, ttl=ttl)
@@ -127,7 +127,7 @@ class Backgrounds:
             each.start_over()
 
     def open(self) -> None:
-        """Let work begin, which it may not once this has been closed."""
+        """Allow work to begin, also after a `close`."""
         self._schedule.closed = False
 
     async def close(self, *, timeout: float) -> None:

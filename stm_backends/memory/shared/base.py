@@ -1,4 +1,4 @@
-"""What memories and conversations of messages share: one record, one background, and how entries are added.
+"""The base of memories and conversations of messages: one record, one background, and adding entries.
 
 Adding is one `append`, reading is one `load`, for a conversation of any age. The process that holds the
 conversation's lease writes summaries in the background. One conditional `replace` ensures that none is lost
@@ -37,13 +37,13 @@ from stm_backends.telemetry.observer import SILENT, Observer, observed
 from stm_backends.types import MemoryHealth, MemoryKey
 
 OVERHEAD: Final = 512
-"""Bytes that an entry takes in a record beyond itself: the datastore's own, and remembered ids."""
+"""Bytes that an entry takes in a record beyond itself: the datastore's overhead, and remembered ids."""
 
 
 class Added(NamedTuple):
-    """What is stored under the id of an entry. `begins` says that the conversation may begin with it.
+    """The content stored under the id of an entry. `begins` is true if the conversation may begin with it.
 
-    `is_new` says that this process has not added it before.
+    `is_new` is true if this process has not added it before.
     """
 
     entry: Entry
@@ -55,7 +55,7 @@ class SharedBase:
     """One conversation, shared by every process that opens the same key, whatever is said in it."""
 
     _adding: ClassVar[str]
-    """What adding is called in errors."""
+    """The name of the adding operation in errors."""
 
     def __init__(  # noqa: PLR0913 -- a backend passes them all; a driver and a key suffice
         self,
@@ -103,7 +103,7 @@ class SharedBase:
 
     @property
     def stats(self) -> Stats:
-        """What this process has done for the conversation since this object was created."""
+        """Counts of this process's work for the conversation since this object was created."""
         return self._maintenance.stats.since(self._before)
 
     @property
@@ -130,7 +130,7 @@ class SharedBase:
     ) -> Added:
         """Store an entry, whose id was `given` by the caller or is new.
 
-        An entry that is not there yet is first shown to `accept`, which may raise, with what is there.
+        Before a new entry is stored, `accept` is called with the present snapshot, and may raise.
         """
         # Before anything is written; the other limits are the driver's, which knows the record.
         self._guard.require("conversation_bytes", len(data))
@@ -144,7 +144,7 @@ class SharedBase:
                     self._maintenance.notice(snapshot)
                     is_new = shared.outcome_unknown.pop(entry.id, False) is None
                     return Added(entry if shown is None else shown[0], is_new)
-                # Only the answer to a write says that this is durable. The same entry is written, because the
+                # Only the answer of a write shows that this is durable. The same entry is written: the
                 # next server may lack what this one showed.
                 entry, data = shown or (entry, data)
             elif accept is not None:
@@ -182,7 +182,7 @@ class SharedBase:
         return Added(entry, is_new, begins=created)
 
     def _noted(self, count: int, *, begins: bool) -> None:
-        """Report what was added: so many turns or messages."""
+        """Report the number of turns or messages that were added."""
         self._maintenance.stats.appended += count
         self._maintenance.touch(begins=begins)
         self.observer.turns("appended", count)
@@ -191,9 +191,9 @@ class SharedBase:
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until nothing is pending, or summarizing has failed, or `timeout` seconds have passed.
 
-        Folds fewer turns than `fold_batch_turns`, too. A degraded memory makes the attempt that is due, or
-        waits for the one that is under way in any process; it waits for no later one, nor for a retry after
-        an answer of a wrong type. The default timeout allows for one summarizer call, of this process or
+        Also folds fewer turns than `fold_batch_turns`. A degraded memory makes the attempt that is due, or
+        waits for the one under way in any process; it does not wait for later attempts, or for a retry after
+        an answer of the wrong type. The default timeout allows for one summarizer call, of this process or
         another, and all its retries. Cancelling stops only the waiting.
 
         With `summaries="worker"`, it notes for a worker that all pending turns are to be summarized, and
@@ -207,7 +207,7 @@ class SharedBase:
         loop, maintenance = asyncio.get_running_loop(), self._maintenance
         until = loop.time() + (policy.patience(self._config) if timeout is None else timeout)
         failures, first = maintenance.failures, None
-        # A call that an ended event loop left is not one of those that wait in this one.
+        # A call that an ended event loop left does not wait in this one.
         waiters, this = maintenance.flush_waiters, object()
         waiters.add(this)
         try:
@@ -257,7 +257,7 @@ class SharedBase:
 
     @property
     def busy(self) -> bool:
-        """Whether work for this conversation is running or planned in this process."""
+        """True while work for this conversation is running or planned in this process."""
         return self._maintenance.busy
 
     async def _append_refused(

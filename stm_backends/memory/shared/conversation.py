@@ -1,4 +1,4 @@
-"""A conversation of messages that many processes share: what was said, and what a model is shown of it."""
+"""A conversation of messages that many processes share: its history, and a model's view of it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _UNLIMITED: Final = 2**62
 class HistoryMessage:
     """One message of a whole conversation. `number` counts from 0 and never changes; `at` is its time.
 
-    `id` is that of the call of `add`, and the place of the message in it. A turn begins with it if it
-    `begins`. `cut` says that the answer was cut off here. `usage` is what the caller said of the answer that
-    ends with it. `summarized` says that the summary covers it, and `retained` that it is still in the record.
+    `id` consists of the id of the `add` call and the place of the message in it. `begins` is true if a turn
+    begins with it, `cut` if the answer was cut off here, `summarized` if the summary covers it, and
+    `retained` if it is still in the record. `usage` is what the caller gave for the answer that ends with it.
 
     Both messages of a turn that was stored as one have the same number.
     """
@@ -55,9 +55,9 @@ class HistoryMessage:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """What an edit has taken out of the view: the messages from `first` to `newest`, by their numbers.
+    """The messages that an edit has removed from the view: the numbers `first` to `newest`.
 
-    It ended this `revision`, under which `Conversation.history` still has them.
+    The edit ended this `revision`, under which `Conversation.history` still returns them.
     """
 
     revision: int
@@ -70,10 +70,10 @@ class History:
     """Messages of one conversation as of one moment, oldest first.
 
     `oldest` and `newest` are the numbers of the oldest and the newest message of the conversation; without
-    messages, `newest` is less than `oldest`. `missing` has those of the numbers asked for that have no
-    message, because it has expired. `open` says that the conversation waits for an answer: the last message
-    is the user's, or a result, or calls a tool. `revision` counts the edits before, and `branches` has what
-    they have taken out of the view, the oldest edit first.
+    messages, `newest` is less than `oldest`. `missing` has the requested numbers without a message, because
+    it has expired. `open` is true while the conversation waits for an answer: the last message is the user's,
+    or a result, or calls a tool. `revision` counts the edits so far, and `branches` has the messages that
+    they removed from the view, oldest edit first.
     """
 
     messages: tuple[HistoryMessage, ...]
@@ -88,11 +88,11 @@ class History:
 class Conversation(SharedBase):
     """A conversation of messages, shared by every process that opens the same key.
 
-    A message is JSON as the provider has it, and comes back as it was. The recent ones are kept in full in
-    the record, as many as `config.budget` shows, or of `max_tokens` without a configuration; the others go to
-    pages, and a summary covers them. `shape` says how messages are understood, or names that; by default each
-    is recognized. The other arguments are those of `DistributedShortTermMemory`, whose turns the conversation
-    may have, too.
+    A message is JSON in the provider's format, and is returned unchanged. Recent messages are kept in full in
+    the record, as many as `config.budget` shows, or `max_tokens` without a configuration; older ones move to
+    pages, and a summary covers them. `shape` is the message format or its name; by default, the format of
+    each message is recognized. The other arguments are those of `DistributedShortTermMemory`, whose turns the
+    conversation may also have.
     """
 
     _adding = "add"
@@ -114,7 +114,7 @@ class Conversation(SharedBase):
         if max_tokens is None:
             max_tokens = CONVERSATION_TOKENS
         elif config is not None:
-            raise ConfigurationError("give max_tokens or a configuration, whose budget says it")
+            raise ConfigurationError("give max_tokens or a configuration with a budget, not both")
         require_count("max_tokens", max_tokens)
         config, summarizer = speaking(config, summarizer, max_tokens)
         super().__init__(driver, key, config, summarizer=summarizer, given=given, **shared)
@@ -136,14 +136,14 @@ class Conversation(SharedBase):
     ) -> None:
         """Add messages at the end, all or none, in one round trip. Without messages, this is a no-op.
 
-        Adding the same `id` again has no effect, as with `DistributedShortTermMemory.add_turn`. A user's
-        message is added before the model runs, so that it is there whatever happens then. `cut` says that
-        the answer was cut off with these messages, or goes on: what is added next under the same `id` takes
-        their place, unless something was added in between. `usage` is JSON that is kept with the last one, as
-        the provider has it; its numbers are summed, see `usage`.
+        Adding the same `id` again has no effect, as with `DistributedShortTermMemory.add_turn`. Add a user's
+        message before the model runs, so that it is stored whatever happens then. `cut` marks an answer that
+        was cut off with these messages, or that continues: the next messages under the same `id` replace
+        them, unless others were added in between. `usage` is JSON in the provider's format, which is stored
+        with the last message; its numbers are summed, see `usage`.
 
-        Raises `InvalidState`, naming what is wrong where, for what is no message, `LimitReached`, `TooLarge`,
-        and `OutcomeUnknown` if the messages were perhaps stored.
+        Raises `InvalidState`, naming the problem and its place, for an invalid message, `LimitReached`,
+        `TooLarge`, and `OutcomeUnknown` if the messages were perhaps stored.
         """
         said = [checked(message, f"messages[{place}]") for place, message in enumerate(messages)]
         if not said:
@@ -176,12 +176,12 @@ class Conversation(SharedBase):
 
     @observed
     async def messages(self, *, max_tokens: int | None = None) -> list[Message]:
-        """Return messages for the model, in one round trip: the summary, then recent messages as they were.
+        """Return messages for the model, in one round trip: the summary, then recent messages unchanged.
 
-        They take at most `max_tokens` by the configured estimator; see `messages.window`. By default, that is
-        as much as is kept in full: the `max_tokens` that the conversation was opened with, or
-        `total_max_tokens` of its configuration. Less shows less; more shows no more, because messages that
-        the summary covers are not among them, however much room there is. They are new objects.
+        They take at most `max_tokens` by the configured estimator; see `messages.window`. The default is the
+        amount that is kept in full: the `max_tokens` that the conversation was opened with, or the
+        `total_max_tokens` of its configuration. A smaller value shows less. A larger value shows no more,
+        because messages that the summary covers are never included. The messages are new objects.
         """
         snapshot = await self._shared.load("messages")
         self._maintenance.notice(snapshot)
@@ -200,10 +200,10 @@ class Conversation(SharedBase):
     ) -> History:
         """Return up to `limit` messages of the whole conversation by their numbers, oldest first.
 
-        Those before a number, after one, or around one; by default the newest. However long the conversation
-        is, the record and one or two pages are read. A page is as of one moment, so that reading the next one
-        by the number of a message misses none and repeats none. With the `revision` of a `Branch`, they are
-        as they were before that edit; `MessageNotFound` if there is no such branch.
+        Returns the messages before, after or around a number; by default the newest. Reads the record and one
+        or two pages, however long the conversation is. Each result is as of one moment, so that continuing at
+        the number of a message neither skips nor repeats any. With the `revision` of a `Branch`, the messages
+        are those before that edit. Raises `MessageNotFound` for an unknown revision.
         """
         page = await read_units_page(
             self._shared, before=before, after=after, at=at, limit=limit, revision=revision
@@ -222,10 +222,10 @@ class Conversation(SharedBase):
 
     @observed
     async def usage(self) -> Usage:
-        """Return what all answers took, by day and in total, in one round trip.
+        """Return the usage of all answers, by day and in total, in one round trip.
 
-        That is the sum of what `add` was given as `usage`, each answer once, however often it was sent; of an
-        answer with checkpoints, what came with the one that took the place of the others.
+        This is the sum of the `usage` that was given to `add`. Each answer counts once, however often it was
+        sent. Of an answer with checkpoints, the usage of the one that replaced the others counts.
         """
         snapshot = await self._shared.load("usage")
         self._maintenance.notice(snapshot)
@@ -236,8 +236,8 @@ class Conversation(SharedBase):
     ) -> AsyncGenerator[HistoryMessage]:
         """Yield all messages of the conversation after a number, oldest first, in memory of a few pages.
 
-        Each comes once. Messages that are added meanwhile come, too, unless an edit comes first: what it
-        takes out of the view is still among them. `revision` is that of `history`.
+        Each message is yielded once. Messages that are added meanwhile are included, unless an edit comes
+        first; messages that it removes from the view are still included. `revision` works as in `history`.
         """
         async for one in read_all_units(self._shared, after=after, revision=revision):
             for message in self._shown(one):
@@ -245,17 +245,17 @@ class Conversation(SharedBase):
 
     @observed
     async def rewind(self, to: int, *, revision: int | None = None) -> None:
-        """Continue after the message with this number: all that follow leave the view, for every process.
+        """Continue after the message with this number: all later messages leave the view, for every process.
 
-        To have an answer written anew, go to the question before it. To edit a question, go to the message
-        before that, and add the new one; -1 is before the first message. What follows is next. The messages
-        that have left stay readable as a `Branch` until the conversation is erased. Their ids are not free
-        again: adding one has no effect.
+        To regenerate an answer, rewind to the question before it. To edit a question, rewind to the message
+        before it, and add the new question; -1 is before the first message. Messages that have left the view
+        stay readable as a `Branch` until the conversation is erased. Their ids stay in use: adding one again
+        has no effect.
 
-        Nothing changes unless all does. If others edit at the same time, one of them wins, and the others get
-        `EditConflict`; so they do with the `revision` of an earlier `history`. What others add at the same
-        time may stay, as what is said next. Raises `MessageNotFound` if there is no such message,
-        `Unavailable`, and `OutcomeUnknown` if it was perhaps done.
+        The edit is done as a whole or not at all. If others edit at the same time, one of them wins, and the
+        others get `EditConflict`; so does a call with the `revision` of an earlier `history`. Messages that
+        others add at the same time may stay, as the next ones. Raises `MessageNotFound` if the message does
+        not exist, `Unavailable`, and `OutcomeUnknown` if the edit was perhaps done.
         """
         require_integer("to", to, least=-1)
         require_revision(revision)
@@ -263,12 +263,12 @@ class Conversation(SharedBase):
 
     @observed
     async def replace(self, number: int, message: Message, *, revision: int | None = None) -> None:
-        """Let another message have this number; what it was before is not stored any more.
+        """Replace the message with this number; its former content is deleted.
 
-        That is so wherever the message is. If the summary covers it, that is written anew by the background,
-        from the last one before it. The message keeps its id and its time. What was copied into another
-        conversation, or has left the view before, stays as it was. Of two who edit at once, and with
-        `revision`, as for `rewind`. Raises what that raises, and `InvalidState` for what is no message, or
+        This works wherever the message is stored. If the summary covers it, the background writes the summary
+        again, from the last one before the message. The message keeps its id and its time. Copies in other
+        conversations, and messages that have left the view before, stay unchanged. Concurrent edits and
+        `revision` work as for `rewind`. Raises the same errors, and `InvalidState` for an invalid message, or
         for the number of a turn that was stored as one.
         """
         require_integer("number", number, least=0)
@@ -278,9 +278,9 @@ class Conversation(SharedBase):
 
         def change(unit: StoredTurn) -> StoredTurn:
             if unit.said is None:
-                raise InvalidState("the number is that of a turn that was stored as one, which is no message")
+                raise InvalidState("the number is that of a turn that was stored as one, not of a message")
             if unit.removed:
-                raise MessageNotFound("the message of this number was removed")
+                raise MessageNotFound("the message with this number was removed")
             return replaced(unit, said, begins=None if told is None else bool(told))
 
         with self._guard.reporting(self._whose, "replace"):
@@ -289,11 +289,11 @@ class Conversation(SharedBase):
 
     @observed
     async def remove(self, first: int, last: int | None = None, *, revision: int | None = None) -> None:
-        """Remove a message, or all from one number to another; what they said is not stored any more.
+        """Remove a message, or all messages from one number to another; their content is deleted.
 
         The others keep their numbers. A call of a tool and its results are removed together, because models
-        are not shown one without the other. The rest is as for `replace`. A no-op for what was removed
-        before.
+        are not shown one without the other. Otherwise, this works like `replace`. Removing messages that were
+        removed before is a no-op.
         """
         require_integer("first", first, least=0)
         last = first if last is None else last
@@ -309,11 +309,11 @@ class Conversation(SharedBase):
     async def fork(self, id: str, *, to: int | None = None) -> Conversation:  # noqa: A002 -- as `backend.conversation`
         """Copy the messages up to a number, by default all, into a new conversation of the user; return it.
 
-        Both go on by themselves: each has the messages with their numbers and ids, the summary and the
-        settings, and the copy has no branches. It is there as a whole, or not at all; a process that ends
-        before may leave an empty conversation, and pages, which `purge` removes after a day. Raises
-        `SessionExists`, and changes nothing, if there is a conversation under this id, and what `rewind`
-        raises.
+        The two conversations are independent: each has the messages with their numbers and ids, the summary
+        and the settings. The copy has no branches. It is created as a whole or not at all; a process that
+        ends early may leave an empty conversation and pages, which `purge` removes after a day. Raises
+        `SessionExists`, and changes nothing, if a conversation with this id exists, and the errors of
+        `rewind`.
         """
         if to is not None:
             require_integer("to", to, least=0)
@@ -326,12 +326,12 @@ class Conversation(SharedBase):
 
     @observed
     async def summarize_again(self, *, since: int = 0) -> None:
-        """Have the summary written anew, from the last one before the number `since`; by default all of it.
+        """Write the summary again, from the last one before the number `since`; by default all of it.
 
-        The present one is discarded at once, and the background writes the next one in portions; until then a
-        model is shown what is summarized so far and the recent messages. `flush` waits for it. What a limit
-        on the transcript has dropped is not in it any more, because nothing has those messages. A no-op if no
-        summary covers the message. Raises what `rewind` raises.
+        The present summary is discarded at once, and the background writes the next one in portions. Until
+        then, a model is shown the summary so far and the recent messages. `flush` waits for it. Messages that
+        a limit on the transcript has dropped are not in it, because they are no longer stored. A no-op if no
+        summary covers the message. Raises the errors of `rewind`.
         """
         require_integer("since", since, least=0)
         await self._editing.summarize_again(since)

@@ -16,7 +16,7 @@ PAGES_AT_ONCE: Final = 16
 """The pages of turns that leave a record at once. Processes that soon end make progress, too."""
 
 REPEATS_KEPT: Final = 16
-"""How many repeats at the head of a record justify a write that removes them."""
+"""Number of repeats at the head of a record that justifies a write to remove them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Move:
 class Held:
     """Another process holds the lease for at most `seconds` more, so nothing is written here.
 
-    Except, if the lease is `overdue`, a note of that for processes that see it later.
+    The exception, if the lease is `overdue`, is a note for processes that see it later.
     """
 
     seconds: float
@@ -53,7 +53,7 @@ class KeepTranscript:
 
 
 class Mend:
-    """Do what is left to do of an edit whose process has ended."""
+    """Finish an edit whose process has ended."""
 
 
 Due: TypeAlias = Step | Compact | Move | Held | KeepTranscript | Mend
@@ -69,9 +69,9 @@ def next_step(
     batch: int | None,
     known_for: float,
 ) -> Due:
-    """Return what is due, in portions that a driver with these traits takes.
+    """Return the step that is due, in portions that a driver with these traits accepts.
 
-    `room` is how many bytes an append to a full record waits for; 0 if none waits. `now`, `batch` and
+    `room` is the number of bytes an append to a full record waits for; 0 if none waits. `now`, `batch` and
     `known_for` are those of `policy.next_step`.
     """
     pending = snapshot.split(config).pending
@@ -110,7 +110,7 @@ def next_step(
 def _portion(snapshot: Snapshot, count: int, most: int, traits: Traits) -> int:
     """Return how many of the oldest `count` turns leave the record with one write: at least one.
 
-    Of messages, more if these cannot leave alone, up to `most`, or 0.
+    For messages, more if these cannot leave alone, up to `most`, or 0.
     """
     if snapshot.body.transcript is not None:
         count = min(count, PAGES_AT_ONCE * pages.TURNS)
@@ -137,7 +137,7 @@ def without_model(
 
 
 def next_move(config: ShortTermMemoryConfig, snapshot: Snapshot, *, traits: Traits, room: int) -> Move | None:
-    """Return what moves to pages without waiting for a summary: what makes the tail, or the record, too long.
+    """Return the turns that move to pages before a summary: those that make the tail or the record too long.
 
     `traits` and `room` are those of `next_step`.
     """

@@ -1,13 +1,13 @@
-"""Edits of a conversation: what was said leaves the view, and each edit is one conditional write at its end.
+"""Edits of a conversation: messages leave the view, and each edit ends with one conditional write.
 
-What leaves the view is first put into pages, where it has its numbers under the revision that ends. Then one
-`replace` of the record says what stays, and raises `rev`: of two copies with one number in a page, that of
-the higher `rev` was said later. So a process that ends before that write has changed nothing, and readers see
-the conversation as it was before or as it is after.
+Messages that leave the view are first put into pages, where they keep their numbers under the revision that
+ends. Then one `replace` of the record determines what stays, and raises `rev`: of two copies with one number
+in a page, the one with the higher `rev` is newer. So a process that ends before that write has changed
+nothing, and readers see the conversation either before or after the edit.
 
-Entries cannot be dropped at the end of a record. One that goes is rewritten as a short one that holds
-nothing, whose id is remembered as that of an entry that has left; it goes with the next fold. So an append
-that comes meanwhile stays, as what is said next.
+Entries cannot be dropped at the end of a record. An entry that goes is rewritten as a short empty one, whose
+id is remembered like that of an entry that has left; the next fold drops it. So a concurrent append stays, as
+the next message.
 """
 
 from __future__ import annotations
@@ -55,25 +55,25 @@ from stm_backends.types import ShortTermMemoryConfig, StoredTurn, as_turn_id
 logger = logging.getLogger("stm_backends")
 
 _PAGES_READ: Final = (2, 16)
-"""How many pages before a place are read to continue there, and how many if these hold too few turns."""
+"""Pages before a place that are read to continue there, and their number if these have too few turns."""
 
 
 _AT_ONCE: Final = 8
-"""How many pages are copied at once."""
+"""Number of pages that are copied at once."""
 
 
 class Tail(NamedTuple):
-    """What takes the place of the oldest entries of a record, and the ids of those that hold nothing then."""
+    """The replacements of the oldest entries of a record, and the ids of those that are empty then."""
 
     rewrite: Sequence[bytes]
     gone: Sequence[str]
 
 
 class Restored(NamedTuple):
-    """What a record holds again of a conversation that goes on at an earlier place.
+    """The content of the record of a conversation that continues at an earlier place.
 
     `units` have numbers from `first` on, and `last` is the short hash of the id before. `summary` covers what
-    is before `upto`, and `asked` is the question of a turn that goes on in them. The usage of what comes from
+    is before `upto`, and `asked` is the question of a turn that continues in them. The usage of units from
     pages is `counted`.
     """
 
@@ -88,7 +88,7 @@ class Restored(NamedTuple):
 def within_tail(snapshot: Snapshot, count: int, codec: Codec, *, most: int) -> Tail | None:
     """Return the tail in which only the oldest `count` units are left, with up to `most` entries rewritten.
 
-    `None` if more would have to be.
+    `None` if more entries would have to be.
     """
     units: dict[int, list[tuple[bool, StoredTurn]]] = {}
     for place, (start, unit) in enumerate(zip(snapshot.starts, snapshot.turns, strict=True)):
@@ -110,9 +110,9 @@ def within_tail(snapshot: Snapshot, count: int, codec: Codec, *, most: int) -> T
 
 
 def of_units(snapshot: Snapshot, units: Sequence[StoredTurn], codec: Codec, *, most: int) -> Tail:
-    """Return the tail that holds these units alone, with up to `most` entries rewritten.
+    """Return the tail that holds only these units, with up to `most` entries rewritten.
 
-    As far as there are so many entries, each turn has one, so that it can leave by itself.
+    As far as there are enough entries, each turn has one, so that it can leave by itself.
     """
     places = min(len(snapshot.tail), most)
     turns: list[list[StoredTurn]] = []
@@ -134,9 +134,9 @@ def with_changes(
     *,
     most: int,
 ) -> Tail | None:
-    """Return the tail, which begins at `base`, with other units, and without what the `gone` ones have said.
+    """Return the tail, which begins at `base`, with other units, and without the content of the `gone` ones.
 
-    That may be in repeats and checkpoints, too. `None` if more than `most` entries would be rewritten.
+    It may also be in repeats and checkpoints. `None` if more than `most` entries would be rewritten.
     """
     units: dict[int, list[StoredTurn]] = {}
     changed = set[int]()
@@ -161,7 +161,7 @@ def with_changes(
 
 
 def _is_empty(snapshot: Snapshot) -> bool:
-    """Say whether there is no conversation, or only what a copy that ended too early has left."""
+    """Say whether no conversation exists, or only the leftovers of an interrupted copy."""
     return not snapshot.turns and replace(snapshot.body, messages=False) == Body()
 
 
@@ -180,7 +180,7 @@ class Editing:
         async def attempt(snapshot: Snapshot, transcript: Transcript) -> bool | Lost:
             oldest, end = bounds_of(snapshot)
             if not oldest - 1 <= to < end:
-                raise MessageNotFound("the conversation has no message of this number")
+                raise MessageNotFound("the conversation has no message with this number")
             if to == end - 1:
                 return False
             most = self._shared.driver.traits.max_drop
@@ -202,21 +202,21 @@ class Editing:
         operation: str,
         revision: int | None,
     ) -> None:
-        """Let units say something else; see `Conversation.replace` and `remove`.
+        """Change the content of units; see `Conversation.replace` and `remove`.
 
-        From the write of the record on, every process sees it: a patch there takes the place of what a page
-        has. Then the pages are rewritten, and the patch goes.
+        From the write of the record on, every process sees the change: a patch there replaces the content in
+        a page. Then the pages are rewritten, and the patch is removed.
         """
 
         async def attempt(snapshot: Snapshot, transcript: Transcript) -> bool | Lost:
             oldest, stop = bounds_of(snapshot)
             if not oldest <= first < end <= stop:
-                raise MessageNotFound("the conversation has no message of this number")
+                raise MessageNotFound("the conversation has no message with this number")
             base = transcript.base
             before = await read_units(self._pages, self._key, transcript, first, min(end, base))
             before |= {n: snapshot.turns[n - base] for n in range(max(first, base), end)}
             if len(before) < end - first:
-                raise MessageNotFound("the message of this number is not stored any more")
+                raise MessageNotFound("the message with this number is no longer stored")
             after = {number: change(unit) for number, unit in before.items()}
             after = {number: unit for number, unit in after.items() if unit != before[number]}
             if not after:
@@ -255,7 +255,7 @@ class Editing:
         before: Mapping[int, StoredTurn],
         after: Mapping[int, StoredTurn],
     ) -> Body:
-        """Return the body once units say something else: a summary that may tell what they said goes."""
+        """Return the body after units were changed: a summary that may have their old content is removed."""
         rev, first = transcript.rev + 1, min(after)
         patches = [
             Patch(rev, number, unit_content(unit) if number < transcript.base else {"turn_id": unit.id})
@@ -300,7 +300,7 @@ class Editing:
         before: Mapping[int, StoredTurn],
         after: Mapping[int, StoredTurn],
     ) -> Mapping[str, Any] | None:
-        """Return the question of the turn that goes on in the record, as it is now."""
+        """Return the question of the turn that continues in the record, as it is now."""
         for number, unit in after.items():
             old, new = before[number].said, unit.said
             if number >= transcript.base or old is None or new is None or old.message != asked:
@@ -320,7 +320,7 @@ class Editing:
     ) -> None:
         """Load the conversation and make an attempt, again while others add to it or summarize it.
 
-        Raises `EditConflict` if another edit has come first, or if what has the number `at` is another.
+        Raises `EditConflict` if another edit has come first, or if the number `at` has another unit.
         """
         seen: tuple[str | None, int, str] | None = None
 
@@ -329,7 +329,7 @@ class Editing:
             found = await self._maintenance.mended(operation)
             snapshot = found.transcribed().unleased()
             transcript = snapshot.body.transcript or Transcript("")
-            # Before the first message, there is that to compare.
+            # Before the first message, that one is compared.
             place = max(at, transcript.first) - transcript.base
             unit = snapshot.turns[place].id if 0 <= place < len(snapshot.turns) else ""
             began = found.body.transcript and found.body.transcript.epoch
@@ -355,15 +355,15 @@ class Editing:
                 operation=operation,
             )
         if done:
-            # A list does not show what is out of view.
+            # A list does not show messages that left the view.
             self._maintenance.touch(reset=True)
             await self._finish(operation)
             self._maintenance.notice(self._shared.seen)
 
     async def _finish(self, operation: str) -> None:
-        """Do what is left to do of an edit that others see already.
+        """Finish an edit that others already see.
 
-        Before a fold begins, because each would lose races to the other.
+        This comes before a fold begins, because each would lose races to the other.
         """
         transcript = self._shared.seen.body.transcript
         if transcript is None or not transcript.patches:
@@ -372,14 +372,14 @@ class Editing:
             await self._maintenance.mended(operation)
         except StorageError as error:
             logger.warning(
-                "an edit is done, and what was said before is not removed yet; the next process that looks "
-                "does so: %s (conversation %s)",
+                "an edit is done, but the former content is not removed yet; the next process that looks "
+                "removes it: %s (conversation %s)",
                 error,
                 self._shared.log_name,
             )
 
     async def _rewound(self, snapshot: Snapshot, restored: Restored, tail: Tail, to: int) -> bool | Lost:
-        """Put what follows into pages, and store what is left; `Lost` if the record has changed."""
+        """Put later units into pages, and store the rest; `Lost` if the record has changed."""
         shared = self._shared
         confirmed = await self._maintenance.confirmed(snapshot, len(tail.rewrite))
         transcript = confirmed and confirmed.body.transcript
@@ -419,7 +419,7 @@ class Editing:
         return True if done else Lost(confirmed.version)
 
     async def summarize_again(self, since: int) -> None:
-        """Write the summary of what has the number `since`, and of what follows, anew."""
+        """Write the summary again, from the number `since` on."""
 
         async def attempt(snapshot: Snapshot, transcript: Transcript) -> bool | Lost:
             if since >= transcript.summarized or self._config.strategy != "rolling_summary":
@@ -449,12 +449,12 @@ class Editing:
         oldest, end = bounds_of(snapshot)
         to = end - 1 if to is None else to
         if not oldest <= to < end:
-            raise MessageNotFound("the conversation has no message of this number")
+            raise MessageNotFound("the conversation has no message with this number")
         restored = await self._restored(snapshot, transcript, to)
         copy, ttl, entry_id = into.shared, into.config.record_ttl_s, as_turn_id(None)
         if not _is_empty(await copy.load("fork")):
-            raise SessionExists("there is already a conversation under this id")
-        # The sums of the original have what was paid for its answers, and those of the copy begin anew.
+            raise SessionExists("a conversation with this id already exists")
+        # The sums of the original have the usage of its answers, and those of the copy begin at zero.
         data = seal_units(copy.codec, entry_id, map(counted, restored.units), forks=True)
         epoch = f"{pages.IMPORTED}{new_id(copy.clock())}"
         try:
@@ -462,7 +462,7 @@ class Editing:
             await ledger.append(copy.driver, copy.key, data, ttl=ttl, listing=listing)
             there = await copy.load("fork")
             if there.version is None or not _is_empty(there):
-                raise SessionExists("there is already a conversation under this id")
+                raise SessionExists("a conversation with this id already exists")
         except Exception:
             # The original may be erased, and its owner relies on that.
             with suppress(StorageError):
@@ -489,14 +489,14 @@ class Editing:
         change = ledger.Change(copy.codec.seal_body(body))
         if not await ledger.replace(copy.driver, copy.key, change, expect=there.version, repeatable=False):
             await pages.erase(copy.driver, copy.key, epoch)
-            raise SessionExists("others have begun a conversation under this id meanwhile")
+            raise SessionExists("another process has begun a conversation with this id meanwhile")
         await copy.load("fork")
         into.touch(begins=True)
 
     async def _copy_pages(
         self, transcript: Transcript, end: int, into: Key, epoch: str, ttl: float | None
     ) -> list[str]:
-        """Copy what pages have below a number to those of another record; returns the newest ids."""
+        """Copy units below a number to the pages of another record; returns the newest ids."""
         newest: dict[int, str] = {}
 
         async def copied(page: int) -> None:
@@ -531,7 +531,7 @@ class Editing:
         )
 
     async def _restored(self, snapshot: Snapshot, transcript: Transcript, to: int) -> Restored:
-        """Return what a record holds that goes on after `to`: what it has, or what a fold would leave."""
+        """Return the content of a record that continues after `to`: its own, or what a fold would leave."""
         stays = snapshot.turns[: max(0, to + 1 - transcript.base)]
         if transcript.base == transcript.first or any(unit.begins for unit in stays):
             body = snapshot.body
@@ -547,11 +547,11 @@ class Editing:
             missing = [number for number in range(start, end) if number not in copies]
             low = max([start - 1, *missing]) + 1
             if low == end > transcript.first:
-                raise MessageNotFound("the message of this number is not stored any more")
+                raise MessageNotFound("the message with this number is no longer stored")
             found = [*(counted(stored_unit(copies[number].turn)) for number in range(low, end)), *stays]
             if low > start or start == transcript.first or speech.split(found, self._config).pending:
                 break
-        # What the record has now stays there: no page has it yet.
+        # The present units of the record stay there: no page has it yet.
         pending = min(len(speech.split(found, self._config).pending), len(found) - len(stays))
         first = to + 1 - len(found) + pending
         goes_on = pending < len(found) and not found[pending].begins
@@ -569,7 +569,7 @@ class Editing:
     async def _checkpoint(
         self, transcript: Transcript, first: int, copies: Mapping[int, Copy]
     ) -> tuple[str, int]:
-        """Return a summary that a page has of what is before a number, and the first it does not cover."""
+        """Return a summary in a page of the units before a number, and the first number not covered."""
         if self._config.strategy != "rolling_summary":
             return "", first
         for page in range(first // pages.TURNS, transcript.first // pages.TURNS - 1, -1):

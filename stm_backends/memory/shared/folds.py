@@ -39,7 +39,7 @@ from stm_backends.types import MemoryHealth, ShortTermMemoryConfig
 logger = logging.getLogger("stm_backends")
 
 AGAIN: Final = Plan(0.0, look=False)
-"""The plan to see at once what is due next."""
+"""The plan to check at once what is due next."""
 
 LOST: Final = Plan(0.0)
 """The plan to look again after a lost race, with a pause after several in a row."""
@@ -47,12 +47,12 @@ LOST: Final = Plan(0.0)
 
 GIVEN: Final = 3
 WRITER: Final = 2
-"""What counts more of the settings of one conversation, see `Writes.use`."""
+"""Precedence among the settings of one conversation; see `Writes.use`."""
 
 
 @dataclass(slots=True)
 class Stats:
-    """Counters of what was done. `lost_races` counts summaries and failures that lost a race."""
+    """Counters of completed work. `lost_races` counts summaries and failures that lost a race."""
 
     appended: int = 0
     summaries: int = 0
@@ -64,19 +64,19 @@ class Stats:
     summarizer_failures: int = 0
 
     def since(self, before: Stats) -> Stats:
-        """Return what was done after `before`."""
+        """Return the counts since `before`."""
         return Stats(**{name: getattr(self, name) - getattr(before, name) for name in self.__match_args__})
 
 
 class Writes(PlannedWork):
-    """What the background does to a record. Each method returns the plan for what follows, or `None`.
+    """The writes of the background to a record. Each method returns the next plan, or `None`.
 
     A method is called with a snapshot whose body has no lease: there was none, or it has ended. A lease that
-    another process takes meanwhile stays. `hopeless` says that the summarizer's last answer was of a wrong
+    another process takes meanwhile stays. `hopeless` is true if the summarizer's last answer was of the wrong
     type, so that a retry is unlikely to help. `noting` is `Touches.note` for this conversation, if it is in
-    the catalogue, and `forgetting` has lists and searches forget what an edit has taken away. `telling` notes
-    for a worker that there is work, and `elsewhere` says that summaries are left to workers. `shape` is that
-    of its messages, if one was given.
+    the catalogue, and `forgetting` removes content that an edit has deleted from lists and searches.
+    `telling` notes for a worker that there is work, and `elsewhere` is true if summaries are left to workers.
+    `shape` is the format of its messages, if one was given.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Writes(PlannedWork):
         self._given = 0
 
     def start_over(self) -> None:
-        """Plan and do nothing; what was done on an event loop that has ended is forgotten."""
+        """Reset: plans and work of an event loop that has ended are forgotten."""
         super().start_over()
         self._answered: asyncio.Future[None] | None = None
         self._mover: asyncio.Task[None] | None = None
@@ -135,7 +135,7 @@ class Writes(PlannedWork):
 
     @property
     def lease_s(self) -> float:
-        """For how many seconds this process takes a lease, see `policy.lease_s`."""
+        """The duration of this process's leases in seconds; see `policy.lease_s`."""
         return policy.lease_s(self.config, self.shared.driver.traits.deadline)
 
     async def trim(self, snapshot: Snapshot, trim: Trim) -> Plan | None:
@@ -205,7 +205,7 @@ class Writes(PlannedWork):
                 self._unnoted = lease
 
     async def mend(self, snapshot: Snapshot) -> Plan | None:
-        """Have pages say what an edit has made of units there, and forget what these said before."""
+        """Apply an edit to the units in pages, and remove their former content."""
         transcript = snapshot.body.transcript
         if transcript is None or not transcript.patches:
             return None
@@ -219,7 +219,7 @@ class Writes(PlannedWork):
         return AGAIN
 
     async def mended(self, operation: str) -> Snapshot:
-        """Load the conversation, once what is left to do of earlier edits is done."""
+        """Load the conversation, after earlier edits have been finished."""
 
         async def mended() -> Snapshot | races.Lost:
             found = await self._load(operation)
@@ -273,7 +273,7 @@ class Writes(PlannedWork):
         return AGAIN
 
     def _caught_up(self, gap: Gap, summarized: int) -> None:
-        """Report that turns do not wait in pages any more, of which so many were there for the summary."""
+        """Report that turns no longer wait in pages, and how many of them were there for the summary."""
         count = gap.end - gap.first
         self._observer.turns("caught_up", count)
         if summarized < count:
@@ -392,7 +392,7 @@ class Writes(PlannedWork):
         return await races.contend(stored) or LOST
 
     async def _as_it_applies(self, fold: Fold, leased: Snapshot, again: Snapshot) -> tuple[Fold, int] | None:
-        """Return the fold as the record is now, and how many entries it drops; `None` if it does not apply.
+        """Return the fold for the present record, and the number of entries it drops; `None` if it is void.
 
         Its turns are where they were under the lease, or have moved to pages in the meantime.
         """
@@ -416,12 +416,12 @@ class Writes(PlannedWork):
     # Turns that cannot wait for a summary
 
     def next_move(self, snapshot: Snapshot) -> Move | None:
-        """Say which turns move to pages without waiting for a summary."""
+        """Return the move of turns to pages that does not wait for a summary."""
         return due.next_move(self.config, snapshot, traits=self.shared.driver.traits, room=self.room.needed)
 
     @property
     def keeps_transcript(self) -> bool:
-        """As far as this process knows, turns that leave the record are kept."""
+        """True if turns that leave the record are kept, as far as this process knows."""
         return self.config.transcript or self.shared.seen.body.transcript is not None
 
     def hurry(self) -> None:
@@ -436,7 +436,7 @@ class Writes(PlannedWork):
 
     @contextlib.asynccontextmanager
     async def _moves(self) -> AsyncGenerator[None]:
-        """Have turns that are too many moved to pages while the context waits for a summary."""
+        """Have surplus turns moved to pages while the context waits for a summary."""
         answered = asyncio.get_running_loop().create_future()
         self._answered, self._mover = answered, None
         try:
@@ -449,7 +449,7 @@ class Writes(PlannedWork):
                 await asyncio.wait({self._mover})
 
     async def _move_until(self, answered: asyncio.Future[None]) -> None:
-        """Move turns to pages, as long as they are too many and a summary is waited for."""
+        """Move turns to pages while they are too many and a summary is awaited."""
         in_vain = 0
         while not answered.done():
             try:
@@ -482,7 +482,7 @@ class Writes(PlannedWork):
             return _Told(policy.summary_of(answer), policy.title_of(answer) or title)
 
     def _body_after(self, snapshot: Snapshot, fold: Fold, told: _Told, drop: int) -> tuple[Body, bytes]:
-        """Return the body with this summary, cut if necessary to what the datastore takes, and its bytes."""
+        """Return the body with this summary, cut to the limit of the datastore if needed, and its bytes."""
         gone = len(fold.turns) - fold.archived
         body = policy.after_fold(
             self.config,
@@ -563,7 +563,7 @@ class Writes(PlannedWork):
         return AGAIN
 
     async def _load_unleased(self) -> Snapshot:
-        """Return what there is after a lost race, without the lease of this process."""
+        """Return the conversation after a lost race, without the lease of this process."""
         snapshot = self.ready(await self._load())
         return snapshot.unleased() if self.shared.holds(snapshot.body.lease) else snapshot
 
@@ -588,7 +588,7 @@ class Writes(PlannedWork):
 
 
 def _entries_of(fold: Fold, snapshot: Snapshot) -> int:
-    """Return how many entries of the record a fold drops."""
+    """Return the number of entries of the record that a fold drops."""
     return 0 if fold.gap else snapshot.entries_of(len(fold.turns))
 
 
@@ -596,14 +596,14 @@ Attempt: TypeAlias = tuple[str, int, float]
 
 
 class _Told(NamedTuple):
-    """What a summarizer says of a conversation: its summary and, if it has one, its title."""
+    """The result of a summarizer: the summary and, if it gave one, the title."""
 
     summary: str
     title: str
 
 
 class _Failure(NamedTuple):
-    """A failed attempt: the conversation under its lease, what it was to summarize, and why it failed."""
+    """A failed attempt: the conversation under its lease, the fold, and the error."""
 
     leased: Snapshot
     fold: Fold
@@ -611,5 +611,5 @@ class _Failure(NamedTuple):
 
 
 def attempt_of(body: Body) -> Attempt:
-    """Return what identifies one summarizer call, made or planned."""
+    """Return the identity of one summarizer call, made or planned."""
     return body.summary, body.attempts, body.next_attempt_at

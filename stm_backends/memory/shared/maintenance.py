@@ -1,7 +1,7 @@
 """The background work on a shared conversation: what is due, and when this process does it.
 
 Every process that notices due work plans it, so any pod resumes the work of one that died. `due.next_step`
-says what is due, a `Plan` when this process acts on it, and `Writes` does it.
+determines the due step, a `Plan` the time at which this process takes it, and `Writes` carries it out.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ logger = logging.getLogger("stm_backends")
 
 FIRST_POLL_S: Final = 0.2
 LONGEST_POLL_S: Final = 5.0
-"""How long to wait before the next look while another process holds the lease: doubling, with jitter."""
+"""Wait before the next look while another process holds the lease: doubling, with jitter."""
 
 CLOCKS_APART_S: Final[Mapping[str, float]] = {"process": 600.0, "host": 600.0, "network": 86_400.0}
-"""How far apart the clocks of two processes may be, in seconds, without one ending a lease of the other: by
-the reach of the datastore. The processes of one host share a clock."""
+"""Maximum difference of two processes' clocks, in seconds, at which neither ends a lease of the other: by the
+reach of the datastore. The processes of one host share a clock."""
 
 JOB_S: Final = 60.0
-"""How many seconds a worker spends on one conversation before others have their turn, and how many it leaves
-one alone in which a step has failed for another reason than the datastore or the summarizer."""
+"""Seconds that a worker spends on one conversation before others have their turn. A conversation is left
+alone as long if a step has failed there for a reason other than the datastore or the summarizer."""
 
 NOTED_AGAIN_S: Final = 60.0
-"""How long something has been due, in seconds, when a read notes it for a worker once more. A process that
-was killed after its turn has left no note."""
+"""Seconds after which a read notes overdue work for a worker once more. A process that was killed after its
+turn has left no note."""
 
 FAULTS_BEFORE_REST: Final = 3
-"""How many storage errors in a row are retried. One more ends the background; the next call that sees work
-starts it."""
+"""Number of storage errors in a row that are retried. One more ends the background; the next call that sees
+work starts it."""
 
 
 class _FirstSeen:
-    """When this process first saw a value that other processes change."""
+    """The time at which this process first saw a value that other processes change."""
 
     __slots__ = ("_moment", "_value")
 
@@ -84,7 +84,7 @@ class Maintenance(Writes):
         self._owes_note = False
 
     def start_over(self) -> None:
-        """Plan and do nothing; what was done on an event loop that has ended is forgotten."""
+        """Reset: plans and work of an event loop that has ended are forgotten."""
         super().start_over()
         self._held = False
         self._poll: Plan | None = None
@@ -102,10 +102,10 @@ class Maintenance(Writes):
         finally:
             self._closing = False
 
-    # What is due
+    # Due steps
 
     def next_step(self, snapshot: Snapshot) -> Due:
-        """Say what is due, in portions that this datastore takes."""
+        """Return the step that is due, in portions that this datastore accepts."""
         snapshot = self.ready(snapshot)
         if self.elsewhere:
             return self._next_step(snapshot)
@@ -166,7 +166,7 @@ class Maintenance(Writes):
             self._propose(Plan(now(), look=not self.shared.current))
 
     def notice(self, snapshot: Snapshot) -> None:
-        """Plan the step that a load shows to be due; while a step is running, see afterwards what is."""
+        """Plan the step that a load shows to be due; while a step is running, check afterwards instead."""
         if self.elsewhere:
             self._note_overdue(snapshot)
         if not self._running:
@@ -331,7 +331,7 @@ class Maintenance(Writes):
         if following is LOST:
             return Plan(now() + pause_after(self._lost), firm=True)
         if following is AGAIN and self.shared.current:
-            # What was planned during the step is seen by now.
+            # Plans made during the step are seen by now.
             self._plan = self._plan if self._plan is not None and self._plan.look else None
             following = self._plan_for(self.next_step(self.shared.seen))
         return following

@@ -24,7 +24,7 @@ class DistributedShortTermMemory(SharedBase):
     the background of each conversation, shared by several memories; by default this memory creates its own.
     `observer` receives events. Raises `ConfigurationError` for `rolling_summary` without a summarizer.
 
-    Of a conversation that was held in messages, it shows each turn with its texts and tools.
+    For a conversation of messages, it shows each turn with its texts and tools.
     """
 
     _adding = "add_turn"
@@ -37,10 +37,10 @@ class DistributedShortTermMemory(SharedBase):
         return self._shared.view(self._shared.known(), self._config).tokens
 
     def get_artifact(self, ref: str) -> Any | None:
-        """Return what the newest turn that has `ref` in `artifacts_shown` stored there, or `None`.
+        """Return the artifact `ref` of the newest turn that shows it, or `None`.
 
         Answers from the last load and this process's turns since, for turns that are retained in full. Of
-        hidden artifacts a turn has only the references.
+        hidden artifacts, turns have only the references.
         """
         return artifact_in(self._shared.known().turns, ref)
 
@@ -135,17 +135,17 @@ class DistributedShortTermMemory(SharedBase):
     ) -> TranscriptPage:
         """Return up to `limit` turns of the whole conversation by their numbers, oldest first.
 
-        Those before a number, after one, or around one; by default the newest. However long the conversation
-        is, the record and one or two pages are read. A page of turns is as of one moment, so that reading the
-        next page by the number of a turn misses none and repeats none. A conversation without a
-        transcript has the turns that are retained in full.
+        Returns the turns before, after or around a number; by default the newest. Reads the record and one or
+        two pages, however long the conversation is. Each result is as of one moment, so that continuing at
+        the number of a turn neither skips nor repeats any. A conversation without a transcript has the turns
+        that are retained in full.
         """
         return await read_page(self._shared, before=before, after=after, at=at, limit=limit)
 
     async def each_turn(self, *, after: int | None = None) -> AsyncGenerator[TranscriptTurn]:
         """Yield all turns of the conversation after a number, oldest first, in memory of a few pages.
 
-        Each comes once. Turns that are added meanwhile come, too.
+        Each turn is yielded once. Turns that are added meanwhile are included.
         """
         async for turn in read_all(self._shared, after=after):
             yield turn

@@ -21,14 +21,14 @@ from stm_backends.records.pages import TURNS, each_after, numbers_asked_for, req
 from stm_backends.types import ConversationTurn, StoredTurn
 
 _AT_ONCE: Final = 8 * TURNS
-"""How many turns `read_all` reads at a time, from as many pages as are loaded at once."""
+"""Number of turns that `read_all` reads at a time, from pages that are loaded together."""
 
 
 @dataclass(frozen=True, slots=True)
 class TranscriptTurn:
     """One turn of a whole conversation. `number` counts from 0 and never changes; `turn.ts` is its time.
 
-    `summarized` says that the summary covers it, and `retained` that it is still in the record.
+    `summarized` is true if the summary covers it, and `retained` if it is still in the record.
     """
 
     number: int
@@ -43,9 +43,9 @@ class TranscriptPage:
     """Turns of one conversation as of one moment, oldest first.
 
     `oldest` and `newest` are the numbers of the oldest and the newest turn of the conversation; without
-    turns, `newest` is less than `oldest`. Pages expire without a word in the record: before a page is asked
-    for that reaches to them, `oldest` is that of the turns before. `missing` has those of the numbers asked
-    for that have no turn, between others that have one.
+    turns, `newest` is less than `oldest`. Pages expire without a trace in the record: until a page that
+    reaches expired turns is requested, `oldest` still counts these. `missing` has the requested numbers
+    without a turn, between others that have one.
     """
 
     turns: tuple[TranscriptTurn, ...]
@@ -87,7 +87,7 @@ def _turn(one: Numbered) -> TranscriptTurn:
 
 
 def require_revision(revision: int | None) -> None:
-    """Raise `ConfigurationError` for what is no revision."""
+    """Raise `ConfigurationError` for an invalid revision."""
     if revision is not None:
         require_integer("revision", revision, least=0)
 
@@ -101,7 +101,7 @@ async def read_units_page(
     limit: int,
     revision: int | None = None,
 ) -> UnitsPage:
-    """Return the same of turns and messages, if need be as they were when an edit ended a `revision`."""
+    """Return the same for turns and messages, optionally as they were when an edit ended a `revision`."""
     require_one_place(before, after, at, limit)
     require_revision(revision)
     snapshot, stored = await _load(shared), 0
@@ -134,7 +134,7 @@ async def read_all(shared: SharedConversation, *, after: int | None) -> AsyncGen
 def read_all_units(
     shared: SharedConversation, *, after: int | None, revision: int | None = None
 ) -> AsyncGenerator[Numbered]:
-    """Yield the same of turns and messages, all as of the revision that the first ones have."""
+    """Yield the same for turns and messages, all as of the revision of the first ones."""
     seen = revision
 
     async def read(after: int) -> tuple[UnitsPage, Sequence[Numbered]]:
@@ -168,7 +168,7 @@ def bounds_of(snapshot: Snapshot, revision: int | None = None) -> tuple[int, int
     if revision is not None and revision != transcript.rev:
         branch = transcript.branch(revision)
         if branch is None:
-            raise MessageNotFound("no edit has taken anything out of the view at this revision")
+            raise MessageNotFound("no edit has removed anything from the view at this revision")
         return transcript.first, branch.end
     return transcript.first, transcript.base + len(snapshot.turns)
 
@@ -178,7 +178,7 @@ def _parts(
 ) -> Iterator[tuple[Transcript, int, int]]:
     """Yield the transcripts under which pages have the numbers from `start` to `stop - 1`, newest first.
 
-    What was said before a branch is on later branches, or is still in view.
+    Units before a branch are on later branches, or still in view.
     """
     for branch in transcript.branches:
         if revision is not None and branch.rev >= revision and branch.first < stop:
@@ -207,7 +207,7 @@ async def _read(
     end: int,
     revision: int | None,
 ) -> UnitsPage:
-    """Return what has the numbers from `start` to `stop - 1`, of which some may be missing."""
+    """Return the units with the numbers from `start` to `stop - 1`, of which some may be missing."""
     transcript = snapshot.body.transcript or Transcript("")
     base, store = transcript.base, shared.archive.pages
     *branches, (_, low, high) = _parts(transcript, revision, start, stop)
@@ -215,7 +215,7 @@ async def _read(
     for part, first, after in [*branches, (transcript, low, min(high, base))]:
         found = await read_units(store, shared.key, part, first, after) | found
     found |= {number: stored for number, stored in enumerate(snapshot.turns, base) if low <= number < high}
-    # What is in no branch is in view.
+    # Units that are in no branch are in view.
     summarized = min(high, transcript.summarized) if snapshot.body.summary else 0
     return UnitsPage(
         tuple(

@@ -1,4 +1,4 @@
-"""What a process has seen of the conversations that it used last, within bounds."""
+"""Snapshots of the conversations that a process used last, within bounds."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from stm_backends.memory.shared.snapshot import Snapshot
 
 MOST: Final = 4_096
 MOST_BYTES: Final = 64 * 1024 * 1024
-"""How many conversations a backend keeps, and about how much memory they may take. A conversation beyond that
-is read in full when it is used again."""
+"""Maximum number of conversations that a backend keeps, and about how much memory they may take. A
+conversation beyond that is read in full when it is used again."""
 
 _EACH: Final = 3_000
-"""About how many bytes a conversation takes without its entries."""
+"""Approximate number of bytes of a conversation without its entries."""
 
 _ENTRY: Final = 1_000
-"""About how many bytes an entry takes beyond twice its size, which is its bytes and its turn."""
+"""Approximate number of bytes of an entry beyond twice its size, which is its bytes and its turn."""
 
 
 class Recent:
-    """The conversations that were used last. Older ones forget what was seen of them."""
+    """The conversations that were used last. Older ones drop their snapshots."""
 
     # Not `Bounded`: there are two bounds, what a conversation takes changes, and the one in use is kept.
     def __init__(self, *, most: int = MOST, most_bytes: int = MOST_BYTES) -> None:
@@ -35,12 +35,12 @@ class Recent:
         return len(self._kept)
 
     def get(self, key: Key) -> SharedConversation | None:
-        """Return what is kept of a conversation."""
+        """Return the kept state of a conversation."""
         found = self._kept.get(key)
         return None if found is None else found[0]
 
     def note(self, shared: SharedConversation) -> None:
-        """Note that a conversation was used, and what it takes now."""
+        """Note that a conversation was used, and its present size."""
         kept, key = self._kept, shared.key
         _, before = kept.pop(key, (None, 0))
         size = size_of(shared.seen) + shared.added_size + _ENTRY * len(shared.added)
@@ -53,6 +53,6 @@ class Recent:
 
 
 def size_of(seen: Snapshot) -> int:
-    """Return about how many bytes a snapshot takes."""
+    """Return the approximate number of bytes of a snapshot."""
     body = len(seen.body.summary) + len(seen.body.forgotten.digests)
     return _EACH + body + 2 * seen.size + _ENTRY * len(seen.tail)

@@ -24,23 +24,23 @@ from stm_backends.types import MemoryHealth, ShortTermMemoryConfig
 logger = logging.getLogger("stm_backends")
 
 MAX_OUTCOME_UNKNOWN: Final = 256
-"""How many turns with an unknown outcome are remembered."""
+"""Number of turns with an unknown outcome that are remembered."""
 
 MAX_ACKNOWLEDGED: Final = 32
-"""How many ids of turns that were acknowledged to this process are remembered: repeats come soon."""
+"""Number of remembered ids of turns that were acknowledged to this process: repeats come soon."""
 
 
 class SharedConversation:
     """Loads, appends and replaces, and remembers what this process has seen and added.
 
     `seen` is the last snapshot, with the entries that this process appended since. While the record has its
-    version, these are the first entries of the record. `current` says whether this process knows of no other
-    entry. `added` has the turns of this process since the last load, and `added_size` is how many bytes those
-    take that `seen` lacks. No write relies on any of these: a `replace` names the version. `leased` is the
+    version, these are the first entries of the record. `current` is true if this process knows of no other
+    entry. `added` has the turns of this process since the last load, and `added_size` is the size of those
+    that `seen` lacks. No write relies on any of these: a `replace` names the version. `leased` is the
     conversation under a lease that this process did not release. `outcome_unknown` has the ids of turns whose
     `add_turn` ended with an unknown outcome, and `acknowledged` those given by callers whose append was
-    answered. `recovering` says that this process is making an attempt to leave `DEGRADED`. `clock` is in
-    epoch seconds. `used` is called when there is something else to remember. `archive` keeps the turns that
+    answered. `recovering` is true while this process makes an attempt to leave `DEGRADED`. `clock` is in
+    epoch seconds. `used` is called when the remembered data changes. `archive` keeps the turns that
     leave a record with a transcript.
     """
 
@@ -99,11 +99,11 @@ class SharedConversation:
 
     @property
     def log_name(self) -> str:
-        """The hash that log messages name this conversation by."""
+        """The hash that names this conversation in log messages."""
         return keys.log_name(self.key)
 
     def view(self, snapshot: Snapshot, config: ShortTermMemoryConfig) -> View:
-        """Return what the model is shown of a snapshot by this process."""
+        """Return the model's view of a snapshot, as of this process."""
         return snapshot.view(config, recovering=self.recovering)
 
     def known(self) -> Snapshot:
@@ -199,7 +199,7 @@ class SharedConversation:
         """Store a body if the record still has the version that was read; `False` after a lost race.
 
         `data` is the sealed body, if it is known, and `version` the one to store it under, by default a new
-        one. `attempts` is that of `ledger.replace`. Entries that go are to be confirmed before. Turns that
+        one. `attempts` is that of `ledger.replace`. Entries that leave must be confirmed before. Turns that
         leave a record with a transcript are put into pages first.
         """
         leaving = self.archive.leaving(snapshot, body)
@@ -235,10 +235,10 @@ class SharedConversation:
         return True
 
     async def edit(self, snapshot: Snapshot, body: Body, rewrite: Sequence[bytes]) -> bool:
-        """Store a body, and entries in the place of the oldest ones; `False` after a lost race.
+        """Store a body, and entries in place of the oldest ones; `False` after a lost race.
 
-        The entries that go are to be confirmed before, and what they hold is to be in pages. Raises
-        `OutcomeUnknown` if that may have been done.
+        Entries that leave must be confirmed before, and their content must be in pages. Raises
+        `OutcomeUnknown` if the write was perhaps done.
         """
         change = ledger.Change(self.codec.seal_body(body), rewrite=rewrite)
         self._positions = None
@@ -247,7 +247,7 @@ class SharedConversation:
                 self.driver, self.key, change, expect=snapshot.version or ABSENT, repeatable=False
             )
         finally:
-            # Also if no answer has come: it may be done.
+            # Even without an answer: it may be done.
             self._positions, self.current = object(), False
         if stored:
             tail = (*rewrite, *snapshot.tail[len(rewrite) :])

@@ -1,4 +1,4 @@
-"""Which appends to a full record wait for room, and how much they need."""
+"""The appends to a full record that wait for room, and the room that they need."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RoomRequest:
 
 
 class Room:
-    """The requests for room in one record, and how often room was made."""
+    """The requests for room in one record, and the number of times that room was made."""
 
     def __init__(self) -> None:
         self._requests: set[RoomRequest] = set()
@@ -37,7 +37,7 @@ class Room:
             self._requests.discard(request)
 
     def ask(self, request: RoomRequest) -> int:
-        """Let an append wait; returns what `may_help` compares with."""
+        """Let an append wait; returns the value that `may_help` compares with."""
         self._requests.add(request)
         return self._times_made
 

@@ -15,8 +15,8 @@ While bindings of different keys are stacked, the top may belong to such a run a
 In that case a turn is held back until `persist` names its conversation, and each context is shown only once
 for each `hydrate`. `with router.bound(key):` marks the end of a run, so it needs no such caution.
 
-Before a conversation is shown or added to, what another memory has saved of it is taken over: by `hydrate`
-and, within `bound`, which awaits nothing, by the first method that does.
+Before a conversation is shown or added to, its state from another memory is taken over: by `hydrate` or,
+within `bound`, which awaits nothing, by the first method that does.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey, as_com
 logger = logging.getLogger("stm_backends")
 
 DEEPEST: Final = 64
-"""How many bindings one task stacks; the lower ones belong to calls that ended without `persist`."""
+"""Maximum number of bindings in one task; the lower ones belong to calls that ended without `persist`."""
 
 KEPT_MEMORIES: Final = 1_024
-"""For how many conversations a memory object is cached."""
+"""Maximum number of conversations with a cached memory object."""
 
 THERE: Final = 65_536
-"""Of how many conversations a process remembers that there is nothing to take over."""
+"""Number of conversations for which a process remembers that nothing is to be taken over."""
 
 
 class _Binding:
     """A bound conversation. `memory` is `None` before the binding is filled in and after it has ended.
 
-    `below` has the bindings of other keys beneath it, and `above` counts the active bindings stacked on it.
-    `kept` has the turns that are held back until `persist` names their conversation. `settled` says that
-    nothing is to be taken over any more, and `ended` that it can no longer be filled in.
+    `below` has the bindings of other keys below it, and `above` counts the active bindings stacked on it.
+    `kept` has the turns that are held back until `persist` names their conversation. `settled` is true once
+    nothing more is to be taken over, and `ended` once it can no longer be filled in.
     """
 
     __slots__ = ("above", "below", "composite", "ended", "exact", "kept", "memory", "settled", "shown")
@@ -74,7 +74,7 @@ class _Binding:
 
     @property
     def doubtful(self) -> bool:
-        """Whether the caller may belong to another run than the one that made this binding."""
+        """True if the caller may belong to another run than the one that made this binding."""
         return self.above > 0 or (bool(self.below) and not self.exact)
 
     def end(self) -> None:
@@ -99,7 +99,7 @@ class MemoryRouter:
         keep: int = KEPT_MEMORIES,
         adopt: Callable[[MemoryKey], Awaitable[bool]] | None = None,
     ) -> None:
-        """`adopt` takes a conversation over, and returns whether there is one here from then on."""
+        """`adopt` takes a conversation over, and returns whether it exists here afterwards."""
         self._make_memory = make_memory
         self._adopt = adopt
         self._there: Bounded[str, bool] = Bounded(THERE)
@@ -113,8 +113,8 @@ class MemoryRouter:
 
         Takes effect when called, and hides the previous binding. Awaiting it raises `InvalidKey` for anything
         but three `:`-separated parts as `MemoryKey.composite()` writes them. `store` is not used: the
-        conversation is in the backend already. With `adopt_from`, it raises what `Sessions.adopt` does, and
-        then nothing is bound.
+        conversation is in the backend already. With `adopt_from`, it also raises the errors of
+        `Sessions.adopt`; then nothing is bound.
         """
         try:
             composite = as_composite(key)
@@ -282,13 +282,13 @@ class MemoryRouter:
             binding.memory = memory
 
     async def _settle(self, binding: _Binding | None) -> None:
-        """Take over what another memory has saved of a conversation, once for each binding."""
+        """Take over a conversation that another memory has saved, once for each binding."""
         if binding is not None and not binding.settled:
             await self._take_over(binding.composite)
             binding.settled = True
 
     async def _take_over(self, composite: str) -> None:
-        """Take over what another memory has saved of a conversation, unless there is one here."""
+        """Take over a conversation that another memory has saved, unless it exists here."""
         if self._adopt is None or self._there.use(composite):
             return
         if await self._adopt(keys.parse_composite(composite)):

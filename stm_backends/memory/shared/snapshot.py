@@ -19,20 +19,20 @@ from stm_backends.records.usage import Stated, Sums
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
 
 Opened: TypeAlias = Entry | str
-"""What an entry holds: a turn, the messages of a call, or the id alone for a late copy of an entry that has
-left the record."""
+"""The content of an entry: a turn, the messages of a call, or only the id for a late copy of an entry that
+has left the record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A conversation at one instant. `version` is `None` if there is no record.
+    """A conversation at one instant. `version` is `None` if no record exists.
 
     `turns` are the distinct turns that no summary covers, oldest first; `starts` has the position of each
     turn's first entry in the tail, and `ids` the ids of the entries with turns. `tail` has the raw entries,
-    `size` is how many bytes they take, and `opened` what each of them holds. Repeats of an entry and late
+    `size` is their number of bytes, and `opened` the content of each. Repeats of an entry and late
     copies are entries without turns. `weight` is at least that of the turns as they are shown.
 
-    Of a conversation of messages, each message is one of the `turns`, and an entry may have several.
+    In a conversation of messages, each message is one of the `turns`, and an entry may have several.
     """
 
     version: str | None = None
@@ -72,7 +72,7 @@ class Snapshot:
         return Snapshot(version, body).plus_entries(tail, opened)
 
     def plus_entries(self, entries: tuple[bytes, ...], opened: Iterable[Opened]) -> Snapshot:
-        """Return the snapshot with more entries at the end, and what they hold."""
+        """Return the snapshot with more entries at the end, and their content."""
         if not entries:
             return self
         forgotten, weight, ids = self.body.forgotten, self.weight, {*self.ids}
@@ -152,7 +152,7 @@ class Snapshot:
         return (speech if self.body.messages else policy).split(self.turns, config)
 
     def view(self, config: ShortTermMemoryConfig, *, recovering: bool = False) -> View:
-        """Return what the model is shown, by default with the stored health."""
+        """Return the model's view, by default with the stored health."""
         health = MemoryHealth.RECOVERING if recovering else self.body.health
         pending, recent = self.split(config)
         return render(
@@ -171,15 +171,15 @@ class Snapshot:
 
     @property
     def repeats(self) -> int:
-        """How many raw entries have no turns."""
+        """Number of raw entries without turns."""
         # A checkpoint of an answer has no turns either.
         return len(self.tail) - len({*self.starts} if self.body.messages else self.ids)
 
     def entries_of(self, count: int) -> int:
-        """Return how many raw entries are dropped with the oldest `count` turns, repeats included.
+        """Return the number of raw entries that are dropped with the oldest `count` turns, repeats included.
 
-        That is every entry before the next turn that stays. Of an entry with several turns, all are to go, or
-        none: see `cut`.
+        These are all entries before the next turn that stays. The turns of an entry leave together or not at
+        all: see `cut`.
         """
         return self.starts[count] if count < len(self.starts) else len(self.tail)
 
@@ -193,7 +193,7 @@ class Snapshot:
     def turns_of(self, size: int, *, room: Callable[[int], int]) -> int:
         """Return how many of the oldest turns take `size` bytes together, with their repeats.
 
-        `room` returns how many bytes of the record a value of so many bytes takes.
+        `room` returns how many bytes of the record a value of this size takes.
         """
         taken = 0
         for position, entry in enumerate(self.tail):
@@ -205,7 +205,7 @@ class Snapshot:
     def cut(self, count: int, most: int, *, max_drop: int) -> int:
         """Return how many of the oldest turns can leave the record together: `count`, or fewer.
 
-        If fewer cannot, the least that can, up to `most`; 0 if none can. What stays begins with an entry, and
+        If fewer cannot, the least that can, up to `most`; 0 if none can. The rest begins with an entry, and
         with a turn of the conversation, so that no call of a tool leaves without its result. Only a turn of
         more than `max_drop` entries is divided.
         """
@@ -223,9 +223,9 @@ class Snapshot:
         return max((place for place in turns if place <= count), default=min(turns, default=0))
 
     def told(self, body: Body, count: int) -> Body:
-        """Return a body under which the oldest `count` turns have left, with what is kept of them.
+        """Return the body after the oldest `count` turns have left, with what is kept of them.
 
-        It is that of this record otherwise.
+        Otherwise it is the body of this record.
         """
         if not body.messages or not count:
             return body
@@ -239,7 +239,7 @@ class Snapshot:
 
     @property
     def usage(self) -> Sums:
-        """What all answers took, those included that have left the record."""
+        """The usage of all answers, including those that have left the record."""
         return usage.stated(self.body.usage, _usages(self.turns))
 
     def copies(self, drop: int) -> frozenset[str]:
@@ -297,7 +297,7 @@ class Snapshot:
         return self.starts[0]
 
     def entry_of(self, entry_id: str) -> tuple[Entry, bytes] | None:
-        """Return what an entry of the record holds, and its bytes; `None` if there is no such entry."""
+        """Return the content of an entry of the record, and its bytes; `None` if it does not exist."""
         for entry, data in zip(self.opened, self.tail, strict=True):
             if not isinstance(entry, str) and entry.id == entry_id:
                 return entry, data
@@ -309,17 +309,17 @@ class Snapshot:
 
 
 def _with_messages(body: Body, opened: Iterable[Opened]) -> Body:
-    """Return a body that says that messages are in the record, if some are among what entries hold."""
+    """Return a body that marks the record as having messages, if the entries hold some."""
     return replace(body, messages=True) if any(isinstance(one, Messages) for one in opened) else body
 
 
 def with_usage_of(gone: Iterable[StoredTurn], body: Body) -> Body:
-    """Return a body that has in its sums what callers said of these, which the record holds no longer."""
+    """Return a body whose sums include the usage of these units, which the record no longer holds."""
     return replace(body, usage=usage.stated(body.usage, _usages(gone)))
 
 
 def _usages(units: Iterable[StoredTurn]) -> Iterator[Stated]:
-    """Yield what callers said of answers that end with these."""
+    """Yield the usage of answers that end with these units."""
     return ((one.turn.ts, one.extra["usage"]) for one in units if one.said and "usage" in one.extra)
 
 

@@ -1,9 +1,10 @@
 """Entries and bodies of any size on every datastore: a driver that wraps another driver.
 
-A value that is too large for a record, or would take a large share of it, is stored in parts beside the
+A value that is too large for a record, or would take a large share of it, is stored in parts outside the
 record, and the record holds a small pointer (`pointers`). The parts never change. They are written before the
-pointer and removed after it, so an interruption leaves garbage and never half a value. How garbage is found,
-and why parts outlive their record, is in docs/decisions/0018-large-entries-beside-the-record.md.
+pointer and removed after it, so an interruption leaves garbage and never half a value. The decision
+docs/decisions/0018-large-entries-beside-the-record.md tells how garbage is found, and why parts outlive their
+record.
 
 A record without pointers takes no additional round trip, with one exception: see `LargeEntries.append`.
 """
@@ -58,10 +59,10 @@ SHARE: Final = 16
 """A value larger than `max_record // SHARE` is stored in parts, so that a record has room for several."""
 
 REUSED_S: Final = 30.0
-"""For how many seconds a retry after an unknown outcome uses the same parts."""
+"""Seconds for which a retry after an unknown outcome uses the same parts."""
 
 ORPHANED_S: Final = 3600.0
-"""Parts that no pointer refers to are removed once they are so old, in seconds, that none is on its way.
+"""Parts that no pointer refers to are removed once they are this old, in seconds, so that none is on its way.
 
 Clocks of processes that share a datastore may differ by nearly as much.
 """
@@ -80,7 +81,7 @@ _Answer = TypeVar("_Answer", int, bool)
 
 @dataclass(slots=True)
 class _Seen:
-    """What this process knows of one record; `at` is the time of the last load, by the monotonic clock.
+    """This process's knowledge of one record; `at` is the time of the last load, by the monotonic clock.
 
     `pointers` has those of the last load and those that this process has written since. `order` has the id of
     each entry of the tail as of `version` (`None` for a small entry), and `body` is the id of the body.
@@ -147,7 +148,7 @@ class LargeEntries:
         await self.inner.close()
 
     async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
-        """List names of one scope; parts have scopes of their own."""
+        """List names of one scope; parts have separate scopes."""
         return await self.inner.scan(scope, after=after, limit=limit)
 
     # Reading
@@ -166,7 +167,7 @@ class LargeEntries:
             if record is None or not pointers:
                 return record
             if missing & pointers.keys():
-                raise Corrupt("parts beside the record are missing", backend=self.name, operation="load")
+                raise Corrupt("parts of a large value are missing", backend=self.name, operation="load")
             values: dict[str, bytes] = {}
             for pointer in pointers.values():
                 with located(self.name, "load"):
@@ -189,7 +190,7 @@ class LargeEntries:
     def _note(self, key: Key, record: Record | None, at: float) -> Mapping[str, Pointer]:
         """Remember a record whose load began `at` this time; returns its pointers by id.
 
-        Of a record of which entries were skipped, some pointers are not known, so nothing is remembered.
+        If entries of the record were skipped, some pointers are unknown, so nothing is remembered.
         """
         body, order, pointers = None, (), _NO_POINTERS
         if record is not None and _has_pointer(record):
@@ -207,7 +208,7 @@ class LargeEntries:
         return pointers
 
     def _remembered(self, key: Key) -> _Seen:
-        """Return what this process knows of a record; at first, that it was never loaded."""
+        """Return this process's knowledge of a record; at first, that it was never loaded."""
         seen = self._seen.use(key)
         if seen is None:
             seen = self._seen[key] = _Seen(-math.inf)
@@ -458,7 +459,7 @@ class LargeEntries:
 def _has_pointer(record: Record) -> bool:
     if record.body is not None and record.body.startswith(MARK):
         return True
-    for entry in record.tail:  # noqa: SIM110 -- `any` takes longer, and every load comes by here
+    for entry in record.tail:  # noqa: SIM110 -- `any` takes longer, and every load passes through here
         if entry.startswith(MARK):
             return True
     return False

@@ -19,16 +19,16 @@ PART: Final = 1024 * 1024
 """The largest part, in bytes, so that each is stored well within a driver's deadline."""
 
 AT_ONCE: Final = 4
-"""How many parts one operation reads or writes concurrently."""
+"""Number of parts that one operation reads or writes concurrently."""
 
 PATIENCE_S: Final = 60.0
 """Storing a value fails if its parts take longer than this many seconds."""
 
 CACHED: Final = 32 * 1024 * 1024
-"""How many bytes of recently read or written values are cached; values never change."""
+"""Number of bytes of recently read or written values that are cached; values never change."""
 
 REMEMBERED: Final = 500
-"""For how many records, and for how many values, the last observation is remembered."""
+"""Number of records, and of values, for which the last observation is remembered."""
 
 _V = TypeVar("_V")
 

@@ -65,7 +65,7 @@ class Life(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Where a value is stored. `size` is in bytes; `ttl` is the initial time to live of its parts."""
+    """The place of a stored value. `size` is in bytes; `ttl` is the initial time to live of its parts."""
 
     id: str
     size: int
@@ -75,7 +75,7 @@ class Pointer:
 
     @property
     def at(self) -> float:
-        """When the pointer was created, in epoch seconds, by the clock of its writer."""
+        """The time at which the pointer was created, in epoch seconds, by the clock of its writer."""
         return time_of(self.id)
 
     @property
@@ -95,7 +95,7 @@ class Pointer:
     def value(self, chunks: Sequence[bytes]) -> bytes:
         """Return the value of these parts. Raises `Corrupt` unless it is the value that was stored."""
         if digest_of(map(digest, chunks)) != self.digest or sum(map(len, chunks)) != self.size:
-            raise Corrupt("a part beside the record is damaged")
+            raise Corrupt("a part of a large value is damaged")
         return b"".join(chunks)
 
 
@@ -105,7 +105,7 @@ def new_id(now: float) -> str:
 
 
 def time_of(value_id: str) -> float:
-    """Return when a value id was created, in epoch seconds. Raises `ValueError` for an invalid id."""
+    """Return the creation time of a value id in epoch seconds. Raises `ValueError` for an invalid id."""
     return float(int(value_id[:10], 16))
 
 
@@ -148,13 +148,13 @@ def seal_part(chunk: bytes, life: Life) -> bytes:
 def open_part(data: bytes | None) -> tuple[bytes, Life]:
     """Return a part's share of the value, and its life. Raises `Corrupt` if it is not a part."""
     if data is None or not data.startswith(_PART_MARK):
-        raise Corrupt("a value beside the record is not a part")
+        raise Corrupt("a stored part of a large value is invalid")
     try:
         fields = cast("dict[str, Any]", json.loads(data[len(_PART_MARK) : HEADER]))
         ttl = fields["ttl"]
         life = Life(None if ttl is None else float(ttl), float(fields["at"]))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        raise Corrupt("a part beside the record has a damaged header") from None
+        raise Corrupt("a part of a large value has a damaged header") from None
     return data[HEADER:], life
 
 

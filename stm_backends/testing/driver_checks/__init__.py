@@ -1,1 +1,1 @@
-"""The checks of the driver profile, by what they are about."""
+"""The checks of the driver profile, by subject."""

@@ -1,4 +1,4 @@
-"""Checks of whose clock decides expiry."""
+"""Checks of the clock that decides expiry."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from stm_backends.testing.workbench.expectations import must_be
 from stm_backends.testing.workbench.processes import Task, Worker, look_and_write
 
 WRONG_BY_S: Final = 240.0
-"""By how much a clock is wrong: less than what a server that checks signatures puts up with."""
+"""Seconds by which a clock is wrong; less than a server that checks signatures tolerates."""
 
 
 class Clocks(Contract):
-    """Checks of whose clock decides expiry."""
+    """Checks of the clock that decides expiry."""
 
     @check("driver.clock")
     async def test_a_wrong_clock_of_a_client_changes_no_expiry(self, bench: Bench) -> None:
-        """Ends are computed or compared with the client's clock, and the traits say the server's."""
+        """Expiry is computed or compared with the client's clock, although the traits say the server's."""
         driver, _ = await shared(bench)
         if driver.traits.clock != "server":
             not_asked(f"expiry follows the clock of the {driver.traits.clock}, as the traits say")

@@ -1,4 +1,4 @@
-"""Checks of what a delete removes, and what it leaves."""
+"""Checks that a delete removes everything of its record, and nothing else."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from stm_backends.testing.workbench.expectations import must_be
 from stm_backends.testing.workbench.failures import Met
 
 MANY: Final = 1_200
-"""How many entries a record has that a driver may not remove in one step."""
+"""Number of entries in a record that a driver may not be able to remove in one step."""
 
 AT_ONCE: Final = 40
-"""How many of them are appended at once."""
+"""Number of them appended concurrently."""
 
 
 LARGE: Final = 12_500
-"""How large a body and an entry are that a driver may keep apart from others, if its limits allow it."""
+"""Size of a body and an entry that a driver may store separately, if its limits allow it."""
 
 SMALL: Final = 40
-"""How many small entries follow, which it may keep together."""
+"""Number of small entries that follow, which it may store together."""
 
-FINDS_NOTHING: Final = "`Datastore.stored` finds nothing of a record that is there"
+FINDS_NOTHING: Final = "`Datastore.stored` finds nothing of an existing record"
 
 
 class Deleting(Contract):
-    """Checks of what a delete removes, and what it leaves."""
+    """Checks that a delete removes everything of its record, and nothing else."""
 
     @check("driver.delete")
     async def test_a_delete_removes_body_and_tail_and_returns_whether_it_did(self, bench: Bench) -> None:
@@ -66,7 +66,7 @@ class Deleting(Contract):
 
     @check("driver.delete")
     async def test_a_delete_leaves_what_other_records_hold(self, bench: Bench) -> None:
-        """Parts are removed by a prefix that other keys share, and the names of those stay listed."""
+        """Parts are removed by a prefix that other keys share, and their names stay listed."""
         driver, scope = await bench.driver(), bench.scope()
         scopes = [scope, f"{scope}b", f"{scope}:a"]
         for other in scopes[1:]:
@@ -84,7 +84,7 @@ class Deleting(Contract):
 
     @check("driver.delete")
     async def test_nothing_is_stored_of_a_record_that_was_deleted(self, bench: Bench) -> None:
-        """A record is marked as deleted, or only its head is removed, and its entries stay for ever."""
+        """A record is marked as deleted, or only its head is removed, and its entries stay forever."""
         if bench.datastore.stored is None:
             not_asked("needs `Datastore.stored`")
         driver, scope = await bench.driver(), bench.scope()
@@ -134,7 +134,7 @@ class Deleting(Contract):
         driver, other, scope = await bench.driver(), await bench.driver(), bench.scope()
         deleted, expired, kept = Key(scope, "deleted"), Key(scope, "expired"), Key(scope, "kept")
         await append_all(driver, kept, b"a")
-        # Fewer if a record has no room for so many.
+        # Fewer if a record has no room for that many.
         fits = driver.traits.max_record // max(1, driver.traits.room(len(b"old"))) - 1
         rounds = min(MANY, fits) // AT_ONCE
         for key, ttl in ((deleted, None), (expired, bench.tick)):
@@ -158,7 +158,7 @@ class Deleting(Contract):
 
 
 async def _fill(driver: Driver, key: Key) -> None:
-    """Store a record of version `v2` with all that a driver may keep apart: large values, and many small."""
+    """Store a record of version `v2` with values that a driver may store separately: large and many small."""
     size = min(LARGE, driver.traits.max_entry // 4)
     await append_all(driver, key, b"dropped", noise(size), *(b"small %d" % number for number in range(SMALL)))
     await driver.replace(key, noise(size)[::-1], version="v2", expect="initial", drop=1, ttl=KEEP)

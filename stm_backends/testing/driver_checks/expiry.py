@@ -13,7 +13,7 @@ from stm_backends.testing.workbench.drivers import Bench, names_in
 from stm_backends.testing.workbench.expectations import must_be
 
 COARSE_S: Final = 3.0
-"""A time to live that a datastore tells from a shorter one even if it counts whole seconds."""
+"""A time to live that a datastore distinguishes from a shorter one even if it counts whole seconds."""
 
 
 class Expiry(Contract):
@@ -62,7 +62,7 @@ class Expiry(Contract):
     async def test_an_expired_record_is_absent_in_delete(self, bench: Bench) -> None:
         driver, key = await bench.driver(), await expired(bench)
         must_be(await driver.delete(key, expect="old"), False, "an expired record has no version")
-        # Another one: the delete may have removed what was left of the first.
+        # Another record: the delete may have removed the remains of the first.
         must_be(await driver.delete(await expired(bench)), False, "an expired record is absent")
 
     @check("driver.expiry")
@@ -73,7 +73,7 @@ class Expiry(Contract):
 
     @check("driver.expiry")
     async def test_all_operations_agree_on_the_moment_of_expiry(self, bench: Bench) -> None:
-        """One operation asks whether the end is past, and another whether it is reached."""
+        """One operation tests whether the end has passed, and another whether it is reached."""
         if bench.datastore.waits:
             not_asked("needs a `Datastore.pass_time` that stops the clock in between")
         driver, scope = await bench.driver(), bench.scope()
@@ -90,7 +90,7 @@ class Expiry(Contract):
             "a delete": await driver.delete(keys[4]),
         }
         must_be(
-            found, dict.fromkeys(found, there), "a load has said at this moment whether records are there"
+            found, dict.fromkeys(found, there), "a load at this moment has said whether records exist"
         )
 
     @check("driver.expiry")
@@ -114,7 +114,7 @@ class Expiry(Contract):
 
     @check("driver.expiry", slow=True)
     async def test_removing_an_expired_record_leaves_its_successor(self, bench: Bench) -> None:
-        """A datastore may remove what has expired late, and a piece at a time."""
+        """A datastore may remove expired records late, and piece by piece."""
         driver, key = await bench.driver(), bench.key()
         for number in range(40):
             await driver.append(key, b"old %d" % number, initial_version="old", ttl=bench.tick)
@@ -186,13 +186,13 @@ class Expiry(Contract):
 
     @check("driver.lifetime")
     async def test_the_same_time_to_live_set_again_begins_anew(self, bench: Bench) -> None:
-        """It is not set where it seems unchanged, or entries keep the lease that they were written with."""
+        """It is not set if it seems unchanged, or entries keep the lease that they were written with."""
         driver = await bench.driver()
         await _must_begin_anew(bench, driver, 3 * bench.tick)
 
     @check("driver.lifetime", slow=True)
     async def test_the_same_time_to_live_of_some_seconds_begins_anew(self, bench: Bench) -> None:
-        """Leases count whole seconds and are renewed only where they change, or entries keep the old one."""
+        """Leases count whole seconds and are renewed only if they change, or entries keep the old one."""
         driver = await bench.driver()
         await _must_begin_anew(bench, driver, max(COARSE_S, 3 * bench.tick))
 
@@ -254,7 +254,7 @@ class Expiry(Contract):
 
     @check("driver.lifetime")
     async def test_a_refused_write_with_a_time_to_live_changes_none(self, bench: Bench) -> None:
-        """The time to live is set by a request of its own, or before the condition is looked at."""
+        """The time to live is set by a separate request, or before the condition is checked."""
         driver, ended, lasting, longer = await bench.driver(), bench.key(), bench.key(), bench.key()
         lives = {ended: (bench.tick * 2, 1_000.0), lasting: (None, 1.0), longer: (bench.tick * 6, 1.0)}
         for key, (before, ticks) in lives.items():
@@ -291,7 +291,7 @@ class Expiry(Contract):
 
 
 async def _must_begin_anew(bench: Bench, driver: Driver, ttl: float) -> None:
-    """Set a time to live twice, by an append, a save and a fold, and fail if a record ends with the first."""
+    """Set a time to live twice, by an append, a save and a fold; fail if a record ends with the first."""
     __tracebackhide__ = True
     appended, saved, folded = keys = [bench.key() for _ in range(3)]
     await append_all(driver, folded, b"a", b"b")

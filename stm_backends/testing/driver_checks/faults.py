@@ -1,4 +1,4 @@
-"""Checks that need to reach the datastore past the driver, or to cut it off."""
+"""Checks that must access the datastore directly, bypassing the driver, or cut it off."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from stm_backends.testing.workbench.drivers import Bench, names_in, no_network
 from stm_backends.testing.workbench.expectations import must_be, must_raise
 
 LOOKS: Final = 8
-"""How often each driver reads what was just written: its reads may go to several replicas in turn."""
+"""Number of times each driver reads the latest write: its reads may go to several replicas in turn."""
 
 SIZES: Final = (5, 3_000, 9_000, 20, 700)
-"""How large the entries are of a record that loses a part; some drivers store large ones elsewhere."""
+"""Sizes of the entries in a record that loses a part; some drivers store large ones elsewhere."""
 
 
 class Faults(Contract):
-    """Checks that need to reach the datastore past the driver, or to cut it off."""
+    """Checks that must access the datastore directly, bypassing the driver, or cut it off."""
 
     @check("driver.outage")
     async def test_during_an_outage_every_operation_raises_a_typed_error_in_time(self, bench: Bench) -> None:
-        """An `except` clause turns errors of the client into an empty answer, or there is no deadline."""
+        """An `except` clause turns client errors into an empty answer, or there is no deadline."""
         driver, outage = await _cut_off(bench)
         key = bench.key()
         await append_all(await bench.driver(), key, b"a")
@@ -46,7 +46,7 @@ class Faults(Contract):
 
     @check("driver.outage")
     async def test_after_an_outage_the_same_driver_works_and_nothing_is_lost(self, bench: Bench) -> None:
-        """A broken connection is kept for good, or the client waits too long before it connects again."""
+        """A broken connection is kept forever, or the client waits too long before it reconnects."""
         driver, outage = await _cut_off(bench)
         key = bench.key()
         await append_all(await bench.driver(), key, b"a")
@@ -94,7 +94,7 @@ class Faults(Contract):
 
     @check("driver.corruption")
     async def test_no_write_makes_a_damaged_record_look_healthy(self, bench: Bench) -> None:
-        """A write adds to what is left and recounts it, or stores over it without a look."""
+        """A write adds to the remains and recounts them, or overwrites them without looking."""
         if bench.datastore.damage is None:
             not_asked("needs `Datastore.damage`")
         driver, scope = await bench.driver(), bench.scope()
@@ -135,12 +135,12 @@ class Faults(Contract):
             must_be(done, True, "a replace of ANY record has no condition")
             whole = Record("v3", b"whole", ())
             must_be(
-                await driver.load(key), whole, "the record was overwritten whole, so nothing is left of it"
+                await driver.load(key), whole, "the whole record was overwritten, so nothing is left of it"
             )
 
     @check("driver.corruption")
     async def test_a_record_of_which_a_part_was_removed_raises_corrupt(self, bench: Bench) -> None:
-        """What is missing is skipped at reading: nothing says how many entries and bytes there must be."""
+        """Reads skip a missing part, because the number of entries and bytes is not stored."""
         if bench.datastore.cut is None:
             not_asked("needs `Datastore.cut`")
         writer, scope = await bench.driver(), bench.scope()
@@ -176,7 +176,7 @@ class Faults(Contract):
 
     @check("driver.load")
     async def test_every_instance_reads_what_was_written_while_replicas_lag(self, bench: Bench) -> None:
-        """Reads go to a replica, which may not have what was just acknowledged."""
+        """Reads go to a replica, which may not have the latest acknowledged write."""
         if bench.datastore.lag is None:
             not_asked("needs `Datastore.lag`")
         one, two, key = await bench.driver(), await bench.driver(), bench.key()
@@ -257,14 +257,14 @@ class Faults(Contract):
         if count is None:
             not_asked("needs `Datastore.round_trips`")
         driver, key, first = await bench.driver(), bench.key(), bench.key()
-        # A driver may prepare a statement when it first uses it.
+        # A driver may prepare a statement on first use.
         await _count_requests(driver, first, count)
         trips = await _count_requests(driver, key, count)
         must_be(trips, dict.fromkeys(trips, 1), "an operation is one request")
 
 
 async def _cut_off(bench: Bench) -> tuple[Driver, Callable[[], AbstractAsyncContextManager[object]]]:
-    """Return a driver, and what cuts it off from its datastore; else end the check."""
+    """Return a driver and a function that cuts it off from its datastore; otherwise skip the check."""
     if bench.datastore.outage is not None:
         return await bench.driver(), bench.datastore.outage
     if bench.datastore.through is None:
@@ -274,7 +274,7 @@ async def _cut_off(bench: Bench) -> tuple[Driver, Callable[[], AbstractAsyncCont
 
 
 async def _count_requests(driver: Driver, key: Key, count: Callable[[], int]) -> dict[str, int]:
-    """Return how many requests each operation on a new record takes."""
+    """Return the number of requests that each operation on a new record takes."""
     await append_all(driver, key, b"a")
     operations: dict[str, Callable[[], Awaitable[object]]] = {
         "append": lambda: driver.append(key, b"b", initial_version="initial", ttl=60),

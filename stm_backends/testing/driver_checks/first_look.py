@@ -1,6 +1,6 @@
-"""The first look at a driver: a problem that would fail every check is reported once, before the checks.
+"""The first look at a driver: a problem that would fail every check is reported once, before them.
 
-So is an operation that fails in its simplest form, and what tidying up after the checks meets.
+The same applies to an operation that fails in its simplest form, and to problems while tidying up.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _LOOKED: Final = pytest.StashKey[str]()
 _TOLD: Final = pytest.StashKey[set[str]]()
 
 _LONGEST_S: Final = 30.0
-"""How long opening and closing may take; what has no deadline could hold up every check."""
+"""The time limit of opening and closing, in seconds; without one, they could hold up every check."""
 
 _SLACK_S: Final = 5.0
-"""What a busy machine may add to a driver's deadline."""
+"""Seconds that a busy machine may add to a driver's deadline."""
 
 _LONGEST_MESSAGE: Final = 300
 
@@ -52,11 +52,11 @@ _CALLS: Final[Mapping[str, Sequence[tuple[tuple[object, ...], Mapping[str, Any]]
     "delete": [((_KEY,), {}), ((_KEY,), {"expect": ANY})],
     "scan": [(("scope",), {"limit": 1}), (("scope",), {"after": "", "limit": 1})],
 }
-"""How the checks call a driver: with the least and with the most that the contract allows."""
+"""The checks' calls of a driver, with the fewest and the most arguments that the contract allows."""
 
 _ALONE: Final = (
     "two instances do not see each other's records, because each has its own store. Every check needs "
-    "instances on the same data. Give a URL (or options) that names a shared store, such as memory://try for "
+    "instances on the same data. Pass a URL (or options) that names a shared store, such as memory://try for "
     "the backend `memory`"
 )
 
@@ -68,7 +68,7 @@ _CREATE: Final = (
 
 def look(request: pytest.FixtureRequest, datastore: Datastore) -> None:
     """Raise `Unfit` if a datastore cannot be tested, and `NotReached` for the next checks of the class."""
-    # Of the class, so that two in one run are looked at apart.
+    # Kept for the class, so that two classes in one run are examined separately.
     stash = request.node.parent.stash
     if _LOOKED in stash:
         if stash[_LOOKED]:
@@ -84,7 +84,7 @@ def look(request: pytest.FixtureRequest, datastore: Datastore) -> None:
 
 
 def teller(request: pytest.FixtureRequest) -> Callable[[Untidy, str], None]:
-    """Return what tells once for a class what tidying up after its checks meets."""
+    """Return a function that reports a problem while tidying up once for each class."""
 
     def tell(error: Untidy, explanation: str) -> None:
         _tell(request, error.cause, f"{error.heading}: {told(error.error)}\n{explanation}")
@@ -93,7 +93,7 @@ def teller(request: pytest.FixtureRequest) -> Callable[[Untidy, str], None]:
 
 
 def _tell(request: pytest.FixtureRequest, why: str, text: str) -> None:
-    """Raise a finding after the check that is being carried out, unless one of this cause was told before."""
+    """Raise a finding after the current check, unless one with this cause was already reported."""
     known = request.node.parent.stash.setdefault(_TOLD, set[str]())
     if why in known:
         return
@@ -108,14 +108,14 @@ def _tell(request: pytest.FixtureRequest, why: str, text: str) -> None:
 
 
 async def _unfit(datastore: Datastore, failed: dict[str, BaseException]) -> str:
-    """Return why a datastore cannot be tested, or `""`; then `failed` gets what single operations raise."""
+    """Return why a datastore cannot be tested, or `""`; then `failed` has the errors of operations."""
     opened = await _tried("`Datastore.open`", datastore.open, _LONGEST_S)
     if not isinstance(opened, _Answer):
         return f"`Datastore.open` failed: {_told(opened)}"
     driver: Driver = opened.value
 
     async def close() -> None:
-        # A driver may lack this too.
+        # A driver may lack this, too.
         await driver.close()
 
     problem = _lacking(driver) or await _unusable(driver, failed) or await _alone(driver, datastore)
@@ -131,9 +131,9 @@ async def _unfit(datastore: Datastore, failed: dict[str, BaseException]) -> str:
 
 
 async def _unusable(driver: Driver, failed: dict[str, BaseException]) -> str:
-    """Return what to say if every check would fail in the same way, such as without the tables.
+    """Return the complaint if every check would fail in the same way, for example without the tables.
 
-    `failed` gets the errors of operations, by name. If only some fail, the checks say more of the others.
+    `failed` gets the errors of operations, by name. If only some fail, the checks say more about the others.
     """
     key = Key(f"check:{uuid.uuid4().hex}:memory", "record")
     calls: Mapping[str, Callable[[], Awaitable[object]]] = {
@@ -175,17 +175,17 @@ class _Endless(Exception):
 
 
 async def _tried(name: str, call: Callable[[], Awaitable[object]], limit: float) -> _Answer | BaseException:
-    """Return what a call of the author's code answers or raises, of any type."""
+    """Return the answer or the error, of any type, of a call of the author's code."""
     timeout = asyncio.timeout(limit)
     try:
         with WATCHDOG.watching(f"the first {name}", limit):
             async with timeout:
                 return _Answer(await call())
-    # Any error is told, because every check would meet it.
+    # Any error is reported, because every check would meet it.
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
-            raise  # by Ctrl-C, and not by the driver
+            raise  # raised by Ctrl-C, not by the driver
         return _Endless(f"does not end within {limit:g} s") if timeout.expired() else error
 
 
@@ -197,7 +197,7 @@ def _told(error: BaseException) -> str:
 
 
 async def _alone(driver: Driver, datastore: Datastore) -> str:
-    """Return what to say if another instance does not see what this one has stored and reads back.
+    """Return the complaint if another instance does not see a record that this one can read back.
 
     The checks report other errors.
     """
@@ -236,7 +236,7 @@ def _lacking(driver: Driver) -> str:
         try:
             signature = inspect.signature(getattr(driver, name))
         except ValueError:
-            # Not everything that can be called says how.
+            # Not every callable has a signature.
             continue
         except TypeError:
             return f"{kind}.{name} cannot be called"

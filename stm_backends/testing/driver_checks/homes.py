@@ -1,4 +1,4 @@
-"""Checks that an open driver is used by the process and the event loop alone that opened it."""
+"""Checks that an open driver is used only by the process and the event loop that opened it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stm_backends.testing.workbench.expectations import must_be, must_end, must_
 from stm_backends.testing.workbench.forks import CAN_FORK, in_a_forked_process
 
 READERS: Final = 16
-"""How many tasks read while a driver is used where it does not belong."""
+"""Number of tasks that read while a driver is used where it does not belong."""
 
 _OPTIONAL: Final[dict[str, tuple[tuple[object, ...], dict[str, Any]]]] = {
     "scan_expired": (("scope",), {"limit": 1}),
@@ -29,7 +29,7 @@ _OPTIONAL: Final[dict[str, tuple[tuple[object, ...], dict[str, Any]]]] = {
     "expired": ((), {}),
     "purge": ((1,), {}),
 }
-"""The methods beside the five operations that ask the datastore, and how they are called."""
+"""The other methods that access the datastore, besides the five operations, and their calls."""
 
 _REFUSED: Final = "an open driver belongs to the process and the event loop that opened it"
 _AT_ONCE: Final = "it is refused before anything is sent"
@@ -37,7 +37,7 @@ _OWN: Final = "each reader loads its own record"
 
 
 class Homes(Contract):
-    """Checks that an open driver is used by the process and the event loop alone that opened it."""
+    """Checks that an open driver is used only by the process and the event loop that opened it."""
 
     @check("driver.home")
     async def test_the_event_loop_of_another_thread_is_refused_undisturbed(self, bench: Bench) -> None:
@@ -56,7 +56,7 @@ class Homes(Contract):
 
     @check("driver.home")
     async def test_a_forked_process_is_refused_and_disturbs_nothing(self, bench: Bench) -> None:
-        """A forked process uses a connection of its parent, or says farewell on it when it closes."""
+        """A forked process uses a connection of its parent, or sends a goodbye on it when it closes."""
         if not CAN_FORK:
             not_asked("this system cannot fork")
         driver, key, one = await bench.driver(), bench.key(), bench.key()
@@ -68,17 +68,17 @@ class Homes(Contract):
                 await driver.close()
             if driver.traits.reach != "process":
                 another = await bench.datastore.open()
-                must_be((await loaded(another, one)).tail, (b"one",), "opened after the fork, a driver works")
+                must_be((await loaded(another, one)).tail, (b"one",), "a driver opened after the fork works")
                 await another.close()
 
         async with _reading(bench, driver):
             said = await in_a_forked_process(use, within=4 * longest(driver.traits))
-            must_be(said, "", "a forked process is refused, closes nothing, and can open a driver of its own")
+            must_be(said, "", "a forked process is refused, closes nothing, and can open its own driver")
         await append_all(driver, key, b"a")
 
     @check("driver.home")
     async def test_a_driver_on_a_client_of_the_caller_is_refused_elsewhere(self, bench: Bench) -> None:
-        """Only a client that the driver made itself is guarded."""
+        """Only a client that the driver created itself is guarded."""
         if bench.datastore.handed_in is None:
             not_asked("needs `Datastore.handed_in`")
         handed_in = await bench.datastore.handed_in()
@@ -97,7 +97,7 @@ class Homes(Contract):
 
     @check("driver.home")
     async def test_a_driver_whose_event_loop_has_ended_can_be_opened_again(self, bench: Bench) -> None:
-        """It waits for connections that nothing serves any more, or belongs to the first event loop for good.
+        """It waits for connections that nothing serves any more, or belongs to the first event loop forever.
 
         Another cause is an `asyncio.Lock`, a task or a timer that is kept from one event loop to the next.
         """
@@ -119,7 +119,7 @@ class Homes(Contract):
 
         async def open_again() -> None:
             first, second = drivers
-            async with must_end(4 * limit, "what an ended event loop has left is not waited for"):
+            async with must_end(4 * limit, "the remains of an ended event loop are not waited for"):
                 await second.close()
                 for driver in (first, second):
                     await driver.open()
@@ -138,7 +138,7 @@ class Homes(Contract):
 
 @contextmanager
 def _without_reports_of_clients() -> Generator[None]:
-    """Ignore what clients report of the connections, and of the tasks, that ended event loops have left."""
+    """Ignore clients' reports about connections and tasks left by ended event loops."""
 
     def ignored(_: object) -> None:
         pass
@@ -175,11 +175,11 @@ def _calls(driver: Driver, key: Key) -> Iterator[tuple[str, Callable[[], Awaitab
 
 @asynccontextmanager
 async def _reading(bench: Bench, driver: Driver) -> AsyncGenerator[None]:
-    """Have tasks read all along; each must load its own record, and none may fail."""
+    """Let tasks read continuously; each must load its own record, and none may fail."""
     keys = {bench.key(): b"%d" % number for number in range(READERS)}
     for key, entry in keys.items():
         await append_all(driver, key, entry)
-    # Without the history, which thousands of loads would fill.
+    # Not recorded, because thousands of loads would fill the history.
     plain: Driver = getattr(driver, "inner", driver)
     is_over = asyncio.Event()
 

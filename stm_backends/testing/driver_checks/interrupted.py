@@ -39,9 +39,9 @@ class Interruptions(Contract):
         acknowledged.append(b"end")
         tail = (await loaded(driver, key)).tail
         assert len(tail) == len(set(tail)), "an append that was cancelled must not be done twice"
-        # One that was cancelled after it was sent may arrive late, so it may stand anywhere.
+        # An append cancelled after it was sent may arrive late, so it may stand anywhere.
         found = [entry for entry in tail if entry in acknowledged]
-        must_be(found, acknowledged, "what was acknowledged is there, in the order of the calls")
+        must_be(found, acknowledged, "acknowledged entries are there, in the order of the calls")
 
     @check("driver.cancellation")
     async def test_a_cancelled_fold_is_applied_completely_or_not_at_all(self, bench: Bench) -> None:
@@ -68,7 +68,7 @@ class Interruptions(Contract):
             await cancelled_after(steps, driver.scan(key.scope, limit=1))
             await cancelled_after(steps, driver.delete(key, expect="other"))
             record = Record("initial", None, (b"a",))
-            must_be(await driver.load(key), record, "cancelled reads change nothing, and break nothing")
+            must_be(await driver.load(key), record, "cancelled reads change nothing and break nothing")
 
     @check("driver.outage")
     async def test_a_closed_driver_raises_and_never_answers(self, bench: Bench) -> None:
@@ -135,7 +135,7 @@ class Interruptions(Contract):
 
     @check("driver.lifecycle")
     async def test_closing_ends_each_running_operation_with_a_result_or_an_error(self, bench: Bench) -> None:
-        """Writes that are queued, or wait for a lock, are forgotten; or they are done after the close."""
+        """Writes that are queued or wait for a lock are forgotten, or are done after the close."""
         other, scope = await bench.driver(), bench.scope()
         for is_held in {False, bench.datastore.hold is not None}:
             driver, key = await bench.driver(), Key(scope, f"held {is_held}")
@@ -148,7 +148,7 @@ class Interruptions(Contract):
                 if is_held:
                     async with waiting_for(bench, key, *appends) as running:
                         closing = asyncio.ensure_future(driver.close())
-                        # Also if a write does not end once nothing holds it up.
+                        # Also if a write does not end although nothing holds it up any more.
                         leaving.push_async_callback(end, closing)
                         await asyncio.sleep(HELD_S)
                 else:
@@ -171,8 +171,8 @@ class Interruptions(Contract):
     async def test_the_traits_are_valid(self, bench: Bench) -> None:
         driver = await bench.driver()
         traits = driver.traits
-        assert driver.name, "`name` is what errors and reports call the backend"
-        assert traits.durability, "`durability` is a sentence that says what survives"
+        assert driver.name, "errors and reports call the backend by its `name`"
+        assert traits.durability, "`durability` is a sentence about what survives"
         assert traits.max_entry > 0, "`max_entry` is positive"
         assert traits.room(traits.max_entry) <= traits.max_record, "`max_entry` fits in `max_record`"
         assert traits.max_drop > 0, "`max_drop` is positive, or nothing could be folded"

@@ -22,11 +22,11 @@ class Keys(Contract):
             length = await driver.append(
                 Key(scope, name), b"%d" % number, initial_version=f"v{number}", ttl=None
             )
-            must_be(length, 1, f"the name {reprlib.repr(name)} is no other name")
+            must_be(length, 1, f"the name {reprlib.repr(name)} is not another")
         for number, name in enumerate(NAMES):
             record = Record(f"v{number}", None, (b"%d" % number,))
             must_be(
-                await driver.load(Key(scope, name)), record, f"the name {reprlib.repr(name)} is no other name"
+                await driver.load(Key(scope, name)), record, f"the name {reprlib.repr(name)} is not another"
             )
 
     @check("driver.keys")
@@ -38,9 +38,9 @@ class Keys(Contract):
             length = await driver.append(
                 Key(scope, "same"), scope.encode(), initial_version="initial", ttl=None
             )
-            must_be(length, 1, f"a scope that ends with {scope[len(root) :]!r} is no other scope")
+            must_be(length, 1, f"a scope that ends with {scope[len(root) :]!r} is not another scope")
         for scope in scopes:
-            why = f"a scope that ends with {scope[len(root) :]!r} is no other scope"
+            why = f"a scope that ends with {scope[len(root) :]!r} is not another scope"
             must_be((await loaded(driver, Key(scope, "same"))).tail, (scope.encode(),), why)
             must_be(await names_in(driver, scope), ["same"], why)
 
@@ -64,11 +64,11 @@ class Keys(Contract):
         driver, key = await bench.driver(), bench.key()
         values = tuple(value[: driver.traits.max_entry] for value in VALUES)
         await append_all(driver, key, *values)
-        must_be((await loaded(driver, key)).tail, values, "an entry comes out as it went in")
+        must_be((await loaded(driver, key)).tail, values, "an entry is returned unchanged")
         for number, value in enumerate(values):
             done = await driver.replace(key, value, version=f"v{number}", expect=ANY, ttl=None)
             must_be(done, True, "ANY is never refused")
-            must_be(await driver.load(key), Record(f"v{number}", value, ()), "a body comes out as it went in")
+            must_be(await driver.load(key), Record(f"v{number}", value, ()), "a body is returned unchanged")
 
     @check("driver.bytes")
     async def test_empty_bodies_and_empty_entries_are_stored(self, bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""Checks of what an operation leaves behind in its connection, in the process and in the datastore."""
+"""Checks that an operation leaves nothing behind in its connection, the process and the datastore."""
 
 from __future__ import annotations
 
@@ -19,56 +19,56 @@ from stm_backends.testing.workbench.drivers import Bench
 from stm_backends.testing.workbench.expectations import must_be
 
 CONNECTIONS = 4
-"""How many loads at once see to it that most connections of a pool are used."""
+"""Number of concurrent loads, so that most connections of a pool are used."""
 
 KEYS: Final = 50
-"""How many records are used in each round, before tasks, threads and files are counted."""
+"""Number of records used in each round, before tasks, threads and files are counted."""
 
 ROUNDS: Final = 3
-"""In how many rounds in a row their number rises if they are leaked."""
+"""Number of consecutive rounds with a rising count that show a leak."""
 
 MANY_KEYS: Final = 10_000
-"""How many records are used until objects are counted for the last time."""
+"""Number of records used before objects are counted for the last time."""
 
 FEWEST_KEYS: Final = 4_000
-"""With fewer, a cache that has a limit may be taken for one that has none."""
+"""Minimum number of records; with fewer, a limited cache may look unlimited."""
 
 FEW_KEYS: Final = 200
-"""How many more are used each time where the datastore is too slow for so many."""
+"""Number of additional records used each time if the datastore is too slow for all."""
 
 WAITED_FOR: Final = (
     *(asyncio.Lock, asyncio.Event, asyncio.Condition, asyncio.Semaphore, asyncio.Queue, asyncio.Future),
     *(threading.Event, threading.Condition, threading.Semaphore),
 )
-"""What no cache keeps, whether or not it has a limit, so that few records show whether each keeps one."""
+"""Objects that no cache keeps, limited or not, so that few records show whether each record keeps one."""
 
 AT_ONCE: Final = 16
-"""How many records are used at a time."""
+"""Number of records used at a time."""
 
 SETTLING_S: Final = 2.0
-"""How long what is ending may take to end."""
+"""Seconds for ending tasks, threads and connections to end."""
 
 MANY_S: Final = 20.0
-"""How long many records are used, at most."""
+"""Maximum number of seconds for using many records."""
 
 COUNTED: Final = ("tasks", "threads", "open files and connections")
 
 FILES: Final = Path("/proc/self/fd")
-"""Where Linux lists the open files and connections of a process."""
+"""The directory in which Linux lists the open files and connections of a process."""
 
 QUICK_RECORD = 1024 * 1024
-"""The largest record, in bytes, that a check fills only to have it refuse an entry."""
+"""Maximum size in bytes of a record that a check fills only to make it refuse an entry."""
 
 
 class Leftovers(Contract):
-    """Checks of what an operation leaves behind in its connection, in the process and in the datastore."""
+    """Checks that an operation leaves nothing behind in its connection, the process and the datastore."""
 
     @check("driver.lifecycle")
     async def test_operations_leave_no_task_thread_or_connection_behind(self, bench: Bench) -> None:
-        """Each record gets a task, a thread or a stream of its own, which does not end with the operation."""
+        """Each record gets a separate task, thread or stream, which does not end with the operation."""
         driver, scope = await bench.unnoted(), bench.scope()
         names = (f"record {number}" for number in itertools.count())
-        # The first round opens as many connections as there will be.
+        # The first round opens all connections that will be needed.
         await _use(driver, (Key(scope, name) for name in itertools.islice(names, KEYS)))
         counts = [_counted()]
         for turn in range(ROUNDS):
@@ -87,12 +87,12 @@ class Leftovers(Contract):
 
     @check("driver.lifecycle", slow=True)
     async def test_many_records_leave_no_object_behind(self, bench: Bench) -> None:
-        """Each record gets a lock, a stream or an entry of a cache without a limit, and keeps it for ever."""
+        """Each record gets a lock, a stream or an entry of a cache without a limit, and keeps it forever."""
         driver, scope = await bench.unnoted(), bench.scope()
         clock = asyncio.get_running_loop().time
         began, used, counts = clock(), 0, list[_Kept]()
         is_slow = False
-        # In the last quarter, because what has a limit has reached it by then.
+        # In the last quarter, because limited caches are full by then.
         for share in (0.25, 0.75, 1.0):
             most = used + FEW_KEYS if is_slow else MANY_KEYS * share
             is_over = False
@@ -190,25 +190,25 @@ class Leftovers(Contract):
 
 
 class _Kept(NamedTuple):
-    """How many objects there are in the process after so many records, and how many that are waited for."""
+    """The number of objects in the process after some records, and of those that are waited for."""
 
     used: int
     objects: int
     waited_for: int
 
     def objects_since(self, before: _Kept) -> float:
-        """Return how many more there are for each record that was used since."""
+        """Return the number of additional objects for each record used since."""
         return (self.objects - before.objects) / max(1, self.used - before.used)
 
     def waited_for_since(self, before: _Kept) -> float:
-        """Return how many more are waited for, as above."""
+        """Return the same for objects that are waited for."""
         return (self.waited_for - before.waited_for) / max(1, self.used - before.used)
 
 
 def _kept(used: int) -> _Kept:
     gc.collect()
     objects = gc.get_objects()
-    # By its type, because some objects say that they are of another class.
+    # By type, because some objects claim to be of another class.
     return _Kept(used, len(objects), sum(issubclass(type(one), WAITED_FOR) for one in objects))
 
 
@@ -227,6 +227,6 @@ async def _use(driver: Driver, keys: Iterable[Key]) -> None:
 
 
 def _counted() -> tuple[int, int, int]:
-    """Return how many tasks, threads, and files and connections there are; 0 where files cannot be listed."""
+    """Return the numbers of tasks, of threads, and of files and connections; 0 if files cannot be listed."""
     files = len(list(FILES.iterdir())) if FILES.is_dir() else 0
     return len(asyncio.all_tasks()), threading.active_count(), files

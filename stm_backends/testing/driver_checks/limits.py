@@ -12,15 +12,15 @@ from stm_backends.testing.workbench.drivers import Bench
 from stm_backends.testing.workbench.expectations import must_be, must_raise
 
 LARGEST_RECORD = 256 * 1024 * 1024
-"""What a check fills a record with at most, in bytes."""
+"""Maximum number of bytes with which a check fills a record."""
 
 LARGEST_QUICK_RECORD = 1024 * 1024
-"""What a check of a quick run fills a record with at most, in bytes."""
+"""The same in a quick run."""
 
 NOT_STATED = "the traits do not say how many of the largest entries fill a record"
 
 SMALL, SMALLS = 300, 40
-"""How large small entries are, and how many of them fill the end of a record."""
+"""The size of small entries, and the number of them that fill the end of a record."""
 
 
 class Limits(Contract):
@@ -34,9 +34,9 @@ class Limits(Contract):
         must_be(length, 1, "an entry of `max_entry` bytes fits")
         with must_raise(TooLarge, "the entry is one byte longer than `max_entry`") as caught:
             await driver.append(key, largest + b"x", initial_version="initial", ttl=None)
-        must_be(caught.value.what, "entry", "the entry alone is past its limit")
+        must_be(caught.value.what, "entry", "the entry alone exceeds its limit")
         record = await loaded(driver, key)
-        must_be(record.tail, (largest,), "a refused entry is not written, nor a part of it")
+        must_be(record.tail, (largest,), "no part of a refused entry is written")
 
     @check("driver.limits")
     async def test_the_largest_body_fits_and_one_byte_more_is_too_large(self, bench: Bench) -> None:
@@ -45,7 +45,7 @@ class Limits(Contract):
         await driver.append(key, b"a", initial_version="initial", ttl=None)
         with must_raise(TooLarge, "the body is one byte longer than `max_entry`") as caught:
             await driver.replace(key, largest + b"x", version="v2", expect="initial", drop=1, ttl=None)
-        must_be(caught.value.what, "entry", "the body alone is past its limit")
+        must_be(caught.value.what, "entry", "the body alone exceeds its limit")
         must_be(await driver.load(key), Record("initial", None, (b"a",)), "a refused write changes nothing")
         done = await driver.replace(key, largest, version="v2", expect="initial", drop=1, ttl=None)
         must_be(done, True, "a body of `max_entry` bytes fits")
@@ -79,17 +79,17 @@ class Limits(Contract):
         """Some bytes are not counted, such as the body or small entries, or a replace is not checked."""
         driver, key = await bench.driver(), bench.key()
         limit, overhead = driver.traits.max_record, driver.traits.overhead
-        # The largest value that takes room of its own; a larger one takes less.
+        # The largest value that takes room in the record itself; a larger one takes less.
         longest = min(driver.traits.max_entry, driver.traits.max_inline)
         if longest == 0:
-            not_asked("no value takes room of its own in a record")
+            not_asked("no value takes room in the record itself")
         largest = LARGEST_QUICK_RECORD if bench.quick else LARGEST_RECORD
         if limit > largest:
             not_asked(would_write(limit))
         entry, small = noise(longest), min(SMALL, longest)
         room, sizes = limit, list[int]()
         while room > overhead:
-            # Many small entries at the end, because a driver may keep those elsewhere than large ones.
+            # Many small entries at the end, because a driver may store those elsewhere than large ones.
             most = room - overhead
             few = most <= SMALLS * (small + overhead)
             sizes.append(min(most, small if few else min(len(entry), most - SMALLS * (small + overhead))))
@@ -104,7 +104,7 @@ class Limits(Contract):
         must_be(done, True, "a body takes the room of the body before it")
         done = await driver.replace(key, b"", version="v4", expect="v3", ttl=None)
         must_be(done, True, "an empty body makes room")
-        # An overhead is what a value takes at most, so the driver may take more entries than had to fit.
+        # An overhead is the most that a value takes, so the driver may take more entries than it must.
         tail, left = tail[1:], limit - sum(sizes[1:])
         with must_raise(TooLarge, "the values are one byte more than `max_record`") as caught:
             while left >= 0:
@@ -117,7 +117,7 @@ class Limits(Contract):
             with must_raise(TooLarge, "the values are one byte more than `max_record`") as caught:
                 await driver.replace(key, entry[: left + 1], version="v5", expect="v4", ttl=None)
             must_be(caught.value.what, "record", "the body would fit in a smaller record")
-            # One entry grows as far as it may, and the body has the rest.
+            # One entry grows as far as possible, and the body has the rest.
             *same, last = tail[: driver.traits.max_drop]
             grown = entry[: len(last) + left + 1]
             body, rewrite = entry[: len(last) + left + 1 - len(grown)], (*same, grown)

@@ -1,4 +1,4 @@
-"""Checks of what a driver logs, and of the messages of its errors."""
+"""Checks of a driver's log lines and error messages."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from stm_backends.testing.workbench.expectations import must_be
 from stm_backends.testing.workbench.heard import Heard, hearing_warnings, message_of, packages_of
 
 WRITES: Final = 12
-"""How many writes of a kind are watched for a warning that comes with each."""
+"""Number of writes of a kind that are watched for a warning with each one."""
 
 MARKED: Final = ("a scope", "a name", "an entry", "a body")
-"""What of a record must not be in a message, in the order of the marks of a check."""
+"""The parts of a record that must not be in a message, in the order of a check's marks."""
 
 RACES: Final = 8
-"""In how many records writers get into each other's way."""
+"""Number of records with conflicting writers."""
 
 
 class Messages(Contract):
-    """Checks of what a driver logs, and of the messages of its errors."""
+    """Checks of a driver's log lines and error messages."""
 
     @check("driver.logs")
     async def test_no_message_names_a_key_or_stored_text_and_none_comes_with_each_write(
         self, bench: Bench
     ) -> None:
-        """A key, an entry or a statement is logged or put into an error, or each write warns of something."""
+        """A key, an entry or a statement is logged or put into an error, or each write warns."""
         driver, marks = await bench.driver(), [uuid.uuid4().hex for _ in range(4)]
         scope, name, entry, body = f"check:{marks[0]}:memory", marks[1], marks[2].encode(), marks[3].encode()
         key = Key(scope, name)
@@ -74,11 +74,11 @@ class Messages(Contract):
                 except (StorageError, ValueError) as error:
                     heard.judge(message_of(error))
         always = [place for place, times in heard.places.items() if times >= WRITES]
-        must_be(always, [], "nothing is wrong, and so nothing is warned of at each write")
+        must_be(always, [], "nothing is wrong, so no write needs a warning")
 
     @check("driver.logs")
     async def test_no_message_of_a_race_names_a_key_or_stored_text(self, bench: Bench) -> None:
-        """A conflict with another writer is logged with the key, or with what was to be stored."""
+        """A conflict with another writer is logged with the key or the value to be stored."""
         drivers, marks = [await bench.driver() for _ in range(3)], [uuid.uuid4().hex for _ in MARKED]
         scope, entry, body = f"check:{marks[0]}:memory", marks[2].encode(), marks[3].encode()
         bench.clean(scope)
@@ -93,7 +93,7 @@ class Messages(Contract):
 
 
 def _at_once(driver: Driver, key: Key, entry: bytes, body: bytes, version: str) -> list[Awaitable[object]]:
-    """Return operations on a record of two entries that get into each other's way, and their errors."""
+    """Return conflicting operations on a record of two entries; errors are their results."""
 
     async def outcome(operation: Awaitable[object]) -> object:
         try:
@@ -115,7 +115,7 @@ def _at_once(driver: Driver, key: Key, entry: bytes, body: bytes, version: str) 
 
 @contextlib.contextmanager
 def _heard_without(marks: list[str], driver: Driver) -> Generator[Heard]:
-    """Hear all that a driver says meanwhile, and fail if it names one of the marks."""
+    """Collect a driver's messages meanwhile, and fail if one contains one of the marks."""
     with hearing_warnings(dict(zip(marks, MARKED, strict=True)), *packages_of(driver)) as heard:
         yield heard
     for found in heard.told.values():

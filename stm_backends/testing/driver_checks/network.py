@@ -41,36 +41,36 @@ from stm_backends.testing.workbench.expectations import must_be, must_end
 from stm_backends.testing.workbench.proxy import Proxy
 
 WRITERS: Final = 8
-"""How many operations are in progress at a time."""
+"""Number of concurrent operations."""
 
 RECOVERY: Final = 3
-"""After how many deadlines no dead connection is used any more. The first deadline shows that one is dead; in
-the second, operations may fail that already use another."""
+"""Number of deadlines after which no dead connection may be used any more. The first deadline shows that one
+is dead; in the second, operations that already use another one may fail."""
 
 ROUNDS: Final = 3
-"""In how many rounds of failures in a row the number of connections rises if they are leaked."""
+"""Number of consecutive rounds of failures with a rising number of connections that show a leak."""
 
 SOON_S: Final = 1.0
-"""How long what has failed may take to close its connection, in any round but the last."""
+"""Seconds for failed operations to close their connections, in any round but the last."""
 
 OPENINGS: Final = 3
-"""How many openings meet a stall."""
+"""Number of openings that meet a stall."""
 
 QUEUED: Final = 8
-"""How many writers of one record there are in a stall: if each waits for the one before, and begins to count
-the time only then, the last one takes as many deadlines."""
+"""Number of writers of one record in a stall: if each waits for the one before, and begins to count the time
+only then, the last one takes as many deadlines."""
 
 LATER_S: Final = 2.0
-"""How long after an outage a write may still arrive that was sent into it."""
+"""Seconds after an outage within which a write sent into it may still arrive."""
 
 ANSWERS_LATE: Final = 4
-"""How many answers of an append come too late in turn: most drivers send their commit by then."""
+"""Number of answers of an append that come too late, in turn: most drivers send their commit by then."""
 
 CANCELLED_AFTER: Final = (0.5, 1.5, 2.5)
-"""After how many answers calls are cancelled, each a time that an answer takes."""
+"""Times at which calls are cancelled, as multiples of the time that an answer takes."""
 
 LOST: Final = 2
-"""How often calls must fail beside one that is cancelled until it counts as the reason."""
+"""Number of times that calls must fail next to a cancelled one before it counts as the reason."""
 
 _FAULTS: Final[dict[str, Callable[[Proxy], AbstractAsyncContextManager[None]]]] = {
     "cut": Proxy.cut,
@@ -84,7 +84,7 @@ class Network(Contract):
 
     @check("driver.outage")
     async def test_an_append_that_loses_its_answer_is_never_called_undone(self, bench: Bench) -> None:
-        """Every error of the connection is `Unavailable`, also after the request was sent."""
+        """Every connection error is `Unavailable`, even after the request was sent."""
         async for place in _losing_each_answer(bench):
             found = await outcome(place.append(b"c"))
             count = await place.count(b"c")
@@ -93,17 +93,17 @@ class Network(Contract):
 
     @check("driver.resent")
     async def test_an_append_that_loses_its_answer_is_not_stored_twice(self, bench: Bench) -> None:
-        """The driver, or its client library, sends an append again when the connection was lost."""
+        """The driver, or its client library, sends an append again after the connection was lost."""
         async for place in _losing_each_answer(bench):
             found = await outcome(place.append(b"c"))
             count = await place.count(b"c")
-            assert count <= 1, f"the entry was appended once and stands {count} times: it was sent again"
+            assert count <= 1, f"the entry was appended once but is stored {count} times: it was sent again"
             if not isinstance(found, StorageError):
                 must_be(count, 1, "the append was acknowledged")
 
     @check("driver.resent")
     async def test_a_replace_that_loses_its_answer_can_be_retried(self, bench: Bench) -> None:
-        """A lost connection is taken for a lost race, or a retry inside the driver meets its own write."""
+        """A lost connection is mistaken for a lost race, or a retry inside the driver meets its own write."""
         async for place in _losing_each_answer(bench):
             before, after = Record("initial", None, (b"a", b"b")), Record("v2", b"A", (b"b",))
             found = await outcome(place.fold())
@@ -120,7 +120,7 @@ class Network(Contract):
 
     @check("driver.outage")
     async def test_a_delete_that_loses_its_answer_tells_the_truth(self, bench: Bench) -> None:
-        """A retry inside the driver finds nothing, and its answer is taken for that of the first attempt."""
+        """A retry inside the driver finds nothing, and its answer is taken as that of the first attempt."""
         async for place in _losing_each_answer(bench):
             found = await outcome(place.driver.delete(place.key))
             stored = await place.beside.load(place.key)
@@ -136,7 +136,7 @@ class Network(Contract):
         found = await _all_of(*(_answered_late(bench, number) for number in range(ANSWERS_LATE)))
         if any(found):
             return
-        # Where requests cannot be read, such as with hashed keys, answers to any request are held, in turn.
+        # If requests cannot be read, for example because keys are hashed, every answer is held in turn.
         for number in range(ANSWERS_LATE):
             if not await _answered_late(bench, number, is_marked=False):
                 return
@@ -179,7 +179,7 @@ class Network(Contract):
             for number in range(WRITERS):
                 key = keys[number % len(keys)]
                 group.create_task(_append_until(is_over, driver, key, tried[key], b"%d-" % number))
-            # Cut often, because what matters is what was under way; a stall has to outlast the deadline.
+            # Cut often, because only operations under way matter; a stall must outlast the deadline.
             rounds, lasting = (12, 0.05) if fault == "cut" else (2, driver.traits.deadline + 0.2)
             for _ in range(max(1, rounds // 3) if bench.quick else rounds):
                 await asyncio.sleep(random.uniform(0.05, 0.3))
@@ -190,7 +190,7 @@ class Network(Contract):
             await asyncio.sleep(wait)
             for key in keys:
                 tried[key].require(await beside.load(key))
-        # A driver that writes late does so when it is used again.
+        # A driver that writes late does so on its next use.
         await usable(driver, keys[0])
         for key in keys:
             tried[key].require(await driver.load(key))
@@ -200,7 +200,7 @@ class Network(Contract):
     async def test_every_operation_ends_in_time_while_the_network_is_silent(
         self, bench: Bench, fault: str
     ) -> None:
-        """There is no deadline: the client waits for an answer for as long as the connection looks open."""
+        """There is no deadline: the client waits for an answer while the connection looks open."""
         proxy, driver = await behind(bench)
         key = bench.key()
         await append_all(await bench.driver(), key, b"a")
@@ -210,12 +210,12 @@ class Network(Contract):
 
     @check("driver.outage")
     async def test_writers_of_one_record_end_in_time_however_many_wait(self, bench: Bench) -> None:
-        """The deadline begins once a write has waited for those before it, as for a lock of its record."""
+        """The deadline begins only after a write has waited for earlier ones, as for a record lock."""
         proxy, driver = await behind(bench)
         key, clock = bench.key(), asyncio.get_running_loop().time
         await append_all(await bench.driver(), key, b"a")
         limit = 2 * driver.traits.deadline + SLACK_S / 5
-        # A busy machine is late at times, and not again and again.
+        # A busy machine may be late once, but not again and again.
         for is_last in (*[False] * (TRIES - 1), True):
             began = clock()
             async with proxy.stalled():
@@ -239,18 +239,18 @@ class Network(Contract):
 
     @check("driver.lifecycle")
     async def test_an_opening_that_meets_a_stall_leaves_nothing_behind(self, bench: Bench) -> None:
-        """What `open` had connected or started is kept when it fails, and nobody closes it."""
+        """The connections or tasks of a failed `open` are kept, and nobody closes them."""
         through, (proxy, driver) = bench.datastore.through, await behind(bench)
-        assert through is not None, "`behind` has asked for it"
+        assert through is not None, "`behind` requires it"
         await driver.close()
         if not await comes(lambda: proxy.connections == 0):
             pytest.fail(f"{proxy.connections} connections are open after the driver was closed")
         tasks = asyncio.all_tasks()
-        # In one stall, because each has to outlast a deadline.
+        # In one stall, because each must outlast a deadline.
         async with proxy.stalled(), must_end(longest(driver.traits), "`open` has a deadline"):
             opened = await asyncio.gather(*(outcome(through(proxy.address)) for _ in range(OPENINGS)))
         for one in opened:
-            # One that connects when it is first used may be opened, and is closed again.
+            # A driver that connects on first use may be open, and is closed again.
             if not isinstance(one, StorageError):
                 await one.close()
         if not await comes(lambda: proxy.connections == 0):
@@ -261,17 +261,17 @@ class Network(Contract):
 
     @check("driver.outage")
     async def test_connections_that_died_unnoticed_are_replaced(self, bench: Bench) -> None:
-        """A connection whose answer did not come in time is kept, and used again."""
+        """A connection that did not answer in time is kept and used again."""
         proxy, driver = await behind(bench)
         beside, keys = await bench.driver(), [bench.key() for _ in range(WRITERS)]
         await asyncio.gather(*(append_all(beside, key, b"a") for key in keys))
-        # So slow that a driver opens as many connections as it ever will.
+        # Slow enough for a driver to open all the connections that it ever will.
         async with proxy.slow(min(0.1, driver.traits.deadline / 20)):
             await asyncio.gather(*(outcome(driver.delete(Key(key.scope, "other"))) for key in keys))
         async with proxy.half_open():
             found = await _loaded_in_time(driver, keys, RECOVERY)
             if found is None:
-                # On a machine that is too busy, one without a dead connection fails as well.
+                # On an overloaded machine, a driver without a dead connection fails, too.
                 other = await persistently(lambda: bench.driver_at(proxy.address))
                 if await _loaded_in_time(other, keys, 1) is None:
                     not_asked(too_slow("needs new connections that answer in time, and these did not"))
@@ -282,13 +282,13 @@ class Network(Contract):
 
     @check("driver.lifecycle")
     async def test_failed_operations_and_close_leave_no_connection_open(self, bench: Bench) -> None:
-        """The connection of a failed operation leaves the pool and is never closed, or `open` makes two."""
+        """The connection of a failed operation leaves the pool and is never closed, or `open` opens two."""
         proxy, driver = await behind(bench)
         await driver.open()
         keys = [bench.key() for _ in range(2 * WRITERS)]
 
         async def spread() -> int:
-            # So slow that a driver opens as many connections as it ever will, and not so slow that one fails.
+            # Slow enough for a driver to open all its connections, but not so slow that one fails.
             async with proxy.slow(min(0.05, driver.traits.deadline / 50)):
                 await asyncio.gather(*(outcome(append_all(driver, key, b"a")) for key in keys))
             return proxy.connections
@@ -300,8 +300,8 @@ class Network(Contract):
             await bench.damage(damaged)
 
             async def refused() -> None:
-                # More than most pools have: a connection that is lost to the pool is missed in the end. No
-                # more at a time than before, because a pool that grows on demand would open more for them.
+                # More than most pools have: a connection lost to the pool is missed in the end. No more at a
+                # time than before, because a pool that grows on demand would open more for them.
                 for _ in range(2):
                     await asyncio.gather(*(_refused(driver, damaged) for _ in keys))
                 await spread()
@@ -322,7 +322,7 @@ class Network(Contract):
 
 @dataclass(frozen=True)
 class _Place:
-    """A record with two entries, its driver behind the proxy, and another driver past the proxy."""
+    """A record with two entries, its driver behind the proxy, and another driver that bypasses the proxy."""
 
     driver: Driver
     beside: Driver
@@ -340,26 +340,26 @@ class _Place:
 
 @dataclass
 class _Tried:
-    """The entries that were appended to a record, by how it ended."""
+    """The entries appended to a record, by outcome."""
 
     acknowledged: list[bytes] = field(default_factory=list[bytes])
     refused: list[bytes] = field(default_factory=list[bytes])
     unknown: list[bytes] = field(default_factory=list[bytes])
 
     def require(self, record: Record | None) -> None:
-        """Fail unless a record is what it may be: absent, too, if no append to it was acknowledged."""
+        """Fail unless a record has valid content; it may be absent if no append to it was acknowledged."""
         tail = record.tail if record else ()
         must_be([entry for entry in self.refused if entry in tail], [], UNDONE)
         lost = [entry for entry in self.acknowledged if entry not in tail]
-        must_be(lost, [], "what was acknowledged stands")
+        must_be(lost, [], "acknowledged entries are stored")
         twice = [entry for entry in set(tail) if tail.count(entry) > 1]
-        must_be(twice, [], "each entry was appended once, so none stands twice")
+        must_be(twice, [], "each entry was appended once, so none is stored twice")
         known = {*self.acknowledged, *self.refused, *self.unknown}
         must_be([entry for entry in tail if entry not in known], [], "nothing else was appended")
 
 
 async def _losing_each_answer(bench: Bench) -> AsyncGenerator[_Place]:
-    """Yield a record once for each answer of an operation, which the next operation on it then loses."""
+    """Yield a record once for each answer of an operation; the next operation on it loses that answer."""
     proxy, driver = await behind(bench)
     beside = await bench.driver()
     for is_marked in (True, False):
@@ -368,7 +368,7 @@ async def _losing_each_answer(bench: Bench) -> AsyncGenerator[_Place]:
             key = bench.key()
             await append_all(beside, key, b"a", b"b")
             await usable(driver, key)
-            # Another request than the operation's may come first.
+            # A request other than the operation's may come first.
             mark = mark_of(key) if is_marked else b""
             bench.history.say(f"answer {skip + 1} is lost")
             lost = proxy.lose_answer(mark, skip=skip)
@@ -376,7 +376,7 @@ async def _losing_each_answer(bench: Bench) -> AsyncGenerator[_Place]:
             lost.cancel()
             if not lost.happened:
                 break
-        # Where requests cannot be read, such as with hashed keys, answers to any request are lost.
+        # If requests cannot be read, for example because keys are hashed, answers to any request are lost.
         if is_marked and skip:
             return
 
@@ -470,12 +470,12 @@ async def _all_of(*work: Awaitable[T]) -> list[T]:
 async def _stops_growing(proxy: Proxy, usual: int, fail: Callable[[], Awaitable[None]], what: str) -> int:
     """Fail if each round of failures leaves more connections open. Return the usual number of them.
 
-    A pool that grows on demand, or a client that watches its server, may open one more in the first of them.
+    A pool that grows on demand, or a client that watches its server, may open one more in the first round.
     """
     counts = [usual]
     for _ in range(ROUNDS):
         await fail()
-        # Before the last round, what closes later only raises what the next one is compared with.
+        # Before the last round, a connection that closes late only raises the next round's baseline.
         within = LATE_S if len(counts) == ROUNDS else SOON_S
         if await comes(lambda: proxy.connections <= max(counts), within):
             return max(counts)

@@ -1,4 +1,4 @@
-"""Checks of loads that ask for the newest entries only."""
+"""Checks of loads that request only the newest entries."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _LARGE: Final = (10, 3_000, 100, 9_000, 0, 2_000, 5_000, 1, 4_000, 20)
 """Small and large entries, which some drivers store differently."""
 
 _SMALL: Final = 120
-"""How many small entries follow: some drivers store many of them together."""
+"""Number of small entries that follow; some drivers store many of them together."""
 
 
 class Newest(Contract):
-    """Checks of loads that ask for the newest entries only."""
+    """Checks of loads that request only the newest entries."""
 
     @check("driver.last")
     async def test_a_load_of_the_newest_entries_has_these_in_order(self, bench: Bench) -> None:
@@ -36,7 +36,7 @@ class Newest(Contract):
 
     @check("driver.last")
     async def test_a_load_of_more_entries_than_there_are_has_all(self, bench: Bench) -> None:
-        """The place of the first entry is negative, and is counted from the end."""
+        """The index of the first entry is negative, and counts from the end."""
         driver, key = await _asked(bench), bench.key()
         for length in (1, 2, 3):
             await append_all(driver, key, b"%d" % length)
@@ -61,7 +61,7 @@ class Newest(Contract):
 
     @check("driver.last")
     async def test_the_newest_entries_may_be_many_and_of_any_size(self, bench: Bench) -> None:
-        """Entries that are stored apart, or many together, are left out, counted once, or not cut."""
+        """Entries stored separately, or many together, are left out, counted once, or not cut."""
         driver, other, key = await _asked(bench), await bench.driver(), bench.key()
         sizes = [min(size, driver.traits.max_entry) for size in _LARGE]
         tail = [noise(size) for size in sizes]
@@ -71,7 +71,7 @@ class Newest(Contract):
             await _must_have(other, key, last, Record("v2", noise(3_000), tuple(tail)))
         tail += [b"small entry number %d" % number for number in range(_SMALL)]
         await append_all(driver, key, *tail[len(sizes) :])
-        # In the middle of those that may be stored together.
+        # In the middle of the entries that may be stored together.
         drop = min(len(sizes) + 7, driver.traits.max_drop)
         await driver.replace(key, b"body", version="v3", expect="v2", drop=drop, ttl=None)
         for reader in (driver, other):
@@ -80,7 +80,7 @@ class Newest(Contract):
 
     @check("driver.last")
     async def test_loads_at_once_have_as_many_entries_as_each_asked_for(self, bench: Bench) -> None:
-        """Loads of a record share an answer, even if they have asked for different numbers of entries."""
+        """Loads of a record share an answer, even if they requested different numbers of entries."""
         driver, keys = await _asked(bench), (bench.key(), bench.key())
         for key in keys:
             await append_all(driver, key, b"a", b"b", b"c")
@@ -93,7 +93,7 @@ class Newest(Contract):
 
     @check("driver.last")
     async def test_newest_entries_of_any_size_loaded_at_once_are_whole(self, bench: Bench) -> None:
-        """Large records are left out of a request that loads share, and are not loaded then."""
+        """Large records are left out of a request shared by loads, and are then not loaded."""
         writer, driver, scope = await bench.driver(), await _asked(bench), bench.scope()
         # A record holds at least two entries of half the largest one.
         size = min(LARGE_ENTRY, writer.traits.max_entry) // 2
@@ -109,7 +109,7 @@ class Newest(Contract):
         for key, tail in zip(keys, tails, strict=True):
             await append_all(writer, key, *tail)
         asked = [(key, tail, last) for last in (1, 2, count) for key, tail in zip(keys, tails, strict=True)]
-        # A driver may remember what is large.
+        # A driver may remember which records are large.
         for attempt in ("the first", "the second"):
             found = await asyncio.gather(*(driver.load(key, last=last) for key, _, last in asked))
             whole = [
@@ -122,7 +122,7 @@ class Newest(Contract):
 
     @check("driver.last")
     async def test_a_load_of_the_newest_entries_is_a_snapshot(self, bench: Bench) -> None:
-        """The length is read first, and the entries from there on afterwards."""
+        """The length is read first, and the entries afterwards."""
         reader, writer, key = await _asked(bench), await bench.driver(), bench.key()
         seconds = QUICK_WRITING_S if bench.quick else WRITING_S
         async with asyncio.TaskGroup() as tasks:
@@ -137,9 +137,9 @@ class Newest(Contract):
 
     @check("driver.arguments")
     async def test_a_load_of_a_negative_number_of_entries_is_refused(self, bench: Bench) -> None:
-        """The number is looked at where the entries are, and so not for a record without any."""
+        """The number is checked along with the entries, and so not for a record without any."""
         driver, key = await _asked(bench), bench.key()
-        with must_raise(ValueError, "last=-1 is invalid, also where there is no record"):
+        with must_raise(ValueError, "last=-1 is invalid, even without a record"):
             await driver.load(key, last=-1)
         await append_all(driver, key, b"a", b"b")
         with must_raise(ValueError, "last=-1 is invalid"):
@@ -147,7 +147,7 @@ class Newest(Contract):
 
 
 async def _asked(bench: Bench) -> Driver:
-    """Return a driver whose `load` has the parameter `last`; else end the check."""
+    """Return a driver whose `load` has the parameter `last`; otherwise skip the check."""
     driver = await bench.driver()
     if with_last(driver) is not driver:
         not_asked("its `load` has no parameter `last`, so whole records are loaded instead")

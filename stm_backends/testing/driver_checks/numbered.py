@@ -1,7 +1,7 @@
-"""A record that tells a load of one moment from a mixture of two.
+"""A record that distinguishes a load of one moment from a mixture of two.
 
-One writer appends the numbers 0, 1, 2 ... and folds the oldest of them. The version and the body say how
-many have been folded, and the tail goes on from there. Nothing else was there at any moment.
+One writer appends the numbers 0, 1, 2 ... and folds the oldest of them. The version and the body say how many
+have been folded, and the tail continues from there. The record never had any other content.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Final
 from stm_backends.drivers.contract import KEEP, Driver, Key, Record
 
 _COPIES: Final = 4
-"""How often a value says its number, so that a part of it, or parts of two, can be told from it."""
+"""Number of repetitions of a number in its value, so that a part of it, or parts of two, are recognised."""
 
 _LONGEST_TAIL: Final = 4
 _LEAST: Final = 40
-"""How many numbers are written at least, however slow the datastore is."""
+"""Minimum number of numbers written, however slow the datastore is."""
 
 
 async def write_numbers(driver: Driver, key: Key, *, seconds: float) -> None:
-    """Append numbers and fold the oldest for so many seconds; the record must have no other writer."""
+    """Append numbers and fold the oldest for some seconds; the record must have no other writer."""
     clock = asyncio.get_running_loop().time
     end, folded = clock() + seconds, 0
     for number in itertools.count():
@@ -47,10 +47,10 @@ async def watch_numbers(
     starting_s: float = 0.0,
     last: int | None = None,
 ) -> None:
-    """Load while another task writes; fail if a record was never stored, or is older than the one before.
+    """Load while another task writes; fail if a record was never stored, or is older than the previous one.
 
-    `starting_s` is how long to wait between loads as long as there is nothing: a writer in another process
-    needs the machine to start. With `last`, loads ask for so many of the newest entries.
+    `starting_s` is the pause between loads while there is no record: a writer in another process needs the
+    machine to start. With `last`, loads request that many of the newest entries.
     """
     load = functools.partial(driver.load, key)
     if last is not None:
@@ -68,7 +68,7 @@ async def watch_numbers(
 
 
 def _moment(record: Record | None) -> tuple[int, int]:
-    """Return how many numbers had been folded and appended when a record was loaded."""
+    """Return the numbers of folded and of appended values in a loaded record."""
     if record is None:
         return 0, 0
     folded = 0 if record.body is None else _number(record.body)

@@ -1,4 +1,4 @@
-"""Checks of the methods that a driver may have beside the five operations."""
+"""Checks of a driver's optional methods, besides the five operations."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ LONG_S: Final = 86_400.0
 """A time to live that does not end during a check."""
 
 MANY: Final = 1_000
-"""How many records a purge may remove that is to leave none."""
+"""Limit of a purge that should leave no expired records."""
 
 CREATED_S: Final = 1.0
-"""How long a purge is paused for records that are created anew meanwhile."""
+"""Seconds for which a purge is paused while records are recreated."""
 
 LOCKED_S: Final = 0.05
-"""How long it is, once such a record had to wait for it."""
+"""The same, once such a record had to wait for the purge."""
 
 PATIENCE: Final = 20
-"""How many tenths of a second another purge may take to remove what it has in hand."""
+"""Tenths of a second that another purge may take to remove the records in its hands."""
 
 SCOPES: Final = ("a", "a:b", "a;", "b%", "é", "\uffff", "\U0001f680")
-"""Ends of scopes, in the order of their UTF-8 bytes, which is not that of UTF-16."""
+"""Ends of scopes, in the order of their UTF-8 bytes, which differs from that of UTF-16."""
 
 
 class Interleaved:
-    """Awaits `work`, and does something else each time that `work` has waited, before it goes on."""
+    """Awaits `work`, and does something else each time that `work` has waited, before it continues."""
 
     def __init__(self, work: Awaitable[object], between: Callable[[], Awaitable[object]]) -> None:
         self._work, self._between = work, between
 
     def __await__(self) -> Generator[Any, Any, None]:
-        """Go through the steps of `work`; what is raised while it waits, as at a deadline, is for it."""
+        """Go through the steps of `work`; errors while it waits, as at a deadline, are raised in it."""
         steps: Any = self._work.__await__()
         go_on: Callable[[], Any] = functools.partial(next, steps)
         while True:
@@ -67,11 +67,11 @@ class Interleaved:
 
 
 class Optional(Contract):
-    """Checks of the methods that a driver may have beside the five operations."""
+    """Checks of a driver's optional methods, besides the five operations."""
 
     @check("driver.optional")
     async def test_scan_expired_lists_names_of_expired_records_alone(self, bench: Bench) -> None:
-        """The time is compared the wrong way or not at all, or the name that a page begins after is on it."""
+        """The time is compared wrongly or not at all, or a page contains the name that it begins after."""
         driver, scope, other = await bench.driver(), bench.scope(), bench.scope()
         listing = _erasing(driver, "scan_expired")
         await _append_to_each(driver, scope, NAMES[::3], ttl=None)
@@ -82,15 +82,15 @@ class Optional(Contract):
         expired = sorted(NAMES[2::3], key=str.encode)
         listed = expired
         for limit in (1, 3, 1000):
-            # The datastore may remove some of them at any moment, and brings none back.
+            # The datastore may remove some of them at any moment, but brings none back.
             found = await _names(listing, scope, limit=limit)
             remaining = [name for name in listed if name in set(found)]
-            must_be(found, remaining, "these have expired, and are listed in their order, each once")
+            must_be(found, remaining, "these have expired, and are listed in order, each once")
             listed = found
 
     @check("driver.optional")
     async def test_a_delete_removes_an_expired_record_that_scan_expired_lists(self, bench: Bench) -> None:
-        """A delete looks for records as a load does, and so finds nothing to remove."""
+        """A delete looks for records like a load, and so finds nothing to remove."""
         driver, scope = await bench.driver(), bench.scope()
         listing = _erasing(driver, "scan_expired")
         await _append_to_each(driver, scope, "abc", ttl=bench.tick)
@@ -101,7 +101,7 @@ class Optional(Contract):
 
     @check("driver.optional")
     async def test_finish_erasure_says_what_remains_and_keeps_other_records(self, bench: Bench) -> None:
-        """It waits for other connections without a limit, or raises what concerns only its own work."""
+        """It waits for other connections without a limit, or raises errors that concern only its own work."""
         driver, key, gone = await bench.driver(), bench.key(), bench.key()
         erasing = _erasing(driver, "finish_erasure")
         await append_all(driver, key, b"a", b"b")
@@ -116,7 +116,7 @@ class Optional(Contract):
 
     @check("driver.optional")
     async def test_a_purge_removes_what_has_expired_and_no_more_than_its_limit(self, bench: Bench) -> None:
-        """What will expire is taken for what has expired, or a step may go beyond the limit."""
+        """Records that will expire are taken as expired, or a step may go beyond the limit."""
         driver, scope = await bench.driver(), bench.scope()
         purges = purges_of(driver) or not_asked("the driver has no `purge` and `expired`")
         gone = [f"gone {number}" for number in range(7)]
@@ -129,7 +129,7 @@ class Optional(Contract):
         await _purge_all(purges)
         if listing is not None:
             if not await _nothing_left(listing, scope):
-                # Another purge that had some in hand may have been given up.
+                # Another purge that held some of them may have been abandoned.
                 await _purge_all(purges)
                 await _nothing_left(listing, scope)
             must_be(await _names(listing, scope), [], "a purge that removes fewer than its limit leaves none")
@@ -141,12 +141,12 @@ class Optional(Contract):
         """A purge reads which records have expired, and then removes them by their names."""
         one, two, scope = await bench.driver(), await bench.driver(), bench.scope()
         purges = purges_of(one) or not_asked("the driver has no `purge` and `expired`")
-        # What others have left behind would be removed first.
+        # Records left by others would be removed first.
         await purges.purge(MANY)
         names = [f"{number:03}" for number in range(120)]
         began = time.monotonic()
         await _append_to_each(two, scope, names, ttl=None)
-        # None may expire while the others are written, because writes may remove what has expired.
+        # None may expire while the others are written, because writes may remove expired records.
         ttl = bench.tick * max(1, math.ceil(2 * (time.monotonic() - began) / bench.tick))
         await _append_to_each(two, scope, names, ttl=ttl)
         await bench.pass_time(ttl * 1.1)
@@ -157,8 +157,8 @@ class Optional(Contract):
             nonlocal patience
             for name in itertools.islice(left, 2):
                 created.append(asyncio.create_task(_append_to_each(two, scope, (name,), ttl=None)))
-            # They may have to wait for a lock of the purge, which goes on then. Without one they are to be
-            # done before it goes on, which takes a server on a busy machine a while.
+            # They may have to wait for a lock of the purge, which then continues. Without a lock, they must
+            # be done before it continues, which takes a server on a busy machine a while.
             _, waiting = await asyncio.wait(created[-2:], timeout=patience)
             if waiting:
                 patience = LOCKED_S
@@ -172,7 +172,7 @@ class Optional(Contract):
 
     @check("driver.optional")
     async def test_next_scope_finds_each_scope_in_the_order_of_their_utf8_bytes(self, bench: Bench) -> None:
-        """Scopes are compared by a collation, or the scope that is given is found again."""
+        """Scopes are compared by a collation, or the given scope is found again."""
         driver, first = await bench.driver(), bench.scope()
         next_scope = next_scope_of(driver) or not_asked("the driver has no `next_scope`")
         scopes = [f"{first}:{end}" for end in SCOPES]
@@ -198,7 +198,7 @@ class Optional(Contract):
 
 
 def _erasing(driver: Driver, method: str) -> Erasing:
-    """Return the driver, or the one within it, that has an optional method of an erasure."""
+    """Return the driver, or its inner driver, that has an optional method for erasure."""
     layer: Any = layer_with(driver, method)
     return not_asked(f"the driver has no `{method}`") if layer is None else layer
 
@@ -213,7 +213,7 @@ async def _purge_all(purges: Purges) -> None:
 
 
 async def _nothing_left(erasing: Erasing, scope: str) -> bool:
-    """Return whether no expired record is left; another purge may have some in hand, and end soon."""
+    """Return whether no expired record is left; another purge may hold some, and end soon."""
     for _ in range(PATIENCE):
         if not await _names(erasing, scope):
             return True
@@ -227,7 +227,7 @@ async def _append_to_each(driver: Driver, scope: str, names: Iterable[str], *, t
 
 
 async def _names(erasing: Erasing, scope: str, *, limit: int = 100) -> list[str]:
-    """Return the names of expired records that are still stored, as pages list them."""
+    """Return the names of expired records that are still stored, from a listing in pages."""
     listed, positions = list[str](), Positions()
     after: str | None = ""
     while after is not None:

@@ -13,7 +13,7 @@ from stm_backends.testing.workbench.expectations import must_be
 from stm_backends.testing.workbench.processes import Task, Worker, ledger
 
 LEASE_S: Final = 3.0
-"""For how long a process takes a lease that is then killed."""
+"""The length of the lease taken by a process that is then killed, in seconds."""
 
 
 class Processes(Contract):
@@ -38,7 +38,7 @@ class Processes(Contract):
     async def test_acknowledged_writes_survive_a_kill_and_nothing_is_half_written(self, bench: Bench) -> None:
         """A write is acknowledged before it is stored, or a fold is stored in two steps."""
         driver, key = await shared(bench)
-        # As many as one may write while the other is yet to begin: a record has room for all of them.
+        # As many as one may write before the other begins: a record has room for all of them.
         many = 2_000
         victims = [
             await Worker.start(
@@ -55,19 +55,19 @@ class Processes(Contract):
         ]
         await asyncio.gather(*(victim.read(until=25) for victim in victims))
         await asyncio.gather(*(victim.kill() for victim in victims))
-        # A write comes first, because what a victim had sent may still be done after its death.
+        # A write comes first, because a victim's last request may still be done after its death.
         await driver.append(key, b"after", initial_version="initial", ttl=None)
         entries = await ledger(driver, key)
         assert len(entries) == len(set(entries)), "an entry must not be in the body and in the tail"
-        assert "after" in entries, "what was appended after the processes' death must be there"
+        assert "after" in entries, "an entry appended after the processes' death must be there"
         for n, victim in enumerate(victims):
             label = f"w{n}"
             there = [entry for entry in entries if entry.startswith(f"{label}:")]
             without_a_gap = [f"{label}:{number}" for number in range(len(there))]
             must_be(there, without_a_gap, "the process appended one entry after the other")
-            # One more may be stored whose acknowledgement the process could not report before its death.
+            # One more may be stored: the process may not have reported its acknowledgement before its death.
             unreported = len(there) - len(victim.acknowledged)
-            assert unreported in (0, 1), "what was acknowledged must be there, and at most one more"
+            assert unreported in (0, 1), "acknowledged entries must be there, and at most one more"
 
     @check("driver.processes", slow=True)
     async def test_the_lease_of_a_killed_process_is_free_once_expired_and_not_before(
@@ -90,7 +90,7 @@ class Processes(Contract):
 
 
 async def _left_by_a_killed_process(bench: Bench, ttl: float) -> Key:
-    """Return the key of a lease of so many seconds, whose holder was killed in the meantime."""
+    """Return the key of a lease of `ttl` seconds, whose holder was killed in the meantime."""
     key = bench.key()
     holder = await Worker.start(Task(open=bench.datastore.open, key=key, label="lease", count=0, lease_s=ttl))
     await holder.read(until=1)

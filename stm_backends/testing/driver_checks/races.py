@@ -25,18 +25,18 @@ from stm_backends.testing.workbench.expectations import must_be
 from stm_backends.testing.workbench.processes import fold, ledger
 
 AT_ONCE: Final = 150
-"""How many appends are in progress at once: more than a pool has connections, or a batch has room."""
+"""Number of concurrent appends: more than a pool has connections, or than fit into a batch."""
 
 LARGE_ENTRY: Final = 50_000
 LARGE_RECORD: Final = 400_000
-"""Sizes that are large, as drivers understand it, if their limits allow them."""
+"""Sizes that drivers treat as large, if their limits allow them."""
 
 
 FOLDS: Final = 40
-"""How many folds are made beside appends."""
+"""Number of folds made during appends."""
 
 FOLDING_S: Final = 5.0
-"""How long they are made at most, however slow the datastore is."""
+"""Maximum number of seconds for these folds, however slow the datastore is."""
 
 
 class Races(Contract):
@@ -100,13 +100,13 @@ class Races(Contract):
 
     @check("driver.races")
     async def test_each_fold_of_the_only_folder_succeeds_beside_appends(self, bench: Bench) -> None:
-        """A conflict with an append, which leaves the version as it is, is answered as a lost race."""
+        """A conflict with an append, which does not change the version, is reported as a lost race."""
         one, two, key = await bench.driver(), await bench.driver(), bench.key()
         clock, is_over = asyncio.get_running_loop().time, asyncio.Event()
 
         async def keep_appending(driver: Driver) -> None:
             while not is_over.is_set():
-                # Of optimistic writers some may not have their turn, and say so.
+                # With optimistic writes, some writers may get no turn, and say so.
                 with contextlib.suppress(Unavailable, OutcomeUnknown):
                     await driver.append(key, b"a", initial_version="initial", ttl=None)
                 await asyncio.sleep(0)
@@ -124,7 +124,7 @@ class Races(Contract):
                     except Unavailable:
                         pass
                     except OutcomeUnknown:
-                        # It may still be done, and another one lose to it.
+                        # It may still be done, and another one may lose to it.
                         break
                 await asyncio.sleep(0)
             return answers
@@ -139,7 +139,7 @@ class Races(Contract):
         if not answers:
             not_asked(too_slow("needs folds that end in time, and these did not"))
         lost = answers.count(False)
-        must_be(lost, 0, f"none but these {len(answers)} folds have changed the version, so each must win")
+        must_be(lost, 0, f"only these {len(answers)} folds have changed the version, so each must win")
 
     @check("driver.races")
     async def test_of_writers_that_expect_the_same_version_exactly_one_wins(self, bench: Bench) -> None:
@@ -199,7 +199,7 @@ class Races(Contract):
 
     @check("driver.races")
     async def test_records_of_any_size_that_are_loaded_at_once_are_whole(self, bench: Bench) -> None:
-        """A driver may leave what is large out of a request that loads share, and has to load it then."""
+        """A driver may leave large records out of a request shared by loads, and must then load them."""
         writer, driver, scope = await bench.driver(), await bench.driver(), bench.scope()
         # A record holds at least two entries of half the largest one.
         size = min(LARGE_ENTRY, writer.traits.max_entry) // 2
@@ -212,7 +212,7 @@ class Races(Contract):
             await append_all(writer, key, *entries)
             await writer.replace(key, b"%d" % number, version="v", expect="initial", ttl=None)
             expected.append(Record("v", b"%d" % number, tuple(entries)))
-        # A driver may remember which are large.
+        # A driver may remember which records are large.
         for attempt in ("the first", "the second"):
             found = await asyncio.gather(*map(driver.load, keys * 3))
             whole = [record == one for record, one in zip(found, expected * 3, strict=True)]
@@ -220,7 +220,7 @@ class Races(Contract):
 
     @check("driver.races")
     async def test_of_many_writes_at_once_each_succeeds_or_fails_for_itself(self, bench: Bench) -> None:
-        """Writes at once share a transaction, and so its error; or they get each other's answers."""
+        """Concurrent writes share a transaction, and so its error, or get each other's answers."""
         driver, other, scope, damaged = await bench.driver(), await bench.driver(), bench.scope(), bench.key()
         keys = [Key(scope, f"record {number}") for number in range(5)]
         for key in (*keys, damaged):
@@ -243,7 +243,7 @@ class Races(Contract):
         }
         if bench.datastore.damage is not None:
             await bench.damage(damaged)
-            # A driver may append without a look at what is there.
+            # A driver may append without looking at the record.
             others["an append to a damaged record"] = (
                 (Corrupt, int),
                 lambda: driver.append(damaged, b"c", initial_version="initial", ttl=None),
@@ -265,14 +265,14 @@ class Races(Contract):
             assert isinstance(outcome, (kind, late)), f"{what} ended with {outcome!r}"
             assert outcome is not True, f"{what} is refused"
         records = await asyncio.gather(*(loaded(driver, keys[n % 5]) for n in range(AT_ONCE)))
-        must_be(records, records[:5] * (AT_ONCE // 5), "loads at once are answered for themselves, too")
+        must_be(records, records[:5] * (AT_ONCE // 5), "concurrent loads are answered individually, too")
         for number, outcome in enumerate(outcomes):
             if isinstance(outcome, late):
                 continue
             if isinstance(outcome, BaseException):
-                raise AssertionError(f"this append is right beside any other write; {outcome}") from outcome
+                raise AssertionError(f"this append is valid whatever the others are; {outcome}") from outcome
             place = records[number % 5].tail[outcome - 1 : outcome]
-            must_be(place, (b"%d" % number,), "an append answers the place of its entry")
+            must_be(place, (b"%d" % number,), "an append returns the place of its entry")
         for number, record in enumerate(records[:5]):
             ends = outcomes[number::5]
             done = 2 + sum(isinstance(end, int) for end in ends)

@@ -1,4 +1,4 @@
-"""Checks of what a load and an append do."""
+"""Checks of loads and appends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stm_backends.testing.workbench.expectations import must_be
 
 
 class Records(Contract):
-    """Checks of what a load and an append do."""
+    """Checks of loads and appends."""
 
     @check("driver.load")
     async def test_a_record_that_is_not_there_is_none(self, bench: Bench) -> None:
@@ -42,19 +42,19 @@ class Records(Contract):
         driver, key = await bench.driver(), bench.key()
         await driver.append(key, b"one", initial_version="initial", ttl=None)
         await driver.append(key, b"two", initial_version="other", ttl=None)
-        must_be((await loaded(driver, key)).version, "initial", "the second append met a record")
+        must_be((await loaded(driver, key)).version, "initial", "the record existed before the second append")
         await driver.replace(key, b"body", version="second", expect="initial", ttl=None)
         await driver.append(key, b"three", initial_version="third", ttl=None)
         record = Record("second", b"body", (b"one", b"two", b"three"))
-        must_be(await driver.load(key), record, "an append leaves version and body as they are")
+        must_be(await driver.load(key), record, "an append does not change version and body")
 
     @check("driver.append")
     async def test_the_same_entry_appended_twice_is_stored_twice(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         for length in (1, 2):
             found = await driver.append(key, b"same", initial_version="initial", ttl=None)
-            must_be(found, length, "a tail is a list and not a set")
-        must_be((await loaded(driver, key)).tail, (b"same", b"same"), "a tail is a list and not a set")
+            must_be(found, length, "a tail is a list, not a set")
+        must_be((await loaded(driver, key)).tail, (b"same", b"same"), "a tail is a list, not a set")
 
     @check("driver.load")
     async def test_instances_on_one_datastore_see_each_others_writes_at_once(self, bench: Bench) -> None:
@@ -62,6 +62,6 @@ class Records(Contract):
         for number in range(10):
             writer, reader = (one, two) if number % 2 else (two, one)
             length = await writer.append(key, b"%d" % number, initial_version="initial", ttl=None)
-            must_be(length, number + 1, "the instances take turns in appending to one tail")
+            must_be(length, number + 1, "the instances take turns appending to one tail")
             entries = tuple(b"%d" % n for n in range(number + 1))
             must_be((await loaded(reader, key)).tail, entries, "the other instance was acknowledged the last")

@@ -77,7 +77,7 @@ class Replacing(Contract):
         done = await driver.replace(key, b"b", version=f"{version[:-1]}z", expect=version, ttl=None)
         must_be(done, True, "the record is of the version expected")
         stored = Record(f"{version[:-1]}z", b"b", (b"one",))
-        must_be(await driver.load(key), stored, "the version is new, so this was no retry")
+        must_be(await driver.load(key), stored, "the version is new, so this was not a retry")
 
     @check("driver.fold")
     async def test_replace_with_a_version_keeps_the_tail(self, bench: Bench) -> None:
@@ -107,8 +107,8 @@ class Replacing(Contract):
         read = await loaded(one, key)
         await two.append(key, b"c", initial_version="initial", ttl=None)
         done = await one.replace(key, b"ab", version="v2", expect=read.version, drop=2, ttl=None)
-        must_be(done, True, "an append since leaves the version as it was")
-        must_be(await two.load(key), Record("v2", b"ab", (b"c",)), "only what was read was folded")
+        must_be(done, True, "an append since does not change the version")
+        must_be(await two.load(key), Record("v2", b"ab", (b"c",)), "only the entries read were folded")
 
     @check("driver.fold")
     async def test_a_drop_larger_than_the_tail_is_a_lost_race_and_changes_nothing(self, bench: Bench) -> None:
@@ -129,7 +129,7 @@ class Replacing(Contract):
 
     @check("driver.resent")
     async def test_a_write_that_expects_its_own_version_changes_nothing(self, bench: Bench) -> None:
-        """The condition is compared before it is asked whether the write was done already."""
+        """The condition is compared before checking whether the write was already done."""
         driver, key, absent = await bench.driver(), bench.key(), bench.key()
         await append_all(driver, key, b"a", b"b", initial_version="v1")
         before = Record("v1", None, (b"a", b"b"))

@@ -29,7 +29,7 @@ _SIZES: Final = (0, 1, 100, 3_000, 10, 9_000, 2_000, 5_000)
 """Small and large entries, which some drivers store differently."""
 
 _MOST: Final = 300
-"""How many entries a check rewrites at once, if the driver allows it."""
+"""Number of entries that a check rewrites at once, if the driver allows it."""
 
 
 class Rewriting(Contract):
@@ -49,7 +49,7 @@ class Rewriting(Contract):
         must_be(done, True, "rewritten entries can be folded")
         must_be(await driver.load(key), Record("v3", b"A BB", (b"c", b"d")), "the two oldest were folded")
         done = await rewrite(driver, key, "v3", b"C", b"D", version="v4")
-        must_be(done, True, "all entries can be rewritten, also after a fold")
+        must_be(done, True, "all entries can be rewritten, even after a fold")
         must_be(await driver.load(key), Record("v4", b"body", (b"C", b"D")), "both were rewritten")
 
     @check("driver.rewrite")
@@ -60,7 +60,7 @@ class Rewriting(Contract):
         read = await loaded(one, key)
         await two.append(key, b"c", initial_version="initial", ttl=None)
         must_be(await rewrite(one, key, read.version, b"A", b"B"), True, "an append leaves the version")
-        must_be((await loaded(two, key)).tail, (b"A", b"B", b"c"), "only what was read was rewritten")
+        must_be((await loaded(two, key)).tail, (b"A", b"B", b"c"), "only the entries read were rewritten")
 
     @check("driver.rewrite")
     async def test_a_rewrite_over_another_version_changes_nothing(self, bench: Bench) -> None:
@@ -74,7 +74,7 @@ class Rewriting(Contract):
 
     @check("driver.rewrite")
     async def test_a_rewrite_longer_than_the_tail_changes_nothing(self, bench: Bench) -> None:
-        """The rewritten entries are appended where there are too few."""
+        """If there are too few entries, the rewritten ones are appended."""
         driver, key = await bench.driver(), bench.key()
         await append_all(driver, key, b"a", b"b")
         done = await rewrite(driver, key, "initial", b"A", b"B", b"C")
@@ -83,14 +83,14 @@ class Rewriting(Contract):
 
     @check("driver.rewrite")
     async def test_rewritten_entries_may_be_of_any_size(self, bench: Bench) -> None:
-        """Entries are rewritten in place, where a longer one does not fit."""
+        """Entries are rewritten in place, and a longer one does not fit there."""
         driver, key = await bench.driver(), bench.key()
         sizes = [min(size, driver.traits.max_entry) for size in _SIZES]
         tail = [noise(size) for size in sizes]
         await append_all(driver, key, *tail)
         for turn, version in enumerate(["initial", "v1", "v2", "v3"]):
             count = len(tail) - 2 * turn
-            # Another start for each size, so that each entry changes its size, and its bytes where it can.
+            # A different start for each size, so that each entry changes its size, and its bytes if possible.
             tail[:count] = [noise(sizes[(at + turn + 1) % len(sizes)])[::-1] for at in range(count)]
             done = await rewrite(driver, key, version, *tail[:count], version=f"v{turn + 1}")
             must_be(done, True, "the record is of the version expected")
@@ -103,12 +103,12 @@ class Rewriting(Contract):
 
     @check("driver.rewrite", slow=True)
     async def test_many_entries_can_be_rewritten_at_once(self, bench: Bench) -> None:
-        """`max_drop` is larger than what one statement of the datastore takes."""
+        """`max_drop` is larger than one statement of the datastore allows."""
         driver, key = await bench.driver(), bench.key()
         count = min(_MOST, driver.traits.max_drop)
         await append_all(driver, key, *[b"%d" % number for number in range(count)], b"last")
         entries = [b"rewritten %d" % number for number in range(count)]
-        must_be(await rewrite(driver, key, "initial", *entries), True, "`max_drop` allows so many")
+        must_be(await rewrite(driver, key, "initial", *entries), True, "`max_drop` allows that many")
         must_be((await loaded(driver, key)).tail, (*entries, b"last"), "all of them were rewritten")
 
     @check("driver.resent")
@@ -143,12 +143,12 @@ class Rewriting(Contract):
         await append_all(driver, key, b"a", b"b")
         with must_raise(TooLarge, "the second entry is one byte longer than `max_entry`") as caught:
             await rewrite(driver, key, "initial", b"A", noise(driver.traits.max_entry + 1))
-        must_be(caught.value.what, "entry", "the entry alone is past its limit")
+        must_be(caught.value.what, "entry", "the entry alone exceeds its limit")
         must_be(await driver.load(key), Record("initial", None, (b"a", b"b")), "nothing was written")
 
     @check("driver.limits", slow=True)
     async def test_a_rewrite_that_makes_a_record_too_large_is_refused(self, bench: Bench) -> None:
-        """The bytes of the rewritten entries are not counted, or those that they replace still are."""
+        """The bytes of the rewritten entries are not counted, or those of the replaced ones still are."""
         driver, key = await bench.driver(), bench.key()
         count = full_of_largest(driver.traits) or not_asked(NOT_STATED)
         if (size := count * driver.traits.max_entry) > LARGEST_RECORD:
@@ -172,7 +172,7 @@ class Rewriting(Contract):
 
     @check("driver.limits")
     async def test_a_full_record_can_be_rewritten_at_its_size(self, bench: Bench) -> None:
-        """A record may hold more than a request to the datastore, so this rewrite fails each time."""
+        """A record may hold more than one request to the datastore, so this rewrite always fails."""
         driver, key = await bench.driver(), bench.key()
         traits = driver.traits
         count = full_of_largest(traits) or not_asked(NOT_STATED)
@@ -189,7 +189,7 @@ class Rewriting(Contract):
 
     @check("driver.races")
     async def test_rewrites_never_lose_an_entry_and_are_never_seen_in_part(self, bench: Bench) -> None:
-        """The entries are rewritten one after the other, or in another step than the version."""
+        """The entries are rewritten one by one, or in a different step from the version."""
         one, two, key = await bench.driver(), await bench.driver(), bench.key()
         acknowledged: set[str] = set()
         rewritten: dict[str, list[bytes]] = {}
@@ -211,10 +211,10 @@ class Rewriting(Contract):
                 if record is not None and record.tail:
                     version, number = new_version(), next(numbers)
                     count = min(1 + turn % 7, len(record.tail))
-                    # Not the version, which messages may name, and entries not.
+                    # Not the version: messages may name versions, but not entries.
                     entries = [_name(entry) + b"/%d" % number for entry in record.tail[:count]]
                     rewritten[version] = entries
-                    # The body, which the folds write, stays as it was read.
+                    # The body, which the folds write, is kept as it was read.
                     body = record.body or b""
                     await rewrite(driver, key, record.version, *entries, version=version, body=body)
                 await take_steps(1 + turn % 3)
@@ -293,7 +293,7 @@ class Rewriting(Contract):
 async def rewrite(
     driver: Driver, key: Key, expect: str, *entries: bytes, version: str = "new", body: bytes = b"body"
 ) -> bool:
-    """Rewrite the oldest entries of a record of one version; returns whether it was done."""
+    """Rewrite the oldest entries of a record with a version, and return whether it was done."""
     return await driver.replace(key, body, version=version, expect=expect, rewrite=entries, ttl=KEEP)
 
 
@@ -302,5 +302,5 @@ def _names(entries: Iterable[bytes]) -> list[str]:
 
 
 def _name(entry: bytes) -> bytes:
-    """Return an entry as it was appended, without what a rewrite has added."""
+    """Return an entry as it was appended, without the additions of a rewrite."""
     return entry.partition(b"/")[0]

@@ -54,7 +54,7 @@ BESIDE: Final = (
     *("a", "A", "a ", "aa", "ab", "a0", "a:b", "a::b", "a/b", "a\\b", "a#b", "a.b", "a-b", "a_b", "a b"),
     *("a%3Ab", "a*", "{a}b", "\u0101", "a\u0301"),
 )
-"""Names that begin with the first one, or are taken for it when they are a pattern, a path or a prefix."""
+"""Names that begin with the first one, or match it as a pattern, a path or a prefix."""
 
 SHIFTED: Final = (
     (Key("a", "b:c"), Key("a:b", "c")),
@@ -66,7 +66,7 @@ SHIFTED: Final = (
     (Key("a\\", ":b"), Key("a", "\\:b")),
     (Key("{a}", "b"), Key("a", "b")),
 )
-"""Pairs of keys that become one when scope and name are joined carelessly."""
+"""Pairs of keys that collide if scope and name are joined carelessly."""
 
 VALUES: Final = (
     b"",
@@ -78,4 +78,4 @@ VALUES: Final = (
     "é".encode(),
     bytes(range(256)) * 40,
 )
-"""Bytes that are not text, or lose something when taken for it."""
+"""Bytes that are not text, or lose something when treated as text."""

@@ -22,7 +22,7 @@ class Scanning(Contract):
         expected = sorted(NAMES, key=str.encode)
         for limit in (1, 2, 7, len(NAMES), 1000):
             listed = await names_in(driver, scope, limit=limit)
-            must_be(listed, expected, f"these are the names, in pages of {limit} as well")
+            must_be(listed, expected, f"these are the names, also in pages of {limit}")
 
     @check("driver.scan")
     async def test_a_page_holds_no_more_than_its_limit(self, bench: Bench) -> None:
@@ -49,7 +49,7 @@ class Scanning(Contract):
 
     @check("driver.scan")
     async def test_a_listing_goes_on_after_pages_of_expired_names(self, bench: Bench) -> None:
-        """A page whose names have all expired is taken for the last one."""
+        """A page with only expired names is taken as the last one."""
         driver, scope = await bench.driver(), bench.scope()
         names = [f"{number:02}" for number in range(12)]
         living = names[5::6]
@@ -59,7 +59,7 @@ class Scanning(Contract):
         await bench.pass_time(bench.tick * 1.1)
         for limit in (1, 2, 5, 100):
             listed = await names_in(driver, scope, limit=limit)
-            must_be(listed, living, f"the other names have expired, in pages of {limit} as well")
+            must_be(listed, living, f"the other names have expired, also in pages of {limit}")
 
     @check("driver.scan")
     async def test_a_name_that_stays_is_listed_exactly_once_during_concurrent_writes(

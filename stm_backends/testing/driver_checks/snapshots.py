@@ -13,13 +13,13 @@ from stm_backends.testing.workbench.drivers import Bench
 from stm_backends.testing.workbench.processes import Task, Worker
 
 WRITING_S: Final = 1.0
-"""How long another instance writes: long enough to hit the gap between two reads."""
+"""Seconds for which another instance writes: long enough to hit the gap between two reads."""
 
 QUICK_WRITING_S: Final = 0.25
-"""How long it writes in a quick run."""
+"""The same in a quick run."""
 
 WRITING_ELSEWHERE_S: Final = 1.5
-"""How long another process writes."""
+"""Seconds for which another process writes."""
 
 
 class Snapshots(Contract):
@@ -27,7 +27,7 @@ class Snapshots(Contract):
 
     @check("driver.load")
     async def test_a_load_is_a_snapshot_while_another_instance_appends_and_folds(self, bench: Bench) -> None:
-        """The version, the body and the tail are read one after the other, and not in one snapshot."""
+        """The version, the body and the tail are read one after another, not in one snapshot."""
         reader, writer, key = await bench.driver(), await bench.driver(), bench.key()
         seconds = QUICK_WRITING_S if bench.quick else WRITING_S
         async with asyncio.TaskGroup() as tasks:
@@ -36,7 +36,7 @@ class Snapshots(Contract):
 
     @check("driver.load", slow=True)
     async def test_a_load_is_a_snapshot_while_another_process_appends_and_folds(self, bench: Bench) -> None:
-        """A lock or a thread of the process keeps the reads of a load together, and not the datastore."""
+        """A lock or a thread of the process keeps the reads of a load together, instead of the datastore."""
         reader, key = await shared(bench)
         work = functools.partial(write_numbers, seconds=WRITING_ELSEWHERE_S)
         task = Task(open=bench.datastore.open, key=key, label="writer", count=0, work=work)

@@ -1,7 +1,7 @@
-"""Random sequences of operations, whose results a driver and a small model must agree on.
+"""Random sequences of operations, on whose results a driver and a small model must agree.
 
-Needs hypothesis. `driver_machine(...)` returns a state machine whose `TestCase` pytest runs, or that
-`hypothesis.stateful.run_state_machine_as_test` does; a failure is shrunk to the shortest history.
+Needs hypothesis. `driver_machine(...)` returns a state machine for `run_state_machine_as_test` of
+`hypothesis.stateful`, or for pytest by its `TestCase`. A failure is shrunk to the shortest history.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from stm_backends.testing.workbench.watchdog import WATCHDOG
 
 T = TypeVar("T")
 
-# Histories are short, so most of one is about the same record.
+# Histories are short, so most of each is about the same record.
 NAMES: Final = st.sampled_from(["a", "a", "a", "a:", "\U0001f600"])
 SCOPES: Final = st.sampled_from([0, 0, 0, 1])
 VALUES: Final = st.binary(max_size=4)
@@ -46,12 +46,12 @@ TTLS: Final = st.none() | st.sampled_from(TICKS)
 WHICH: Final = st.integers(0, 1)
 
 EARLY: Final = 0.2
-"""How far, in ticks, a real clock may have run ahead of the model when an operation begins."""
+"""Maximum number of ticks by which a real clock may be ahead of the model when an operation begins."""
 LATE: Final = 0.45
-"""How far when it ends. Records expire half a tick after a whole one, so the model's answer is certain."""
+"""The same when it ends. Records expire half a tick after a whole one, so the model's answer is certain."""
 
 MOST_WAITED: Final = 8
-"""How many ticks of a real clock are waited for in a history: most records live for three or fewer."""
+"""Number of ticks of a real clock to wait for in a history; most records live for three or fewer."""
 
 _WATCHED: Final = "an operation of a random history (clause driver.model)"
 
@@ -67,11 +67,11 @@ class Modelled:
 
 
 class DriverMachine(RuleBasedStateMachine):
-    """Two instances of a driver on one datastore, beside a dictionary.
+    """Two instances of a driver on one datastore, compared with a dictionary.
 
-    The model's time passes in whole ticks, in a rule of its own. A real clock runs on during operations
-    too: before it has run away from the model, the two meet again at the next whole tick. An operation
-    that takes longer leaves open which records expired during it, and is not judged.
+    The model's time passes in whole ticks, in a separate rule. A real clock also runs during operations:
+    before it is too far ahead of the model, the two meet again at the next whole tick. An operation that
+    takes longer leaves open which records expired during it, and is not judged.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -103,19 +103,19 @@ class DriverMachine(RuleBasedStateMachine):
         return self.loop.run_until_complete(work)
 
     def teardown(self) -> None:
-        """Remove what the machine stored, and close what it opened."""
+        """Remove the machine's records, and close its drivers."""
         try:
             for scope in self.scopes:
                 for name in self.run(names_in(self.drivers[0], scope)):
                     self.run(self.drivers[0].delete(Key(scope, name)))
         finally:
-            # A loop that stays open would complain when it is collected, long after this check.
+            # An open loop would complain when it is garbage-collected, long after this check.
             with self.watch, contextlib.closing(self.loop):
                 for driver in self.drivers:
                     self.run(driver.close())
 
     def ahead(self) -> float:
-        """Return by how many ticks a real clock has run ahead of the model."""
+        """Return the number of ticks by which a real clock is ahead of the model."""
         if not self.datastore.waits:
             return 0.0
         return (time.monotonic() - self.began) / self.datastore.tick - self.now
@@ -128,7 +128,7 @@ class DriverMachine(RuleBasedStateMachine):
             self.run(self.datastore.pass_time((ticks - ahead) * self.datastore.tick))
 
     def ended_in_time(self, key: Key) -> bool:
-        """Return whether an operation that wrote has ended in time; if not, have no record there at all."""
+        """Return whether a write has ended in time; if not, make sure that the record does not exist."""
         if self.ahead() < LATE:
             return True
         self.run(self.drivers[0].delete(key))
@@ -149,8 +149,8 @@ class DriverMachine(RuleBasedStateMachine):
         return f"v{self.versions}"
 
     def lasting(self, ttl: float | None) -> tuple[float | None, float | None]:
-        """Return a time to live as the driver and as the model take it."""
-        # Half a tick keeps the two from meeting the end of a life at different sides of it.
+        """Return a time to live in the forms for the driver and for the model."""
+        # Half a tick keeps the two from being on different sides of an expiry.
         return (None, None) if ttl is None else ((ttl - 0.5) * self.datastore.tick, self.now + ttl - 0.5)
 
     @rule(which=WHICH, scope=SCOPES, name=NAMES, entry=VALUES, ttl=TTLS)
@@ -251,7 +251,7 @@ class DriverMachine(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.times) and self.waited < MOST_WAITED)
     @rule(pick=st.integers(0, 2))
     def pass_time(self, pick: int) -> None:
-        """Let time go by."""
+        """Let time pass."""
         ticks = self.times[pick % len(self.times)]
         self.now += ticks
         self.waited += ticks * self.datastore.waits
@@ -294,7 +294,7 @@ class DriverMachine(RuleBasedStateMachine):
                 expected = found and Record(found.version, found.body, tuple(found.tail))
                 loaded = self.run(driver.load(key))
                 if self.ahead() < LATE:
-                    must_be(loaded, expected, "this is what the operations so far leave")
+                    must_be(loaded, expected, "this is the result of the operations so far")
 
     def _replace(
         self,
@@ -342,9 +342,9 @@ async def _open(datastore: Datastore) -> Driver:
 def driver_machine(
     make_datastore: Callable[[], Datastore], *, times: tuple[float, ...] = TICKS
 ) -> type[DriverMachine]:
-    """Return a state machine for the drivers of a datastore, which is made for each history.
+    """Return a state machine for the drivers of a datastore, which is created for each history.
 
-    `times` are the numbers of ticks that may go by at once; with none, no time passes.
+    `times` are the numbers of ticks that may pass at once; if empty, no time passes.
     """
     which_times = times
 

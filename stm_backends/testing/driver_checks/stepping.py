@@ -1,4 +1,4 @@
-"""Checks that pause an operation after each of its answers, act with another instance, and go on."""
+"""Checks that pause an operation after each answer, act with another instance, and continue."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from stm_backends.testing.workbench.expectations import must_be, must_end
 from stm_backends.testing.workbench.proxy import HeldAnswer
 
 STEP_S: Final = 0.3
-"""How long a paused operation waits at most for another that may itself wait for a lock of it."""
+"""Maximum number of seconds that a paused operation waits for another that may need its lock."""
 
 EXPIRED: Final = 1.1
-"""How many times to live pass until a record has certainly expired."""
+"""Number of times to live after which a record has certainly expired."""
 
 GAVE_UP: Final = "needs writes that end while another is paused; these gave up"
 
@@ -56,7 +56,7 @@ Write: TypeAlias = Callable[[Driver, Key], Awaitable[Any]]
 
 
 def _fold(body: bytes, drop: int = 1) -> Write:
-    """Return a write over the version `initial`, whose own version is like its body."""
+    """Return a write over the version `initial`, with a version like its body."""
     return lambda driver, key: driver.replace(
         key, body, version=f"of {body.decode()}", expect="initial", drop=drop, ttl=None
     )
@@ -79,7 +79,7 @@ def _delete(driver: Driver, key: Key) -> Awaitable[bool]:
 
 
 async def _make_anew(driver: Driver, key: Key) -> int:
-    """Make a record that is like the one before, in all but its version and its content."""
+    """Make a record like the previous one, except for its version and content."""
     first = await driver.append(key, b"x", initial_version="anew", ttl=None)
     await driver.append(key, b"y", initial_version="anew", ttl=None)
     return first
@@ -115,13 +115,13 @@ READ_LATE: Final[Mapping[str, Write]] = {"an append": _append, "a fold": _fold(b
 
 
 class Stepping(Contract):
-    """Checks that pause an operation after each of its answers, act with another instance, and go on."""
+    """Checks that pause an operation after each answer, act with another instance, and continue."""
 
     @check("driver.races")
     async def test_of_two_writes_that_are_paused_between_their_requests_exactly_one_wins(
         self, bench: Bench
     ) -> None:
-        """The write has no condition, or one that another write leaves as it was, such as a number."""
+        """The write has no condition, or one that another write does not change, such as a number."""
 
         async def judge(place: _Place, what: str) -> int:
             first, second = ONE_WINS[what]
@@ -141,7 +141,7 @@ class Stepping(Contract):
 
     @check("driver.races")
     async def test_an_append_while_another_write_is_paused_is_not_lost(self, bench: Bench) -> None:
-        """The tail is written as it was read; or a conflict with an append is answered as a lost race."""
+        """The tail is written back as it was read, or a conflict with an append becomes a lost race."""
 
         async def judge(place: _Place, what: str) -> int:
             first, after = BESIDE_AN_APPEND[what]
@@ -162,7 +162,7 @@ class Stepping(Contract):
 
     @check("driver.races")
     async def test_a_paused_write_does_not_bring_back_a_record_that_was_deleted(self, bench: Bench) -> None:
-        """What is compared begins again with a new record under the key, as a count of writes does."""
+        """The compared value restarts with a new record under the key, as a count of writes does."""
 
         async def judge(place: _Place, what: str) -> int:
             done = await _both(bench, place, OVER_ANOTHER[what], _delete_and_make_anew)
@@ -189,9 +189,9 @@ class Stepping(Contract):
             if done is None:
                 return 0
             ended += 1
-            # If it waits for a lock of the first, no one sees the record expired from here on.
+            # If it waits for a lock of the first, nobody sees the record expired from here on.
             place.is_last = not done.meanwhile
-            # One that was done before the expiry has made the record permanent.
+            # A write done before the expiry has made the record permanent.
             if place.is_last or done.second != 1:
                 return 0
             await _must_be_the_new_one(place, what, "had expired and was made anew")
@@ -260,16 +260,16 @@ class Stepping(Contract):
             for number in range(MOST_ANSWERS):
                 if not await _closed_while_paused(bench, number, is_marked=is_marked):
                     break
-            # Where requests cannot be read, such as with hashed keys, answers to any request count.
+            # If requests cannot be read, for example because keys are hashed, answers to any request count.
             if is_marked and number:
                 return
 
 
 async def _queued(bench: Bench, place: _Place) -> str:
-    """Pause a refused write, have an append wait behind it until the record expires, and judge the append.
+    """Pause a refused write, let an append wait behind it until the record expires, and judge the append.
 
     Returns `JUDGED`, `UNPAUSED` if the write ended without that answer, `LATE` if the append was called too
-    late to tell, or why it was not judged.
+    late to tell, or the reason why it was not judged.
     """
     refused = place.driver.replace(place.key, b"", version="no", expect="no", drop=1, ttl=None)
     running = asyncio.ensure_future(outcome(refused))
@@ -287,7 +287,7 @@ async def _queued(bench: Bench, place: _Place) -> str:
         await bench.pass_time(place.left_s)
         seen = await place.beside.load(place.key)
         goes_on, waits = not running.done(), not waiting.done()
-        # What was sent may have been judged before the expiry.
+        # A request already sent may have been judged before the expiry.
         queues = seen is None and waits and not place.held.followed
         place.held.release()
         async with must_end(2 * longest(place.driver.traits), "the paused write goes on"):
@@ -379,10 +379,10 @@ async def _closed_while_paused(bench: Bench, number: int, *, is_marked: bool) ->
 
 @dataclass
 class _Place:
-    """A record with two entries, its driver behind the proxy, another driver beside it, and the pause.
+    """A record with two entries, its driver behind the proxy, another one without the proxy, and the pause.
 
-    With a time to live, the record has expired once `left_s` have passed, and not before `expires`. One that
-    is set to be the last is followed by no other.
+    With a time to live, the record has expired once `left_s` have passed, and not before `expires`. A place
+    marked as the last is followed by no other.
     """
 
     driver: Driver
@@ -395,7 +395,7 @@ class _Place:
 
 
 class _Both(NamedTuple):
-    """What two writes answered. `meanwhile` says whether the second has ended while the first was paused."""
+    """The answers of two writes. `meanwhile` says whether the second ended while the first was paused."""
 
     first: Any
     second: Any
@@ -409,10 +409,10 @@ async def _each_paused(
     *,
     ttl: float | None = None,
 ) -> int:
-    """Pause each of the writes after each of its answers, and return the sum of what `judge` returns of them.
+    """Pause each of the writes after each of its answers, and return the sum of the results of `judge`.
 
-    They are paused at once, because each may have to wait for another that waits for a lock. On a clock that
-    the check moves, what passes for one would pass for all.
+    They are paused concurrently, because each may have to wait for another that waits for a lock. On a clock
+    that the check moves, time would pass for all of them at once.
     """
     require_network(bench)
     latest: dict[str, Key] = {}
@@ -438,12 +438,12 @@ async def _each_paused(
         for what, task in tasks.items():
             if task.done():
                 if task.exception() is not None and what in latest:
-                    # The history is of the record that it mentions last.
+                    # The history is about the record that it mentions last.
                     bench.history.say(f"that was {what}", latest[what])
                 found[what] = task.result()
     finally:
         await end(*tasks.values())
-    # Where requests cannot be read, such as with hashed keys, answers to any request count.
+    # If requests cannot be read, for example because keys are hashed, answers to any request count.
     unread = [await paused(what, is_marked=False) for what, (_, was_held) in found.items() if not was_held]
     return sum(judged for judged, _ in (*found.values(), *unread))
 
@@ -453,7 +453,7 @@ async def _holding_each_answer(
 ) -> AsyncGenerator[_Place]:
     """Yield a record once for each answer of an operation, after which the next operation on it is paused.
 
-    With a `ttl`, so much of it has passed that the rest is well within the deadline.
+    With a `ttl`, enough of it has passed that the rest is well within the deadline.
     """
     proxy, driver = await behind(bench)
     beside = await bench.driver()
@@ -479,7 +479,7 @@ async def _holding_each_answer(
 async def _both(
     bench: Bench, place: _Place, first: Write, second: Write, *, longer: float = 0.0
 ) -> _Both | None:
-    """Pause the first write, do the second, and let the first go on; `None` if there is nothing to judge.
+    """Pause the first write, do the second, and let the first continue; `None` if there is nothing to judge.
 
     A second write that waits for a lock of the first ends after it.
     """
@@ -504,13 +504,13 @@ async def _both(
 
 
 async def _must_be_the_new_one(place: _Place, what: str, happened: str) -> None:
-    """Fail unless a record is the one that was made anew; an append may have added its entry."""
+    """Fail unless a record is the recreated one; an append may have added its entry."""
     found = await place.beside.load(place.key) or Record("none", None, ())
     others = tuple(entry for entry in found.tail if entry != b"late")
     must_be(others, (b"x", b"y"), f"the record {happened} while {what} was paused")
-    must_be(found.body, None, f"{what} was about the record before")
+    must_be(found.body, None, f"{what} was for the previous record")
     late = found.tail.count(b"late")
-    assert late <= (what == "an append"), f"the entry was appended once at most, and stands {late} times"
+    assert late <= (what == "an append"), f"the entry was appended at most once, but is stored {late} times"
     must_be(found.version, "late" if found.tail[0] == b"late" else "anew", "an append keeps the version")
 
 

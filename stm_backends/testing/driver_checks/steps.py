@@ -1,4 +1,4 @@
-"""Steps that several checks share."""
+"""Steps shared by several checks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from stm_backends.testing.workbench.proxy import HeldAnswer, Proxy
 T = TypeVar("T")
 
 SLACK_S: Final = 5.0
-"""What a busy machine may add to a driver's deadline."""
+"""Seconds that a busy machine may add to a driver's deadline."""
 
 HELD_S: Final = 0.1
-"""How long writes have to begin to wait for a lock that a check holds."""
+"""Seconds for writes to begin waiting for a lock that a check holds."""
 
 HOLDS_LOADS: Final = (
     "a load waits for the lock of `Datastore.hold`, which also stops loads; leave `hold` out, or hold only "
@@ -33,20 +33,20 @@ HOLDS_LOADS: Final = (
 )
 
 PAUSE_S: Final = 0.05
-"""How long a check waits until it tries again what may fail at first."""
+"""Pause before a check retries an operation that may fail at first, in seconds."""
 
 ATTEMPTS: Final = 20
-"""How often it does, at least: each attempt may meet another connection that has died."""
+"""Minimum number of attempts: each one may meet another dead connection."""
 
 TRIES: Final = 3
-"""How often a check holds a record up if the writes that are to wait for it give up, or tries what a busy
-machine may keep from ending in time."""
+"""Number of times that a check holds a record up if the waiting writes give up, or retries an operation that
+a busy machine may keep from ending in time."""
 
 MOST_ANSWERS: Final = 20
-"""How many answers of one operation are lost or held in turn, at most."""
+"""Maximum number of answers of one operation that are lost or held in turn."""
 
 LATE_S: Final = 5.0
-"""How long what has failed, or was closed, may take to close its connections."""
+"""Seconds for failed operations, or for a closed driver, to close their connections."""
 
 UNDONE: Final = (
     "`Unavailable` says that nothing was done; once the request was sent, a lost answer is `OutcomeUnknown`"
@@ -54,10 +54,10 @@ UNDONE: Final = (
 
 
 def full_of_largest(traits: Traits) -> int | None:
-    """Return how many of the largest entries fill a record, so that one more cannot fit.
+    """Return the number of largest entries that fill a record, so that one more cannot fit.
 
-    `None` if the traits do not say: an overhead is what a value takes at most, so more entries may fit than
-    must, and values that take nothing of the record never fill it.
+    `None` if the traits do not determine it: an overhead is the most that a value takes, so more entries may
+    fit than must, and values that take no room in the record never fill it.
     """
     most = traits.room(traits.max_entry)
     count = traits.max_record // max(1, most)
@@ -65,13 +65,13 @@ def full_of_largest(traits: Traits) -> int | None:
 
 
 def require_network(bench: Bench) -> None:
-    """End the check where nothing can be put before the datastore."""
+    """Skip the check if no proxy can be put before the datastore."""
     if bench.datastore.through is None:
         not_asked(no_network(bench.datastore))
 
 
 async def behind(bench: Bench) -> tuple[Proxy, Driver]:
-    """Return a proxy before the datastore, and a driver behind it; else end the check."""
+    """Return a proxy before the datastore, and a driver behind it; otherwise skip the check."""
     require_network(bench)
     proxy, key = bench.proxy(), bench.key()
     driver = await persistently(lambda: bench.driver_at(proxy.address))
@@ -82,7 +82,7 @@ async def behind(bench: Bench) -> tuple[Proxy, Driver]:
 
 
 def mark_of(key: Key) -> bytes:
-    """Return what the requests about a fresh key contain alone: of its scope, what no escaping changes."""
+    """Return text that only requests about a fresh key contain: the unescaped part of its scope."""
     return key.scope.split(":")[1].encode()
 
 
@@ -95,7 +95,7 @@ async def outcome(work: Awaitable[T]) -> T | StorageError:
 
 
 async def persistently(work: Callable[[], Awaitable[T]]) -> T:
-    """Return the answer of what may need more than one short deadline on a busy machine; no append."""
+    """Return the answer of an operation, not an append, that may need several short deadlines."""
     for _ in range(TRIES - 1):
         with contextlib.suppress(Unavailable, OutcomeUnknown):
             return await work()
@@ -116,7 +116,7 @@ async def is_held(held: HeldAnswer, running: asyncio.Future[Any]) -> bool:
 
 
 async def comes(is_so: Callable[[], bool], within: float = LATE_S) -> bool:
-    """Wait for what comes about a little later. Return whether it did."""
+    """Wait briefly until a condition holds, and return whether it did."""
     for _ in range(round(within / PAUSE_S)):
         if is_so():
             return True
@@ -125,15 +125,15 @@ async def comes(is_so: Callable[[], bool], within: float = LATE_S) -> bool:
 
 
 async def loaded(driver: Driver, key: Key) -> Record:
-    """Return a record that must be there."""
+    """Return a record that must exist."""
     __tracebackhide__ = True
     record = await driver.load(key)
-    assert record is not None, "a record must be there, and the load answered None"
+    assert record is not None, "the record must exist, but the load returned None"
     return record
 
 
 async def shared(bench: Bench) -> tuple[Driver, Key]:
-    """Return a driver that other processes share data with, and a fresh key; else end the check."""
+    """Return a driver that shares data with other processes, and a fresh key; otherwise skip the check."""
     driver = await bench.driver()
     if driver.traits.reach == "process":
         not_asked("this driver's reach ends with the process, as its traits say")
@@ -141,7 +141,7 @@ async def shared(bench: Bench) -> tuple[Driver, Key]:
 
 
 async def append_all(driver: Driver, key: Key, *entries: bytes, initial_version: str = "initial") -> None:
-    """Append entries one after the other."""
+    """Append entries one after another."""
     __tracebackhide__ = True
     for entry in entries:
         await driver.append(key, entry, initial_version=initial_version, ttl=None)
@@ -150,7 +150,7 @@ async def append_all(driver: Driver, key: Key, *entries: bytes, initial_version:
 def each_fails_in_time(
     driver: Driver, key: Key, why: str = "no {} gets an answer"
 ) -> list[Callable[[], Awaitable[None]]]:
-    """Return a step for each operation: where the server does no work, it raises a typed error in time."""
+    """Return a step for each operation: without a working server, it must raise a typed error in time."""
     calls: list[Callable[[], Awaitable[object]]] = [
         lambda: driver.load(key),
         lambda: driver.append(key, b"b", initial_version="initial", ttl=None),
@@ -179,7 +179,7 @@ async def expired(bench: Bench) -> Key:
 
 
 async def cancelled_after(steps: int, work: Coroutine[Any, Any, object]) -> bool:
-    """Cancel `work` after so many steps of the event loop; returns whether it had ended before."""
+    """Cancel `work` after some steps of the event loop, and return whether it had already ended."""
     task = asyncio.ensure_future(work)
     await take_steps(steps)
     task.cancel()
@@ -194,13 +194,13 @@ async def cancelled_after(steps: int, work: Coroutine[Any, Any, object]) -> bool
 async def waiting_for(
     bench: Bench, key: Key, *writes: Callable[[], Awaitable[T]]
 ) -> AsyncGenerator[list[asyncio.Future[T]]]:
-    """Have writes wait for a record that the check holds; they have ended once the context is left.
+    """Let writes wait for a record that the check holds; they have ended when the context is left.
 
     A write may give up while it waits, even at once: a driver may limit its queue, and the contract states no
-    shortest wait.
+    minimum wait.
     """
     __tracebackhide__ = True
-    assert bench.datastore.hold is not None, "a check asks for `Datastore.hold` before it holds anything up"
+    assert bench.datastore.hold is not None, "a check must require `Datastore.hold` before it holds anything"
     assert bench.traits is not None, "the writes are those of a driver of the bench"
     waiting: list[asyncio.Future[T]] = []
     reader = None if bench.loads_go_on else await bench.driver()
@@ -223,7 +223,7 @@ async def waiting_for(
 
 
 async def _must_load(reader: Driver, key: Key) -> None:
-    """Fail if a load waits for a record that the check holds: then the lock is not one of writers."""
+    """Fail if a load waits for a record that the check holds, because the lock must stop only writers."""
     __tracebackhide__ = True
     try:
         async with asyncio.timeout(longest(reader.traits)):
@@ -233,14 +233,14 @@ async def _must_load(reader: Driver, key: Key) -> None:
 
 
 def gave_up(write: asyncio.Future[Any]) -> bool:
-    """Return whether a write has ended without an answer, as at its deadline or when a queue is full."""
+    """Return whether a write has ended without an answer, as at its deadline or if a queue is full."""
     if not write.done() or write.cancelled():
         return False
     return isinstance(write.exception(), (Unavailable, OutcomeUnknown))
 
 
 async def end(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel what has not ended, and wait for the end of all."""
+    """Cancel the tasks that have not ended, and wait for all to end."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -252,7 +252,7 @@ async def held_up(
     *writes: Callable[[], Awaitable[T]],
     meanwhile: Callable[[], Awaitable[object]] | None = None,
 ) -> list[T] | None:
-    """Return the answers of writes that begin while the check holds the record, and end after it lets go.
+    """Return the answers of writes that begin while the check holds the record, and end after its release.
 
     `None` if a write gave up: then the check has nothing to judge.
     """
@@ -264,12 +264,12 @@ async def held_up(
 
 
 def longest(traits: Traits) -> float:
-    """Return how many seconds an operation may take on a busy machine."""
+    """Return the number of seconds that an operation may take on a busy machine."""
     return traits.deadline + SLACK_S
 
 
 def rounds(bench: Bench, share: float) -> Iterator[bool]:
-    """Yield, for a share of `races_s`, whether the next race is to be held up; at least one of each."""
+    """Yield, for a share of `races_s`, whether to hold up the next race; at least one of each."""
     clock = asyncio.get_running_loop().time
     end, can_hold = clock() + bench.datastore.races_s * share, bench.datastore.hold is not None
     yield False
@@ -282,7 +282,7 @@ def rounds(bench: Bench, share: float) -> Iterator[bool]:
 async def recovered(work: Callable[[], Awaitable[T]], traits: Traits) -> T:
     """Return the answer of an operation that may fail for one deadline after an outage.
 
-    A client library may be in a pause before it connects again, and refuse everything at once meanwhile.
+    A client library may pause before it reconnects, and meanwhile refuse everything at once.
     """
     __tracebackhide__ = True
     clock = asyncio.get_running_loop().time
@@ -301,7 +301,7 @@ async def recovered(work: Callable[[], Awaitable[T]], traits: Traits) -> T:
 
 
 async def take_steps(count: int) -> None:
-    """Let the event loop take so many steps."""
+    """Let the event loop take some steps."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -316,7 +316,7 @@ def assert_complete_and_in_order(entries: list[str], counts: dict[str, int]) -> 
 
 
 def assert_located(error: StorageError, driver: Driver, operation: str, key: Key) -> None:
-    """Fail unless an error says of which driver and operation it is, and not of which conversation."""
+    """Fail unless an error names its driver and operation, but not the conversation."""
     __tracebackhide__ = True
     must_be(error.backend, driver.name, "an error names its backend")
     must_be(error.operation, operation, "an error names its operation")
@@ -324,5 +324,5 @@ def assert_located(error: StorageError, driver: Driver, operation: str, key: Key
 
 
 def noise(size: int) -> bytes:
-    """Return so many bytes that are not text."""
+    """Return `size` bytes that are not text."""
     return (bytes(range(256)) * (size // 256 + 1))[:size]

@@ -1,4 +1,4 @@
-"""Checks of writers that wait for each other, or for a lock that the check holds."""
+"""Checks of writers that wait for each other, or for a lock held by the check."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from stm_backends.testing.workbench.drivers import Bench
 from stm_backends.testing.workbench.expectations import must_be, must_end, must_raise
 
 SHORTEST_S = 0.0005
-"""A shorter pause takes longer than it says, so there is none."""
+"""Minimum length of a pause; a shorter one takes longer than it says, so it is skipped."""
 
 LONG_WAIT_S, LONG_WAIT_QUICK_S = 12.0, 1.0
-"""How long an append waits at most that a client may send again: longer than the timeouts of most clients."""
+"""Maximum wait of an append that a client may send again, in seconds: above most clients' timeouts."""
 
 
 OF_ONE_WINS, OF_ORDER, OF_DELETES = 0.25, 0.75, 0.5
-"""How much of `races_s` is for each of the races."""
+"""The share of `races_s` for each of the races."""
 
 DUELS = 4
-"""How many records a write and a delete are about at a time."""
+"""Number of records for which a write and a delete compete at a time."""
 
 SHOWN_OF_ORDER = 300
-"""How many operations are shown if an entry has no or another place: those of the whole race, or nearly."""
+"""Number of operations shown if an entry is missing or misplaced: almost all of the race."""
 
 
 class Waiting(Contract):
-    """Checks of writers that wait for each other, or for a lock that the check holds."""
+    """Checks of writers that wait for each other, or for a lock held by the check."""
 
     @check("driver.expiry")
     async def test_a_write_that_had_to_wait_does_not_bring_back_what_has_expired(self, bench: Bench) -> None:
-        """Expiry is judged before the wait for a lock, and not once the record is locked."""
+        """Expiry is judged before the wait for a lock, instead of once the record is locked."""
         if bench.datastore.hold is None:
             not_asked("needs `Datastore.hold`")
         one, two, reader = await bench.driver(), await bench.driver(), await bench.driver()
@@ -74,7 +74,7 @@ class Waiting(Contract):
             if answers is None:
                 continue
             length, folded = answers
-            must_be(folded, False, "the record that was to be folded had expired, and a load has said so")
+            must_be(folded, False, "the record to be folded had expired, as a load has said")
             must_be(length, 1, "the tail ended with the expired record")
             must_be(await reader.load(key), Record("recreated", None, (b"new",)), "the record is a new one")
             return
@@ -82,7 +82,7 @@ class Waiting(Contract):
 
     @check("driver.races")
     async def test_of_writers_that_wait_for_a_record_exactly_one_wins(self, bench: Bench) -> None:
-        """The version is compared before the record is locked, and not in the statement that writes it."""
+        """The version is compared before the record is locked, instead of in the statement that writes it."""
         drivers, scope = [await bench.driver() for _ in range(4)], bench.scope()
         for number, is_held in enumerate(rounds(bench, OF_ONE_WINS)):
             key = Key(scope, f"record{number}")
@@ -108,7 +108,7 @@ class Waiting(Contract):
 
     @check("driver.races")
     async def test_no_entry_appears_before_one_that_a_load_has_seen(self, bench: Bench) -> None:
-        """The number of an entry is drawn before the record is locked, or sorts otherwise than by arrival."""
+        """The number of an entry is drawn before the record is locked, or does not sort by arrival."""
         drivers, scope = [await bench.driver() for _ in range(4)], bench.scope()
         reader, chance = await bench.driver(), bench.chance()
         bench.history.shown_at_most = SHOWN_OF_ORDER
@@ -126,13 +126,13 @@ class Waiting(Contract):
                 continue
             tail = (await loaded(reader, key)).tail
             for length, entry in itertools.chain(*appended):
-                must_be(tail[length - 1 : length], (entry,), "an append answers the place of its entry")
+                must_be(tail[length - 1 : length], (entry,), "an append returns the place of its entry")
             must_be(len(tail), 13, "four writers appended three entries each, after the first")
             await drivers[0].delete(key)
 
     @check("driver.races")
     async def test_of_a_write_and_a_delete_of_one_version_exactly_one_wins(self, bench: Bench) -> None:
-        """A delete compares the version and removes in two steps, or meets no conflict with a write."""
+        """A delete compares the version and removes in two steps, or does not conflict with a write."""
         drivers, scope, chance = [await bench.driver() for _ in range(2)], bench.scope(), bench.chance()
         clock, took = asyncio.get_running_loop().time, 0.0
         for number, is_held in enumerate(rounds(bench, OF_DELETES)):
@@ -149,7 +149,7 @@ class Waiting(Contract):
     async def test_a_write_that_waits_past_its_deadline_raises_and_is_not_done_later(
         self, bench: Bench
     ) -> None:
-        """A wait for a lock has no deadline, or the write is given up and its request still waits."""
+        """A wait for a lock has no deadline, or the write gives up while its request still waits."""
         if bench.datastore.hold is None:
             not_asked("needs `Datastore.hold`")
         one, two, key = await bench.driver(), await bench.driver(), bench.key()
@@ -180,7 +180,7 @@ class Waiting(Contract):
 
     @check("driver.resent")
     async def test_an_append_that_waits_long_for_a_lock_is_stored_once(self, bench: Bench) -> None:
-        """A client has a timeout of its own, after which it sends a request again that still waits."""
+        """A client has its own timeout, after which it sends a waiting request again."""
         if bench.datastore.hold is None:
             not_asked("needs `Datastore.hold`")
         one, two, key = await bench.driver(), await bench.driver(), bench.key()
@@ -202,7 +202,7 @@ class Waiting(Contract):
 
     @check("driver.cancellation")
     async def test_cancelling_a_write_that_waits_leaves_the_others_waiting(self, bench: Bench) -> None:
-        """Writes that wait together share a request, and one of them ends it; or one is done all the same."""
+        """Writes that wait together share a request, and one ends it, or a cancelled one is still done."""
         if bench.datastore.hold is None:
             not_asked("needs `Datastore.hold`")
         one, two = await bench.driver(), await bench.driver()
@@ -212,15 +212,15 @@ class Waiting(Contract):
             if waited_s is None:
                 return
             gives_up = waited_s == 0 or not await _all_wait(bench, drivers, waited_s)
-            assert gives_up, "a write gave up beside one that was cancelled; without that, it waits longer"
+            assert gives_up, "a write gave up when another was cancelled; otherwise it waits longer"
         not_asked("needs writes that wait while others are cancelled; these gave up by themselves")
 
 
 async def _others_go_on(bench: Bench, drivers: Sequence[Driver]) -> float | None:
-    """Cancel every other one of the appends that wait for a record, and judge those beside them.
+    """Cancel every other one of the appends that wait for a record, and judge the remaining ones.
 
-    Returns `None` if these are right, and 0 if too few waited. If some gave up, returns the longest time in
-    seconds that one of them waited.
+    Returns `None` if these are correct, and 0 if too few waited. If some gave up, returns the longest wait of
+    one of them in seconds.
     """
     key, waits, clock = bench.key(), dict[bytes, float](), asyncio.get_running_loop().time
     await append_all(drivers[0], key, b"first")
@@ -244,7 +244,7 @@ async def _others_go_on(bench: Bench, drivers: Sequence[Driver]) -> float | None
     tail = (await loaded(drivers[0], key)).tail
     assert len(tail) == len(set(tail)), "no entry was appended twice"
     for write, entry in others:
-        must_be(write.cancelled(), False, "only the writes beside it were cancelled")
+        must_be(write.cancelled(), False, "only other writes were cancelled")
         if not gave_up(write):
             length = write.result()
             must_be(tail[length - 1 : length], (entry,), "this write was not cancelled")
@@ -254,9 +254,9 @@ async def _others_go_on(bench: Bench, drivers: Sequence[Driver]) -> float | None
 
 
 async def _all_wait(bench: Bench, drivers: Sequence[Driver], seconds: float) -> bool:
-    """Return whether appends wait so long for a record while none of them is cancelled, and none gives up.
+    """Return whether appends wait this long for a record, without giving up, while none of them is cancelled.
 
-    Where they give up here too, the reason is a deadline, a short wait for a lock, or a busy machine.
+    If they give up here, too, the reason is a deadline, a short wait for a lock, or a busy machine.
     """
     key = bench.key()
     await append_all(drivers[0], key, b"first")
@@ -273,7 +273,7 @@ async def _all_wait(bench: Bench, drivers: Sequence[Driver], seconds: float) -> 
 async def _done(
     bench: Bench, key: Key, writes: Sequence[Callable[[], Awaitable[T]]], *, is_held: bool
 ) -> list[T] | None:
-    """Return the answers of concurrent writes, which all wait for the check first if `is_held`.
+    """Return the answers of concurrent writes, which all first wait for the check if `is_held`.
 
     `None` if a write gave up while it waited: then this round is not judged.
     """
@@ -286,9 +286,10 @@ async def _done(
 async def _duel(
     bench: Bench, drivers: Sequence[Driver], key: Key, chance: random.Random, *, within: float, is_held: bool
 ) -> None:
-    """Replace the body of a record and delete it, each if it has its version; one of both must win.
+    """Replace the body of a record and delete it, each if it has its version; exactly one must win.
 
-    Each begins so many seconds later, at most, than the other. An instance for each: in one, they may queue.
+    Each begins at most some seconds after the other. Each uses its own instance, because a shared one may
+    queue them.
     """
     __tracebackhide__ = True
     writer, deleter = chance.sample(drivers, 2)
@@ -322,7 +323,7 @@ async def _duel(
 async def _append_three(
     driver: Driver, key: Key, label: int, chance: random.Random
 ) -> list[tuple[int, bytes]]:
-    """Append three entries, each a few steps later than the one before; returns each with the answer."""
+    """Append three entries, each a few steps after the previous one; returns each with its answer."""
     appended: list[tuple[int, bytes]] = []
     for entry in (b"%d:%d" % (label, number) for number in range(3)):
         await take_steps(chance.randrange(3))
@@ -332,10 +333,10 @@ async def _append_three(
 
 
 async def _watch(driver: Driver, key: Key, writing: asyncio.Future[Any]) -> None:
-    """Load while others append; fail if the tail changes anywhere but at its end."""
+    """Load while others append; fail if the tail changes except at its end."""
     seen: tuple[bytes, ...] = ()
     while not writing.done():
         tail = (await loaded(driver, key)).tail
-        must_be(tail[: len(seen)], seen, "what a load has seen stays where it is, and what is new follows it")
+        must_be(tail[: len(seen)], seen, "entries that a load has seen stay in place; new ones follow")
         seen = tail
         await asyncio.sleep(0)

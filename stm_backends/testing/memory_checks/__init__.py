@@ -1,1 +1,1 @@
-"""The checks of the memory profile, by what they are about."""
+"""The checks of the memory profile, by subject."""

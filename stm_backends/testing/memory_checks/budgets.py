@@ -1,4 +1,4 @@
-"""Checks of what the model sees, measured in tokens."""
+"""Checks of the model's view, measured in tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stm_backends.types import ConversationTurn, MemoryHealth
 
 
 class Budgets(Contract):
-    """Checks of what the model sees, measured in tokens."""
+    """Checks of the model's view, measured in tokens."""
 
     @pytest.mark.parametrize("policy", ["truncate_oldest", "truncate_summary", "error"])
     @pytest.mark.parametrize("total", [1, 5, 6, 7, 20, 40, 60, 200])
@@ -40,7 +40,7 @@ class Budgets(Contract):
             view = await memory.get_llm_context()
             if view:
                 text = json.dumps(view["conversation_memory"], ensure_ascii=False, sort_keys=True)
-                assert len(text) // 4 + 1 <= total, "what is shown must be within `total_max_tokens`"
+                assert len(text) // 4 + 1 <= total, "the view must be within `total_max_tokens`"
                 assert memory.estimate_tokens() <= total, "the estimate must be within `total_max_tokens`"
         await memory.flush()
 
@@ -60,16 +60,16 @@ class Budgets(Contract):
         users = [item["user"] for item in view["recent_turns"]]
         must_be(users, ["u2"], "the newest turn comes first, and is not dropped for its size")
         answer = view["recent_turns"][0]["assistant"]
-        must_be((answer[:6], answer[-4:]), ("begin ", " end"), "it is cut in its middle")
-        assert "characters omitted" in answer, "the view must say what is missing"
+        must_be((answer[:6], answer[-4:]), ("begin ", " end"), "it is cut in the middle")
+        assert "characters omitted" in answer, "the view must say that text is missing"
         text = json.dumps(view, ensure_ascii=False, sort_keys=True)
-        assert len(text) // 4 + 1 <= 100, "what is shown must be within `total_max_tokens`"
+        assert len(text) // 4 + 1 <= 100, "the view must be within `total_max_tokens`"
         assert memory.estimate_tokens() <= 100, "the estimate must be within `total_max_tokens`"
         await memory.add_turn(turn(3))
         users = [
             item["user"] for item in (await memory.get_llm_context())["conversation_memory"]["recent_turns"]
         ]
-        must_be(users, ["u2", "u3"], "newer turns are shown whole, and what is left is the large one's")
+        must_be(users, ["u2", "u3"], "newer turns are shown whole, and the large one gets the rest")
 
     @check("memory.budget")
     async def test_a_summary_as_large_as_the_budget_does_not_hide_the_turns(self, bench: MemoryBench) -> None:
@@ -100,7 +100,7 @@ class Budgets(Contract):
         for number in range(4):
             await memory.add_turn(turn(number, "x" * 60))
         assert len((await shown(memory))["recent"]) < 4, "four turns must not be within this budget"
-        must_be(len(await memory.turns()), 4, "the budget limits what is shown, not what is stored")
+        must_be(len(await memory.turns()), 4, "the budget limits the view, not the stored turns")
 
     @check("memory.budget")
     async def test_the_policy_error_refuses_a_turn_before_anything_is_stored(
@@ -146,14 +146,14 @@ class Budgets(Contract):
         await memory.add_turn(turn(1))
         view = (await memory.get_llm_context())["conversation_memory"]
         size = len(json.dumps(view, ensure_ascii=False, sort_keys=True))
-        must_be(memory.estimate_tokens(), size, "the estimator is `len`, and this is what is shown")
+        must_be(memory.estimate_tokens(), size, "the estimator is `len`, and this is the view")
 
     @pytest.mark.parametrize("failure", ["raises", "nothing", "nan", "coroutine"])
     @check("memory.budget", slow={"failure": ("nan", "coroutine")})
     async def test_an_estimator_that_fails_for_a_text_disables_nothing(
         self, bench: MemoryBench, failure: str
     ) -> None:
-        """As tiktoken does for the text of a special token."""
+        """Like tiktoken for the text of a special token."""
         bench.needs("failing_estimator")
 
         async def coroutine(text: str) -> int:
@@ -178,4 +178,4 @@ class Budgets(Contract):
         await memory.flush()
         expected = {"summary": ["u0", "u1"], "pending": [], "recent": ["u2"]}
         must_be(await shown(memory), expected, "the text is counted in another way, and nothing is lost")
-        must_be(memory.health, MemoryHealth.HEALTHY, "it is not the summarizer that failed")
+        must_be(memory.health, MemoryHealth.HEALTHY, "the summarizer has not failed")

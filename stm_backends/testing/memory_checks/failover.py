@@ -1,4 +1,4 @@
-"""Checks that a server which was replaced takes no turns with it that its successor has acknowledged."""
+"""Checks that a replaced server takes no turns with it that its successor has acknowledged."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from stm_backends.types import MemoryKey, Strategy
 
 ZONE: Final = 20
 LOST: Final = 2 * ZONE
-"""As many turns as a memory with this zone drops or summarizes some of."""
+"""Number of turns of which a memory with this zone drops or summarizes some."""
 
 
 class Failover(Contract):
-    """Checks that a server which was replaced takes no turns with it that its successor has acknowledged."""
+    """Checks that a replaced server takes no turns with it that its successor has acknowledged."""
 
     @pytest.mark.parametrize("strategy", ["rolling_summary", "truncation"])
     @check("memory.failover")
     async def test_no_turn_is_dropped_for_those_that_a_former_server_shows(
         self, bench: MemoryBench, strategy: Strategy
     ) -> None:
-        """As many turns are dropped as a load has shown, on a server that has others under that version."""
+        """The turns that a load has shown are dropped, on a server that has others under the same version."""
         fail_over, stored = bench.memories.fail_over, bench.memories.stored
         if fail_over is None or stored is None:
             not_asked("needs `Memories.fail_over` and `Memories.stored`")
@@ -45,7 +45,7 @@ class Failover(Contract):
         before = await stored(key)
         await behind.get_llm_context()
         # Before anything is dropped, the first write of this memory reaches the server that took over.
-        await until(lambda: _has_changed(stored, key, before), "what that server has is found out by a write")
+        await until(lambda: _has_changed(stored, key, before), "a write finds out what that server has")
         await behind.flush()
         found = (await shown(await bench.memory(settings, LedgerSummarizer(), key=key)))["recent"]
         must_be(found, [f"u{number}" for number in kept], "the server that took over has acknowledged these")

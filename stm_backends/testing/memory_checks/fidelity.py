@@ -1,4 +1,4 @@
-"""Checks that a turn is stored as it was given, once."""
+"""Checks that a turn is stored once and unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stm_backends.types import ConversationTurn, MemoryBudget, TrajectoryDigest
 
 
 class Fidelity(Contract):
-    """Checks that a turn is stored as it was given, once."""
+    """Checks that a turn is stored once and unchanged."""
 
     @pytest.mark.parametrize("text", ["", "a\0b", "\ud800", "\ud83d\ude00", "\U0001f600", "日本" * 500])
     @check("memory.fidelity", slow={"text": ("", "\U0001f600", "日本" * 500)})
@@ -53,7 +53,7 @@ class Fidelity(Contract):
                 await memory.add_turn(ConversationTurn("u", "a", artifacts_shown={"x": value}))
             assert "artifacts_shown" in str(caught.value), "the error must name the field"
         await asyncio.sleep(0)
-        must_be(await memory.turns(), [], "a refused turn is not stored, nor a part of it")
+        must_be(await memory.turns(), [], "no part of a refused turn is stored")
         must_be(seen, [], "a refused turn is not reported as added")
 
     @check("memory.fidelity")

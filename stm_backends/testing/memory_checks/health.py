@@ -70,9 +70,9 @@ class Health(Contract):
         await memory.add_turn(turn(2))
         await until(lambda: memory.health is MemoryHealth.DEGRADED, "the health is `degraded`")
         expected = {"summary": [], "pending": [], "recent": ["u2"]}
-        must_be(await shown(memory), expected, "a degraded memory shows the full zone alone")
+        must_be(await shown(memory), expected, "a degraded memory shows only the full zone")
         must_be(len(summarizer.requests), 3, "one turn was summarized, one attempt failed and one retry")
-        async with must_end(2, "a flush does not wait for a memory that is degraded"):
+        async with must_end(2, "a flush does not wait for a degraded memory"):
             await memory.flush()
 
     @check("memory.health")
@@ -125,7 +125,7 @@ class Health(Contract):
             return len(await memory.turns()) <= 3
 
         await until(bounded, "a backlog of two turns and the full zone are left")
-        # Not before: a recovery that comes first covers what would go.
+        # Not before: an earlier recovery would cover the turns to be dropped.
         summarizer.fail = 0
         await until(lambda: memory.health is MemoryHealth.HEALTHY, "the memory recovers by itself")
         expected = {"summary": ["u3", "u4"], "pending": [], "recent": ["u5"]}

@@ -26,7 +26,7 @@ ALIKE: Final = (
     ("ab", "c", "d"),
     ("a", "bc", "d"),
 )
-"""Keys that become one when their parts are joined, folded or matched carelessly."""
+"""Keys that collide if their parts are joined, case-folded or matched carelessly."""
 
 
 class Isolation(Contract):
@@ -42,11 +42,11 @@ class Isolation(Contract):
             await memory.add_turn(turn(number))
         for number, memory in enumerate(memories):
             recent = (await shown(memory))["recent"]
-            must_be(recent, [f"u{number}"], f"the key like {ALIKE[number]} is no other key")
+            must_be(recent, [f"u{number}"], f"the key like {ALIKE[number]} is not another key")
 
     @check("memory.isolation")
     async def test_conversations_at_the_same_time_keep_their_own_summaries(self, bench: MemoryBench) -> None:
-        """State that belongs to one conversation is kept by the class, the module or the summarizer."""
+        """State of one conversation is kept by the class, the module or the summarizer."""
         memories = [await bench.memory(config(zone=1), LedgerSummarizer()) for _ in range(6)]
 
         async def converse(number: int) -> None:
@@ -62,4 +62,4 @@ class Isolation(Contract):
                 "pending": [],
                 "recent": [f"u{number}-4"],
             }
-            must_be(await shown(memory), expected, "this is its own conversation, and all of it")
+            must_be(await shown(memory), expected, "this is its whole conversation, and no other")

@@ -1,4 +1,4 @@
-"""Checks that every turn is sealed with keys that the processes of its conversation have."""
+"""Checks that every turn is sealed with keys of its conversation's processes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from stm_backends.sealing.wrapping import LocalWrapping
 
 OTHERS: Final = ("other bytes", "another key", "an empty store of keys", "no keys")
-"""The keys of a process that did not seal what is stored."""
+"""The keys of a process that did not seal the stored data."""
 
 _TRUNCATION: Final = config("truncation", zone=50)
 
 
 class Sealed(Contract):
-    """Checks that every turn is sealed with keys that the processes of its conversation have."""
+    """Checks that every turn is sealed with keys of its conversation's processes."""
 
     @pytest.mark.parametrize("other", OTHERS)
     @check("memory.keys")
     async def test_a_process_with_other_keys_is_refused_and_changes_nothing(
         self, bench: MemoryBench, other: str
     ) -> None:
-        """Keys are compared by their ids, or when something is read; adding a turn reads nothing."""
+        """Keys are compared only by their ids, or only on reads; adding a turn reads nothing."""
         stored = bench.memories.stored
         if stored is None:
             not_asked("needs `Memories.stored`")
@@ -60,7 +60,7 @@ class Sealed(Contract):
 
     @check("memory.keys")
     async def test_no_key_is_made_for_a_user_whose_key_was_lost(self, bench: MemoryBench) -> None:
-        """A missing data key is taken for that of a new user, and made again over what it had sealed."""
+        """A missing data key is taken as that of a new user, and replaced although it had sealed data."""
         stored = bench.memories.stored
         if stored is None:
             not_asked("needs `Memories.stored`")
@@ -74,8 +74,8 @@ class Sealed(Contract):
         later = await bench.memory(_TRUNCATION, key=key, sealing=_enveloped(keys))
         with must_raise(KeyMismatch, "the store of keys was restored from a time before the user"):
             await later.add_turn(turn(2))
-        must_be(await store.load(where), None, "another data key cannot read what the lost one has sealed")
-        must_be(await stored(key), before, "nothing is written beside what another key has sealed")
+        must_be(await store.load(where), None, "another data key cannot read data sealed with the lost one")
+        must_be(await stored(key), before, "nothing is written next to data sealed with another key")
 
     @check("memory.erasure")
     async def test_turns_added_after_an_erasure_are_readable_in_every_process(
@@ -102,7 +102,7 @@ def _static(**keys: bytes) -> Sealing:
 
 
 def _enveloped(store: MemoryStore) -> Sealing:
-    """Return the keys of a process, whose data keys are in a store that processes share."""
+    """Return the keys of a process with its data keys in a shared store."""
     return Sealing(EnvelopeKeys(MemoryDriver(store), _wrapping(), owns_store=True))
 
 

@@ -1,4 +1,4 @@
-"""Checks of what each strategy shows and keeps."""
+"""Checks of the turns that each strategy shows and keeps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stm_backends.types import ConversationTurn, TrajectoryDigest
 
 
 class Strategies(Contract):
-    """Checks of what each strategy shows and keeps."""
+    """Checks of the turns that each strategy shows and keeps."""
 
     @check("memory.strategies")
     async def test_none_stores_nothing_and_shows_nothing(self, bench: MemoryBench) -> None:
@@ -37,7 +37,7 @@ class Strategies(Contract):
 
         await until(trimmed, "no more than twice the full zone is kept")
         kept = [item.user_message for item in (await memory.turns())[-3:]]
-        must_be(kept, ["u27", "u28", "u29"], "the last turns are those that are kept")
+        must_be(kept, ["u27", "u28", "u29"], "the last turns are kept")
 
     @check("memory.strategies")
     async def test_a_zone_of_no_turns_shows_none(self, bench: MemoryBench) -> None:

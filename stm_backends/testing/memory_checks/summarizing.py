@@ -54,13 +54,13 @@ class Summarizing(Contract):
         await memory.flush()
         summarized = [f"u{number}" for number in range(6)]
         expected = {"summary": summarized, "pending": [], "recent": ["u6", "u7"]}
-        must_be(await shown(memory), expected, "a fold removes what its summary covers, and nothing else")
+        must_be(await shown(memory), expected, "a fold removes only the turns that its summary covers")
         asked = [item["user"] for request in summarizer.requests for item in request["turns"]]
         must_be(asked, summarized, "each turn is summarized once")
 
     @check("memory.summary")
     async def test_turns_beyond_one_call_of_the_summarizer_follow_in_others(self, bench: MemoryBench) -> None:
-        """All that is pending goes into one call, which fails for what the model does not take."""
+        """All pending turns go into one call, which fails if they are too many for the model."""
         bench.needs("fold_batch_turns")
         summarizer = LedgerSummarizer()
         memory = await bench.memory(
@@ -177,7 +177,7 @@ class Summarizing(Contract):
     async def test_a_summary_cut_to_nothing_by_the_budget_erases_nothing(self, bench: MemoryBench) -> None:
         summarizer = LedgerSummarizer()
         summarizer.answers = [{"summary": "u0!"}, {"summary": "<session_summary>a</session_summary>"}]
-        # Three characters are a token; nothing of a longer summary is left but its tags.
+        # Three characters are a token, so only the tags of a longer summary are left.
         memory = await bench.memory(
             config(zone=1, summary_max_tokens=1, retry_attempts=0, degraded_retry_interval_s=3600.0),
             summarizer,

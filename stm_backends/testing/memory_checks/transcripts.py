@@ -1,4 +1,4 @@
-"""Checks that a conversation with a transcript can always be read as a whole, also while turns move."""
+"""Checks that a conversation with a transcript can always be read as a whole, even while turns move."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stm_backends.types import MemoryHealth, ShortTermMemoryConfig
 ZONE: Final = 2
 
 PAGE: Final = 64
-"""The number of turns that are stored together once they have left the record."""
+"""Number of turns stored together once they have left the record."""
 
 ALL: Final = "every turn that was acknowledged is there once, in order"
 
@@ -67,12 +67,12 @@ class Transcripts(Contract):
             await memory.flush()
             return len((await shown(memory))["summary"]) >= 12 - ZONE
 
-        await until(made_up_for, "the model is back, and what it missed is summarized", within=10.0)
+        await until(made_up_for, "the model is back, and the missed turns are summarized", within=10.0)
         must_be((await shown(memory))["summary"], _users(12 - ZONE), "each turn is summarized once, in order")
 
     @check("memory.transcript")
     async def test_a_long_tail_moves_while_a_summary_is_being_written(self, bench: MemoryBench) -> None:
-        """A slow model makes every read load all that was said meanwhile."""
+        """A slow model makes every read load all turns added meanwhile."""
         model, key = LedgerSummarizer(), bench.key()
         model.hold()
         settings = _kept(bench, fold_max_turns=2, recovery_backlog_limit=1, summarizer_timeout_s=60.0)
@@ -122,7 +122,7 @@ class Transcripts(Contract):
 
     @check("memory.transcript")
     async def test_a_copy_that_comes_late_does_not_undo_a_change(self, bench: MemoryBench) -> None:
-        """Of the copies of a turn the last one is shown, even if its revision is older."""
+        """The last copy of a turn is shown, even if its revision is older."""
         copy_first, key = bench.memories.copy_first, bench.key()
         if copy_first is None:
             not_asked("needs `Memories.copy_first`")
@@ -139,7 +139,7 @@ class Transcripts(Contract):
 
     @check("memory.transcript", slow=True)
     async def test_rewriting_a_full_page_keeps_what_comes_meanwhile(self, bench: MemoryBench) -> None:
-        """A page is rewritten without the condition that it is as it was read."""
+        """A page is rewritten without the condition that it is unchanged."""
         copy_first, key = bench.memories.copy_first, bench.key()
         if copy_first is None:
             not_asked("needs `Memories.copy_first`")
@@ -160,7 +160,7 @@ class Transcripts(Contract):
         await until(rewritten.is_set, "a page that is full is rewritten as one value", within=10.0)
         other = await bench.memory(settings, LedgerSummarizer(), key=key)
         expected = list(enumerate(["uchanged", *_users(PAGE + ZONE)[1:]]))
-        must_be(await told(other), expected, "what was added to the page is kept")
+        must_be(await told(other), expected, "turns added to the page are kept")
 
 
 def _kept(bench: MemoryBench, **settings: Any) -> ShortTermMemoryConfig:

@@ -1,1 +1,1 @@
-"""Run the checks by pytest, and report what they found."""
+"""Run the checks with pytest, and report their findings."""

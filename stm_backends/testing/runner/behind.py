@@ -1,4 +1,4 @@
-"""What a URL alone is tested with: a proxy before its server, and deadlines for the purpose of each check."""
+"""The means for tests of a bare URL: a proxy before its server, and deadlines that suit each check."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from stm_backends.testing.workbench.proxy import Proxy
 from stm_backends.testing.workbench.watchdog import WATCHDOG
 
 AMPLE_S: Final = 30.0
-"""The deadline of drivers that nothing stalls, where they have this setting: a busy machine keeps it, too."""
+"""The deadline of drivers that have this setting and are not stalled; even a busy machine meets it."""
 
 DEADLINES_S: Final = (2.0, 6.0)
-"""The deadlines of drivers behind the proxy, which stalls have to outlast; the longer on a slow machine."""
+"""The deadlines of drivers behind the proxy, which stalls must outlast; the longer one on slow machines."""
 
 PROMPT: Final = 0.1
-"""In how much of its deadline a driver loads a record that is not there, or the machine is a slow one."""
+"""The share of its deadline in which a driver must load a missing record, or the machine counts as slow."""
 
 NO_HOST: Final = "the URL names no host with its port"
 SEVERAL: Final = "the URL names several hosts, and a client goes around a proxy before one of them"
@@ -35,7 +35,7 @@ ENCRYPTED: Final = "the connection uses TLS"
 AROUND: Final = "the driver goes around it, to addresses that its server names, as clients of a cluster do"
 
 _LONGEST_S: Final = 10.0
-"""How long the driver is tried by way of the proxy, for each step of it."""
+"""The time limit for each step of trying the driver through the proxy, in seconds."""
 
 _LONGEST_MESSAGE: Final = 200
 
@@ -46,16 +46,16 @@ _HOST_AND_PORT: Final = re.compile(r"(\[[^\]]+\]|[^:,\[\]]+):\d+")
 
 
 class Server(NamedTuple):
-    """The server of a URL: its `host:port`, and what returns the same URL with another."""
+    """The server of a URL: its `host:port`, and a function that returns the same URL with another one."""
 
     address: str
     at: Callable[[str], str]
 
 
 def means(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `address` and `through` for the server of a backend's URL, or `no_proxy`: why there are none.
+    """Return `address` and `through` for the server of a backend's URL, or `no_proxy` with the reason.
 
-    `options` are the arguments of `open_at`. The driver is tried by way of a proxy, which is then cut.
+    `options` are the arguments of `open_at`. The driver is tried through a proxy, which is then cut.
     """
     server = server_in(options.get("url") or "")
     if isinstance(server, str):
@@ -68,7 +68,7 @@ def means(options: Mapping[str, Any]) -> dict[str, Any]:
             why_not, took = asyncio.run(_tried(server.address, first))
         through = functools.partial(_through, given, server.at, create=False)
         found = {"no_proxy": why_not} if why_not else {"address": server.address, "through": through}
-        # A deadline that the author has given stays.
+        # A deadline set by the author is kept.
         if took < PROMPT * seconds or "deadline_s" not in given:
             break
     return found
@@ -82,7 +82,7 @@ async def _through(
 
 
 def server_in(url: str) -> Server | str:
-    """Return the one server that a URL names, as its host or by another URL in its query; or why none."""
+    """Return the one server of a URL, named as its host or by a URL in its query; otherwise the reason."""
     parts = _URL.fullmatch(url)
     if parts is None:
         return NO_HOST
@@ -102,26 +102,26 @@ def _in_place(before: str, after: str, address: str) -> str:
 
 
 def _in_query(url: str, place: tuple[int, int], at: Callable[[str], str], address: str) -> str:
-    """Return a URL of which a part is another URL, with another address in that."""
+    """Return a URL with another address in the URL that it contains."""
     begin, end = place
     return f"{url[:begin]}{quote(at(address), safe='')}{url[end:]}"
 
 
 def with_deadline(options: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """Return options with a deadline, if the backend has the setting and the URL does not give it."""
+    """Return options with a deadline, if the backend has the setting and the URL does not set it."""
     changed: dict[str, Any] = {**options, "deadline_s": seconds}
     try:
         if open_driver(**changed).traits.deadline == seconds:
             return changed
-    except Exception:  # noqa: BLE001, S110 -- a plugin by others may refuse it in any way
+    except Exception:  # noqa: BLE001, S110 -- a third-party plugin may refuse it in any way
         pass
     return {**options}
 
 
 async def _tried(address: str, through: Callable[[str], Awaitable[Driver]]) -> tuple[str, float]:
-    """Return why a proxy before a server cannot get between it and a driver, or `""`, and a load's seconds.
+    """Return why a proxy cannot get between a server and a driver, or `""`, and the seconds of a load.
 
-    That is infinitely long if the driver gave up, and no time if something else was wrong.
+    The time is infinite if the driver gave up, and zero if something else was wrong.
     """
     with Proxy(address) as proxy:
         driver: Driver | None = None
@@ -132,7 +132,7 @@ async def _tried(address: str, through: Callable[[str], Awaitable[Driver]]) -> t
                 began = time.monotonic()
                 await _load(driver)
                 took = time.monotonic() - began
-        # An error of the author's is told by the checks that need no proxy.
+        # The author's own errors are reported by the checks that need no proxy.
         except (Exception, SystemExit) as error:  # noqa: BLE001 -- as said above
             if driver is not None:
                 await _closed(driver)
@@ -150,7 +150,7 @@ async def _goes_around(proxy: Proxy, driver: Driver) -> str:
     try:
         async with proxy.cut(), asyncio.timeout(_LONGEST_S):
             await _load(driver)
-    # Of whatever kind: the checks judge what a driver raises in an outage, and when.
+    # Of any kind: the checks judge which error a driver raises in an outage, and when.
     except (Exception, SystemExit):  # noqa: BLE001 -- as said above
         return ""
     return AROUND

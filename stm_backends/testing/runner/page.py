@@ -144,7 +144,7 @@ def _clause(clause: Clause, results: Sequence[Result], first: Mapping[str, Resul
 
 
 def _gaps(results: Sequence[Result]) -> str:
-    """Return, for a clause that is closed, why some checks did not run, each reason once."""
+    """Return the reasons why some checks of a closed clause did not run, each one once."""
     reasons = dict.fromkeys(
         f"{result.outcome.capitalize()}: {result.reason}" for result in results if result.reason
     )

@@ -1,4 +1,4 @@
-"""The pytest plugin: options for a backend that is installed, and a report per clause.
+"""The pytest plugin: options for an installed backend, and a report per clause.
 
 `-p stm_backends.testing` turns it on; the command `conformance` does so by itself. Other tests of a run are
 not changed.
@@ -46,8 +46,8 @@ _LONGEST_LINE: Final = 300
 
 _NAME_IT: Final = "name the backend to test: --stm-backend=NAME --stm-url=URL"
 _NOTHING_TESTS_IT: Final = (
-    "nothing here tests the backend of --stm-backend: add `--pyargs stm_backends.testing`; or leave out "
-    "--stm-backend and --stm-url, if classes of your own name the datastore"
+    "nothing here tests the backend of --stm-backend: add `--pyargs stm_backends.testing`; or omit "
+    "--stm-backend and --stm-url, if your own classes name the datastore"
 )
 
 QUICK_TICK_S: Final = 0.15
@@ -60,7 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--stm-backend",
         metavar="NAME",
-        help="The installed backend that `--pyargs stm_backends.testing` tests.",
+        help="The installed backend to test with `--pyargs stm_backends.testing`.",
     )
     group.addoption("--stm-url", metavar="URL", help="The URL of its datastore.")
     group.addoption(
@@ -88,7 +88,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "at least the driver's min_ttl).",
     )
     group.addoption(
-        "--stm-create", action="store_true", help="First create what the datastore needs, such as tables."
+        "--stm-create", action="store_true", help="First set up the datastore, for example its tables."
     )
     group.addoption("--stm-server", metavar="TEXT", default="", help="The server's version, for the report.")
     group.addoption("--stm-json", metavar="FILE", help="Write the report as JSON.")
@@ -96,7 +96,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Prepare to collect results, and reject unknown clauses and backends and URLs that cannot be used."""
+    """Prepare to collect results, and reject unknown clauses and backends, and unusable URLs."""
     if names := config.getoption("stm_clause"):
         from stm_backends.errors import ConfigurationError  # noqa: PLC0415 -- imported only where it is used
         from stm_backends.testing.workbench.clauses import require_clauses  # noqa: PLC0415 -- as above
@@ -114,9 +114,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _shortest_ttl(config: pytest.Config) -> float:
-    """Return the `min_ttl` of the backend that the options name; reject those that make no driver.
+    """Return the `min_ttl` of the backend that the options name; reject one that creates no driver.
 
-    Here and not in the fixture, where the same error would be that of every check.
+    Done here, because in the fixture, every check would report the same error.
     """
     from stm_backends.drivers.plugins import open_driver  # noqa: PLC0415 -- as above
     from stm_backends.errors import StmError  # noqa: PLC0415 -- as above
@@ -126,7 +126,7 @@ def _shortest_ttl(config: pytest.Config) -> float:
         driver = open_driver(**_options(config))
     except StmError as error:
         raise pytest.UsageError(str(error)) from None
-    # A plugin by others may raise anything, and what it returns may not be a driver yet.
+    # A third-party plugin may raise anything, and its result may not be a driver yet.
     except Exception as error:  # noqa: BLE001 -- as said above
         where = origin(error)
         raise pytest.UsageError(
@@ -137,7 +137,7 @@ def _shortest_ttl(config: pytest.Config) -> float:
 
 
 def _options(config: pytest.Config) -> dict[str, Any]:
-    """Return the arguments of `open_driver` and `open_at` that the options give."""
+    """Return the arguments of `open_driver` and `open_at` that the options set."""
     return {
         "name_or_url": config.getoption("stm_backend"),
         "url": config.getoption("stm_url"),
@@ -167,7 +167,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Leave out the checks that our options do not select."""
+    """Deselect the checks that this plugin's options do not select."""
     if config.getoption("stm_backend") and not config.stash.get(_IS_USED, False) and not session.testsfailed:
         # A report would name a datastore that was never opened.
         raise pytest.UsageError(_NOTHING_TESTS_IT)
@@ -194,7 +194,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if _SELECTION in session.config.stash:
         from stm_backends.testing.workbench.watchdog import WATCHDOG  # noqa: PLC0415 -- as above
 
-        # Now, because pytest captures the standard error while tests run.
+        # Done now, because pytest captures the standard error while tests run.
         session.config.add_cleanup(WATCHDOG.keep_stderr())
         _keep_finalizers_out_of_parsing(session.config)
         _selection(session.config).begin(session.items)
@@ -213,7 +213,7 @@ def pytest_runtest_makereport(
         return (yield)
     report = yield
     if call.when == "setup":
-        # Of the item, so that they are in a JUnit report as well.
+        # Also added to the item, so that they are in a JUnit report.
         item.user_properties += [("clause", check.clause.id), ("expected", check.sentence)]
     if not item.config.stash.get(_TOLD, False):
         item.config.stash[_TOLD] = True
@@ -224,18 +224,18 @@ def pytest_runtest_makereport(
 
 
 def pytest_enter_pdb() -> None:
-    """Let a check take its time in a debugger."""
+    """Lift the time limit of a check in a debugger."""
     from stm_backends.testing.workbench.watchdog import WATCHDOG  # noqa: PLC0415 -- as above
 
     WATCHDOG.call_off()
 
 
 def _keep_finalizers_out_of_parsing(config: pytest.Config) -> None:
-    """Have `ast.parse` run no finalizers until the end of the run.
+    """Keep `ast.parse` from running finalizers until the end of the run.
 
     Up to Python 3.12, an `ast.parse` within an `ast.parse` makes the outer one raise a `SystemError`. That
-    happens when a finalizer raises there and its traceback is formatted. Broken drivers leave such objects,
-    and pytest and hypothesis parse at many a moment, also where an error of theirs ends the run.
+    happens if a finalizer raises there and its traceback is formatted. Broken drivers leave such objects, and
+    pytest and hypothesis often parse, even while one of their own errors ends the run.
     """
     parse: Callable[..., ast.AST] = ast.parse
 
@@ -259,12 +259,12 @@ def _keep_finalizers_out_of_parsing(config: pytest.Config) -> None:
 def stm_suite_properties(
     request: pytest.FixtureRequest, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
-    """Record in a JUnit report how much of the contract is checked, and what is left out."""
+    """Record in a JUnit report how much of the contract is checked, and which checks are left out."""
     from stm_backends.testing.runner.results import Result, Run  # noqa: PLC0415 -- as above
     from stm_backends.testing.runner.selection import UNREACHED  # noqa: PLC0415 -- as above
 
     planned = {key: Result(**fields) for key, fields in _selection(request.config).left_out.items()}
-    # As it will be when all that was selected has been carried out.
+    # The state after all selected checks have run.
     done = [result for result in planned.values() if result.reason == UNREACHED]
     run = Run(quick=bool(request.config.getoption("stm_quick")), planned=planned, results=done)
     record_testsuite_property("extent", run.extent())
@@ -291,7 +291,7 @@ def stm_datastore(request: pytest.FixtureRequest) -> NamedDatastore:
 
 @pytest.fixture
 def stm_networked_datastore(request: pytest.FixtureRequest, stm_datastore: NamedDatastore) -> Datastore:
-    """The same with ample deadlines, and with the suite's proxy before its server or why there is none."""
+    """The same with ample deadlines, and with the suite's proxy before its server or the reason why not."""
     from dataclasses import replace  # noqa: PLC0415 -- as above
 
     from stm_backends.testing.runner.behind import AMPLE_S, means, with_deadline  # noqa: PLC0415 -- as above
@@ -306,7 +306,7 @@ def stm_networked_datastore(request: pytest.FixtureRequest, stm_datastore: Named
 
 
 class Reporter:
-    """Collects the results of checks and writes the reports that the options ask for."""
+    """Collects the results of checks and writes the reports that the options request."""
 
     NAME: Final = "stm-backends-reporter"
 
@@ -342,7 +342,7 @@ class Reporter:
         elif name == _UNFIT:
             self.run.broken.append(facts["message"])
         elif name == _FINDING:
-            # The processes of pytest-xdist may each have one.
+            # Each process of pytest-xdist may have one.
             self.run.findings.setdefault(facts["cause"], facts["message"])
         else:
             facts = dict(facts)
@@ -352,7 +352,7 @@ class Reporter:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str) -> None:
-        """Note a check whose process of pytest-xdist ended in the middle of it, and so sent no result."""
+        """Note a check whose pytest-xdist process ended during it, so that it sent no result."""
         if self._asked or crashitem in self.run.planned:
             self.run.broken.append(f"{crashitem} ended its process; the standard error may say why")
 
@@ -397,14 +397,14 @@ class Reporter:
 
 
 class ShownOnce:
-    """Has pytest show a failure once that several checks have met, with their number."""
+    """Makes pytest show a failure shared by several checks once, with their number."""
 
     def __init__(self) -> None:
         self._failed: list[pytest.TestReport] | None = None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None]:
-        """Take repeated failures from pytest while it shows them; `restore` puts them back."""
+        """Hide repeated failures from pytest while it shows them; `restore` puts them back."""
         failed: list[pytest.TestReport] = terminalreporter.stats.get("failed", [])
         alike: dict[str, list[pytest.TestReport]] = {}
         for report in failed:
@@ -424,7 +424,7 @@ class ShownOnce:
         return (yield)
 
     def restore(self, terminalreporter: Any) -> None:
-        """Have all failures counted and listed."""
+        """Let all failures be counted and listed."""
         if self._failed is not None:
             terminalreporter.stats["failed"][:] = self._failed
 
@@ -444,14 +444,14 @@ def _selection(config: pytest.Config) -> Selection:
 def _found(
     item: pytest.Item, check: Check, call: pytest.CallInfo[None], report: pytest.TestReport
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Return what a report needs: the result of a check, or why its class cannot run."""
+    """Return the data for a report: the result of a check, or the reason why its class cannot run."""
     from stm_backends.testing.runner.selection import facts_of, profile_of  # noqa: PLC0415 -- as above
     from stm_backends.testing.workbench.check import Finding, NotReached, Unfit  # noqa: PLC0415 -- as above
 
     error = call.excinfo.value if call.excinfo is not None else None
     if isinstance(error, NotReached):
         return []
-    # A backend named by options is named in the report already.
+    # A backend named by options is already named in the report.
     whose = "" if profile_of(item) else f"{facts_of(item, check)['subject']}: "
     if isinstance(error, Unfit):
         return [(_UNFIT, {"message": f"{whose}{error}"})]
@@ -463,7 +463,7 @@ def _found(
 def _facts(
     item: pytest.Item, check: Check, call: pytest.CallInfo[None], report: pytest.TestReport
 ) -> dict[str, Any]:
-    """Return the fields of a `Result`, with the traits and the server as the check has seen them."""
+    """Return the fields of a `Result`, with the traits and the server that the check has seen."""
     from dataclasses import asdict  # noqa: PLC0415 -- as above
 
     from stm_backends.testing.runner.selection import facts_of  # noqa: PLC0415 -- as above
@@ -494,11 +494,11 @@ def _facts(
 
 
 def _message(error: BaseException | None) -> str:
-    """Return the message of an error; of a group, that of the first."""
+    """Return the message of an error, or of the first error in a group."""
     from stm_backends.testing.workbench.failures import cut, told  # noqa: PLC0415 -- as above
 
     lines = told(error).removeprefix("AssertionError: ").splitlines() if error is not None else []
-    # Reports are made without pytest, which has the option that these lines are about.
+    # These lines are about an option of pytest, which the reports do not use.
     lines = [line for line in lines if not _HOW_TO_SEE_MORE.search(line)]
     return "\n".join(cut(line, _LONGEST_LINE) for line in lines)
 

@@ -15,13 +15,13 @@ from stm_backends.testing.workbench.check import TOO_SLOW, WOULD_WRITE
 from stm_backends.testing.workbench.clauses import CLAUSES, Clause
 
 Outcome: TypeAlias = Literal["passed", "failed", "not asked", "opted out", "left out"]
-"""The outcome of a check. One that is left out did not run."""
+"""The outcome of a check. A check that was left out did not run."""
 
 Standing: TypeAlias = Outcome | Literal["partly"]
 """The outcome of a clause; `partly` means that all checks that ran passed, but some did not run."""
 
 OUTCOMES: Final[Sequence[Outcome]] = ("passed", "not asked", "opted out", "failed")
-"""Of checks that were carried out, in the order in which they are counted."""
+"""The outcomes of checks that ran, in the order of counting."""
 
 
 GRADES: Final[Mapping[int, str]] = {
@@ -29,8 +29,7 @@ GRADES: Final[Mapping[int, str]] = {
     2: "without {}",
     3: "with all means",
 }
-"""What is asked of each grade, beside what needs a means; a grade has what those below it have. The second
-one names the means that are missing."""
+"""The extent of each grade; a grade includes those below it. That of the second names the missing means."""
 
 _MEANS: Final = re.compile(r"`(?:Datastore|HandedIn|Stores|Graphs|Memories)\.(\w+)`")
 _NETWORK: Final = "through"
@@ -40,8 +39,8 @@ _NETWORK: Final = "through"
 class Result:
     """The result of one check. `subject` is its class, `id` runs it again.
 
-    `reason` says why it was not asked; `message` and `explanation` what a failure found. Failures with the
-    same `cause` are one failure, met by several checks.
+    `reason` says why it was not asked; `message` and `explanation` describe a failure. Failures with the same
+    `cause` are one failure, met by several checks.
     """
 
     id: str
@@ -59,11 +58,11 @@ class Result:
 
 @dataclass(kw_only=True)
 class Run:
-    """One run of the suite, and on what.
+    """One run of the suite, and its subject.
 
-    `planned` are all checks of the contracts that it is about, as they are reported if they were not
-    carried out; `broken` says why whole classes could not be tested, and `findings` what is wrong beside the
-    checks, by its cause.
+    `planned` has all checks of the contracts under test, as they are reported if they do not run. `broken`
+    has the reasons why whole classes could not be tested, and `findings` the problems outside of checks, by
+    cause.
     """
 
     backend: str = ""
@@ -79,23 +78,23 @@ class Run:
 
     @property
     def ok(self) -> bool:
-        """Whether at least one check passed and none failed."""
+        """True if at least one check passed and none failed."""
         return bool(self.of("passed")) and not (self.broken or self.findings or self.of("failed"))
 
     @property
     def left_out(self) -> list[Result]:
-        """The checks that were not carried out."""
+        """The checks that did not run."""
         done = {result.id for result in self.results}
         return [result for name, result in self.planned.items() if name not in done]
 
     @property
     def complete(self) -> bool:
-        """Whether every check was carried out, and in full."""
+        """True if every check ran in full."""
         return not self.quick and not self.left_out
 
     @property
     def checks(self) -> int:
-        """How many checks there are, those that were left out among them."""
+        """The number of checks, including those that were left out."""
         return len({result.id for result in self.results} | self.planned.keys())
 
     def of(self, outcome: Outcome) -> list[Result]:
@@ -103,7 +102,7 @@ class Run:
         return [result for result in (*self.results, *self.left_out) if result.outcome == outcome]
 
     def alike(self) -> dict[str, list[Result]]:
-        """Return the failures that several checks have met, by their cause, in the order of a report."""
+        """Return the failures that several checks have met, by cause, in report order."""
         found: dict[str, list[Result]] = {}
         for _, results in self.by_clause():
             for result in results:
@@ -114,7 +113,7 @@ class Run:
     def by_clause(self) -> Iterator[tuple[Clause, list[Result]]]:
         """Yield each clause that has checks with its results, in the order of the contract.
 
-        Those of a clause are in the order in which pytest has collected them, simple ones first.
+        The checks of a clause are in pytest's order of collection, simple ones first.
         """
         place = {name: number for number, name in enumerate(self.planned)}
         everything = [*self.results, *self.left_out]
@@ -151,9 +150,9 @@ class Run:
         return {name: version for name, version in versions.items() if version}
 
     def wanted(self) -> dict[str, list[Result]]:
-        """Return the checks that were not asked for want of a means, by its name.
+        """Return the checks that were not asked for lack of a means, by the means' name.
 
-        Those about the network need a network: they are none of a datastore within the process or its host.
+        Checks about the network do not apply to a datastore within the process or its host.
         """
         found: dict[str, list[Result]] = {}
         for result in self.of("not asked"):
@@ -168,12 +167,12 @@ class Run:
 
     @property
     def grade(self) -> int:
-        """How much was asked that needs a means, from 1 to 3; see `GRADES`."""
+        """The extent of the checks that need a means, from 1 to 3; see `GRADES`."""
         wanted = self.wanted()
         return 1 if _NETWORK in wanted else 2 if wanted else 3
 
     def unasked(self) -> str:
-        """Return in one line what was not asked, for want of a means or of time, and how to, or `""`."""
+        """Return a line on checks not asked for lack of means or time, and how to ask them; or `""`."""
         wanted, parts = self.wanted(), list[str]()
         if network := wanted.pop(_NETWORK, []):
             reasons = (result.reason.partition(": ")[2] for result in network)
@@ -206,7 +205,7 @@ class Run:
         return "a quick run" if self.quick else "a full run"
 
     def verdict(self) -> str:
-        """Return the outcome as a sentence, which claims no more than was checked."""
+        """Return the outcome as a sentence that claims no more than was checked."""
         counts = ", ".join(f"{len(self.of(outcome))} {outcome}" for outcome in OUTCOMES)
         who = ", ".join(self._tested()) or "what was tested"
         reasons = {result.reason for result in self.left_out}
@@ -217,7 +216,7 @@ class Run:
             return f"{who} does not keep the contract: {counts} ({self.extent()}, {took})."
         if not self.ok:
             return f"{who} was not tested: {counts} ({self.extent()}, {took})."
-        # Of a selection, what was selected says what was asked.
+        # For a selection, the selection itself says what was asked.
         grade = "" if UNSELECTED in reasons or UNREACHED in reasons else f", {self.graded()}"
         if not self.complete:
             return f"{who} passes {self.extent()}{grade}: {counts} ({took})."
@@ -239,7 +238,7 @@ class Run:
         return f"{names}: complete where the datastore has none of these" if wanted else names
 
     def _tested(self) -> list[str]:
-        """Return the backend that was named, and the classes of the author's own that ran beside it."""
+        """Return the named backend, and the author's own classes that also ran."""
         if not self.backend:
             return [run.backend for run in self.by_subject()]
         own = {_class_of(one): one.subject for one in self.results if not is_installed(one.id)}

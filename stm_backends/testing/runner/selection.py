@@ -1,4 +1,4 @@
-"""Which checks a run carries out; its report lists the others with the reason."""
+"""The checks that a run carries out; its report lists the others with the reason."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ UNREACHED: Final = "the run ended before it"
 
 
 class Selection:
-    """The checks of the contracts that a run is about, by their ids, as far as they are left out.
+    """The checks of the contracts under test that are left out, by id.
 
-    `left_out` holds the fields of a `Result` for each, with the reason. A check that is to be carried
-    out is in it too, because the run may end before it; the report skips those with a result.
+    `left_out` has the fields of a `Result` for each, with the reason. A check that is to run is in it, too,
+    because the run may end first; the report skips those with a result.
     """
 
     def __init__(self, config: pytest.Config) -> None:
         self._clauses: frozenset[str] = frozenset(config.getoption("stm_clause") or ())
-        # A clause says which profile is meant.
+        # A clause implies its profile.
         of_clauses = {CLAUSES[name].profile for name in self._clauses}
         self._profiles = frozenset[str](config.getoption("stm_profile") or of_clauses or ["driver"])
         self.left_out: dict[str, dict[str, Any]] = {}
@@ -39,7 +39,7 @@ class Selection:
             }
 
     def keeps(self, item: pytest.Item, check: Check) -> bool:
-        """Whether the options of this plugin select a check."""
+        """Return whether the options of this plugin select a check."""
         if not self._concerns(item) or (self._clauses and check.clause.id not in self._clauses):
             return False
         if is_slow(item, check):
@@ -59,29 +59,29 @@ class Selection:
 
 
 def profile_of(item: pytest.Item) -> str:
-    """Return the profile of a check in `test_installed`, whose subject options choose; `""` of others."""
+    """Return the profile of a check in `test_installed`, with a subject set by options; `""` for others."""
     return getattr(getattr(item, "cls", None), "profile", "")
 
 
 def is_installed(name: str) -> bool:
-    """Whether the id of a check is one of `test_installed`."""
+    """Return whether the id of a check is one of `test_installed`."""
     return name.startswith(f"{__package__}.test_installed::")
 
 
 def is_slow(item: pytest.Item, check: Check) -> bool:
-    """Return whether a check is left out because its class is to be quick."""
+    """Return whether a check is left out because its class runs in the quick form."""
     cls, callspec = getattr(item, "cls", None), getattr(item, "callspec", None)
     return cls is not None and cls.is_quick(item.config) and check.is_slow(getattr(callspec, "params", {}))
 
 
 def id_of(item: pytest.Item) -> str:
-    """Return the id that runs a check again; of an installed one, with `--pyargs`."""
+    """Return the id that runs a check again; for an installed one, with `--pyargs`."""
     module, name = getattr(item, "module", None), item.nodeid.partition("::")[2]
     return f"{module.__name__}::{name}" if module and profile_of(item) else item.nodeid
 
 
 def facts_of(item: pytest.Item, check: Check) -> dict[str, Any]:
-    """Return those fields of a `Result` that are known before a check is carried out."""
+    """Return the fields of a `Result` that are known before a check runs."""
     return {
         "id": id_of(item),
         "subject": item.parent.name if item.parent is not None else "",

@@ -1,4 +1,4 @@
-"""The report on a terminal: a line per clause, and below it failures and checks that did not run."""
+"""The report on a terminal: a line per clause, followed by its failures and the checks that did not run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _MARKS: Final[Mapping[Standing, str]] = {
 _COLOURS: Final[Mapping[Standing, str]] = {"passed": "green", "failed": "red"}
 
 _LONGEST_MESSAGE: Final = 8
-"""How many lines of a failure's message are shown."""
+"""Maximum number of lines shown of a failure's message."""
 
 Line: TypeAlias = tuple[str, str]
-"""A line of text, and its colour or `""`."""
+"""A line of text, and its colour, or `""`."""
 
 
 def lines(run: Run) -> Iterator[Line]:
@@ -62,7 +62,7 @@ def lines(run: Run) -> Iterator[Line]:
 
 
 def summary(run: Run) -> Iterator[Line]:
-    """Yield a few lines for each class, for a run in which pytest has shown what failed."""
+    """Yield a few lines for each class, for a run in which pytest has shown the failures."""
     for text in run.findings.values():
         yield f"x {text.splitlines()[0]}", "red"
     for each in run.by_subject():
@@ -106,7 +106,7 @@ def _failure(result: Result, said: set[str]) -> Iterator[Line]:
     if result.message in said and len(message) > 1:
         message = [message[0], "(as above)"]
     said.add(result.message)
-    # The lines above say already which clause it is and what is expected.
+    # The lines above already name the clause and the expectation.
     told = ("Clause ", "Expected: ")
     history = [line for line in result.explanation.splitlines() if not line.startswith(told)]
     for line in (*message[:_LONGEST_MESSAGE], *history):
@@ -114,7 +114,7 @@ def _failure(result: Result, said: set[str]) -> Iterator[Line]:
 
 
 def _unasked(results: Sequence[Result], outcome: Outcome) -> Iterator[Line]:
-    """Yield each reason once, and below it the checks that it kept from being asked."""
+    """Yield each reason once, followed by the checks that were not asked because of it."""
     reasons: dict[str, dict[str, None]] = {}
     for result in results:
         if result.outcome == outcome:

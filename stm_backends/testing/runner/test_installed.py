@@ -1,4 +1,4 @@
-"""What `pytest --stm-backend=NAME --pyargs stm_backends.testing` runs, without any code of the user.
+"""The checks that `pytest --stm-backend=NAME --pyargs stm_backends.testing` runs, without user code.
 
 It needs the plugin: `-p stm_backends.testing`.
 """
@@ -36,7 +36,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 class TestDriver(DriverContract):
-    """The driver of the backend that the options name."""
+    """The driver of the backend named by the options."""
 
     profile = "driver"
 

@@ -1,1 +1,1 @@
-"""What checks work with."""
+"""Tools for checks."""

@@ -26,25 +26,25 @@ if TYPE_CHECKING:
     from stm_backends.testing.workbench.drivers import Datastore
 
 LOOK_S: Final = 10.0
-"""How long the record of a failed check is looked at, at most."""
+"""The time limit for loading the record of a failed check again, in seconds."""
 
 LONGEST_CHECK_S: Final = 120.0
-"""How long a check may take. One that is at work then has that time once more: the machine may be busy."""
+"""The time limit of a check. A check still at work then gets it once more: the machine may be busy."""
 
 AT_WORK_S: Final = 30.0
-"""A check is at work if one of its operations has begun or ended in so many seconds."""
+"""A check is at work if one of its operations began or ended within this many seconds."""
 
 _ATTRIBUTE: Final = "__stm_check__"
 
 _ABOUT_TIME: Final = ("driver.expiry", "driver.lifetime", "driver.model")
-"""The clauses all of whose checks tell time by the datastore's tick."""
+"""The clauses whose checks all measure time by the datastore's tick."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a report says about a check. `usual_cause` is how real implementations come to fail it.
+    """The data about a check in a report. `usual_cause` is the usual reason why implementations fail it.
 
-    `timed` says whether operations that take longer than a tick let a right implementation fail it.
+    `timed` says whether a correct implementation may fail it if operations take longer than a tick.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Check:
 
     @property
     def sentence(self) -> str:
-        """What is expected: the check's name, as a sentence."""
+        """The expectation: the check's name, as a sentence."""
         return f"{self.name.removeprefix('test_').replace('_', ' ').capitalize()}."
 
     def is_slow(self, given: Mapping[str, Any]) -> bool:
@@ -67,8 +67,8 @@ class Check:
     def explain(self, error: BaseException, bench: Workplace) -> str:
         """Return the explanation of a failure: the clause, the expectation, where, and the history.
 
-        The usual cause is one of wrong answers and of the errors of the contract. An error that is neither
-        has another cause, and so has what is wrong because an entry was stored again.
+        The usual cause applies to wrong answers and to the errors of the contract. Any other error has
+        another cause, and so do problems that come from an entry being stored again.
         """
         history, parts, usual_cause = bench.history, list[str](), ""
         if isinstance(error, Untidy):
@@ -89,7 +89,7 @@ class Check:
         return "\n".join(parts)
 
     def with_more_time(self, error: BaseException, bench: Workplace) -> Workplace | None:
-        """Return where to repeat a check that the machine may have been too slow for, or `None`."""
+        """Return a workplace to repeat a check in, if the machine may have been too slow for it."""
         patient = getattr(bench, "patient", None)
         if patient is None or not self.timed or not _is_finding(error):
             return None
@@ -97,7 +97,7 @@ class Check:
 
 
 class Workplace(Protocol):
-    """Where one check works: it is entered before the check and left after it."""
+    """The workplace of one check, entered before the check and left after it."""
 
     history: History
 
@@ -109,16 +109,16 @@ class Workplace(Protocol):
 
 
 def _is_finding(error: BaseException) -> bool:
-    """Whether the suite itself has found something wrong in what was answered."""
+    """Return whether the suite itself found something wrong in the answers."""
     error = first_of(error)
     return isinstance(error, AssertionError | pytest.fail.Exception) and not isinstance(error, Met)
 
 
 def _of_a_busy_machine(check: Check, error: BaseException, bench: Workplace) -> list[str]:
-    """Return which limit of time it may have been that was too short."""
+    """Return which time limit may have been too short."""
     traits = getattr(bench, "traits", None)
     if isinstance(error, Unavailable | OutcomeUnknown) and traits is not None:
-        # A driver may give up early, for example after half of the time; an error at once has another reason.
+        # A driver may give up early, such as after half of the time; an immediate error has another reason.
         if bench.history.longest_until(error) < traits.deadline / 2:
             return []
         return [f"On a busy machine it may be the driver's deadline of {traits.deadline:g} s."]
@@ -133,7 +133,7 @@ class OptedOut(pytest.skip.Exception):
 
 
 class NotAsked(pytest.skip.Exception):
-    """A check that needs something that the subject does not provide, with what it needs."""
+    """A check that needs something that the subject does not provide, with the name of that."""
 
 
 class Unfit(pytest.fail.Exception):
@@ -141,16 +141,16 @@ class Unfit(pytest.fail.Exception):
 
 
 class Finding(pytest.fail.Exception):
-    """Something wrong that is no failure of a check, such as what tidying up after all of them meets.
+    """A problem that is not a failure of a check, such as one met while tidying up after all of them.
 
-    It is raised once for a class, after a check. Findings of the same `cause` are one.
+    It is raised once for a class, after a check. Findings with the same `cause` are one.
     """
 
     cause = ""
 
 
 class NotReached(pytest.skip.Exception):
-    """A check of a class that cannot be tested, which was reported before."""
+    """A check of a class that cannot be tested, as was already reported."""
 
 
 def not_asked(reason: str) -> NoReturn:
@@ -159,23 +159,23 @@ def not_asked(reason: str) -> NoReturn:
 
 
 WOULD_WRITE: Final = "would write "
-"""How the reason begins of a check that is not asked because of what it would write."""
+"""The beginning of the reason why a check that would write much is not asked."""
 
 
 def would_write(size: int) -> str:
-    """Return why a check that fills a record is not asked, and how to have it asked."""
+    """Return the reason why a check that fills a record is not asked, and how to change that."""
     return (
-        f"{WOULD_WRITE}{size:,} bytes; give the driver a smaller limit, by an option of the URL where it has "
+        f"{WOULD_WRITE}{size:,} bytes; give the driver a smaller limit, by an option of the URL if it has "
         "one, such as `max_record_bytes`"
     )
 
 
 TOO_SLOW: Final = "too slow here: "
-"""How the reason begins of a check that was not asked, or not in full, because operations took too long."""
+"""The beginning of the reason why a check was not asked in full: operations took too long."""
 
 
 def too_slow(what: str) -> str:
-    """Return why a check is not asked that a quicker machine or datastore would have asked."""
+    """Return the reason why a check is not asked on a slow machine or datastore."""
     return f"{TOO_SLOW}{what}"
 
 
@@ -185,9 +185,9 @@ def check(
     """Make a coroutine method a check of a clause; its docstring is the usual cause of a failure.
 
     The result is a plain function that starts an event loop, so it runs the same under every plugin for
-    asynchronous tests and under none. A quick run leaves out `slow` checks; of a check with parameters,
-    `slow` may name the values to leave out. One that is `timed`, as all of some clauses are, is repeated with
-    a longer tick if it fails on a busy machine.
+    asynchronous tests and under none. A quick run leaves out `slow` checks; for a check with parameters,
+    `slow` may name the values to leave out. A check that is `timed`, as all checks of some clauses are, is
+    repeated with a longer tick if it fails on a busy machine.
     """
 
     def decorate(body: Callable[..., Any]) -> Callable[..., None]:
@@ -223,11 +223,11 @@ def check(
             explanation = known.explain(error, bench)
             tell = getattr(bench, "tell_untidy", None)
             if isinstance(error, Untidy) and tell is not None:
-                # The check has passed, and the next ones may well meet the same.
+                # The check has passed, and the next ones may meet the same problem.
                 tell(error, f"First after: {known.sentence}\n{explanation}")
                 return
             error.add_note(explanation)
-            # Here, so that it does not get the group that it came in as its context.
+            # Raised here, so that its context is not the group that contained it.
             raise error
 
         setattr(run, _ATTRIBUTE, known)
@@ -272,12 +272,12 @@ async def _within(bench: Workplace, body: Coroutine[Any, Any, None]) -> None:
 
 
 async def _look_again(bench: Workplace) -> None:
-    """Load the record that a failed check was about: an answer may be wrong because of what is there."""
+    """Load the record that a failed check was about: its content may explain a wrong answer."""
     places = [event.place for event in bench.history.events if isinstance(event.place, Key)]
     datastore: Datastore | None = getattr(bench, "datastore", None)
     if not places or datastore is None:
         return
-    # An error here adds nothing: the check has failed already, perhaps by a lock that was left behind.
+    # An error here adds nothing: the check has already failed, perhaps because of a leftover lock.
     with contextlib.suppress(Exception):
         async with asyncio.timeout(LOOK_S):
             driver = await datastore.open()
@@ -290,16 +290,16 @@ async def _look_again(bench: Workplace) -> None:
 
 
 def check_of(function: object) -> Check | None:
-    """Return what a function checks; `None` if it is no check."""
+    """Return the check of a function; `None` if it is not a check."""
     return getattr(function, _ATTRIBUTE, None)
 
 
 class Contract:
     """A class of checks; a subclass supplies the implementation under test.
 
-    `opted_out` maps the names of the checks that the implementation does not pass to the reasons, which
-    the report prints. A subclass that overrides or removes a check raises `TypeError`. `quick = True` gives
-    one class the quick form that `--stm-quick` gives all: without the slow checks, and with fewer random
+    `opted_out` maps the names of the checks that the implementation does not pass to the reasons, which the
+    report prints. A subclass that overrides or removes a check raises `TypeError`. `quick = True` gives one
+    class the quick form that `--stm-quick` gives to all: without the slow checks, and with fewer random
     histories and shorter races in the others.
     """
 
@@ -323,12 +323,12 @@ class Contract:
 
     @classmethod
     def is_quick(cls, config: pytest.Config) -> bool:
-        """Return whether this class has its quick form in a run."""
+        """Return whether this class runs in its quick form."""
         return cls.quick or bool(config.getoption("stm_quick", default=False))
 
     @classmethod
     def checks(cls) -> dict[str, Callable[..., None]]:
-        """Return the checks as the contract has them, by name."""
+        """Return the checks of the contract by name."""
         found: dict[str, Callable[..., None]] = {}
         for base in cls.__mro__:
             found |= {name: member for name, member in vars(base).items() if check_of(member)}

@@ -1,4 +1,4 @@
-"""The clauses of the four contracts, by which a report is arranged."""
+"""The clauses of the four contracts, by which a report is organized."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Clause(NamedTuple):
 
     @property
     def profile(self) -> str:
-        """What is under test: `driver`, `store`, `graph` or `memory`."""
+        """The subject under test: `driver`, `store`, `graph` or `memory`."""
         return self.id.partition(".")[0]
 
 
@@ -79,7 +79,7 @@ _PROMISES: Final = {
     "driver.logs": "No message names a key or shows stored bytes, and none comes with each write.",
     "driver.round-trips": "One operation is one round trip.",
     "driver.traits": "The traits are valid.",
-    "driver.optional": "A method that a driver has beside the five operations does what its protocol says.",
+    "driver.optional": "An optional method, besides the five operations, does what its protocol says.",
     "driver.model": "Any history of operations returns what a small model of the contract returns.",
     "store.load": (
         "A load returns the state saved last, through every instance, and None only if there is none."
@@ -102,7 +102,7 @@ _PROMISES: Final = {
     "graph.clear": "Clearing removes every vertex and every edge.",
     "graph.isolation": "No graph shows anything of another.",
     "graph.changes": (
-        "A change receives what is stored and replaces it; None removes the vertex and its edges."
+        "A change receives the stored properties and replaces them; None removes the vertex and its edges."
     ),
     "graph.races": "Of concurrent changes, updates and edges none is lost.",
     "graph.listing": "A listing has each vertex of a label exactly once.",
@@ -117,7 +117,7 @@ _PROMISES: Final = {
     ),
     "memory.waiting": "Adding never waits for a summary; a flush ends at its timeout.",
     "memory.health": "Failed summaries are retried, degrade the memory and recover; they erase nothing.",
-    "memory.budget": "What the model sees is within the budget; the budget does not change what is stored.",
+    "memory.budget": "The model's view is within the budget; the budget does not change stored turns.",
     "memory.callbacks": "Callbacks report what happened; they delay no operation and cause no failure.",
     "memory.isolation": "No conversation shows anything of another.",
     "memory.pods": "Processes that share a conversation lose nothing, duplicate nothing and agree.",
@@ -126,7 +126,7 @@ _PROMISES: Final = {
     "memory.round-trips": (
         "Adding a turn and reading take one round trip each, however long the conversation."
     ),
-    "memory.keys": "A process whose keys did not seal what is stored is refused, and changes nothing.",
+    "memory.keys": "A process whose keys did not seal the stored data is refused, and changes nothing.",
     "memory.erasure": "A turn added after an erasure can be read by every process.",
     "memory.transcript": (
         "Where a transcript is kept, every turn can be read, once and in order, after it has left the record."
@@ -141,7 +141,7 @@ CLAUSES: Final = {name: Clause(name, promise) for name, promise in _PROMISES.ite
 
 
 def require_clauses(names: Iterable[str]) -> None:
-    """Raise `ConfigurationError` for a name that no clause has, with the nearest names."""
+    """Raise `ConfigurationError` for an unknown name, with the nearest known names."""
     for name in names:
         if name not in CLAUSES:
             words = {known.partition(".")[2] for known in CLAUSES}

@@ -1,4 +1,4 @@
-"""What a check of a driver uses: a datastore, open drivers, fresh keys and the passing of time."""
+"""The tools of a driver check: a datastore, open drivers, fresh keys and the passing of time."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from stm_backends.testing.workbench.history import History, Recorded, must_answe
 from stm_backends.testing.workbench.proxy import Proxy
 
 QUICK_HISTORIES: Final = 3
-"""How many random histories a quick run tries. It does not shrink failures, which takes longest."""
+"""Number of random histories in a quick run. It does not shrink failures, which takes longest."""
 
 QUICK_RACES_S: Final = 1.0
-"""How many seconds the races of a quick run take at most."""
+"""The time limit of a race in a quick run, in seconds."""
 
 LONGEST_TICK_S: Final = 2.0
-"""The longest tick with which a check is repeated with one that is four times as long."""
+"""The maximum tick of a check that is repeated with a tick four times as long."""
 
 REPEATED: Final = 3
-"""How many pages of a listing end at one position until it counts as one that does not advance."""
+"""Number of pages of a listing that may end at one position before it counts as not advancing."""
 
 STANDS_STILL: Final = (
     f"the listing does not advance: {REPEATED} of its pages have ended at the same position, so it has no end"
@@ -51,10 +51,10 @@ OPERATIONS: Final = tuple(ANSWERS)
 
 @dataclass(frozen=True, kw_only=True)
 class HandedIn:
-    """An open driver on a client of the caller, and how to ask whether that client is open.
+    """An open driver on a caller's client, with functions to test whether that is open and to close it.
 
-    `kept()` returns what the client still has of its users, in any form: subscriptions, listeners, sessions.
-    Nothing is an empty collection. It is optional.
+    `kept()` returns what the client still holds for its users, in any form: subscriptions, listeners,
+    sessions. An empty collection means nothing. It is optional.
     """
 
     driver: Driver
@@ -65,40 +65,39 @@ class HandedIn:
 
 @dataclass(frozen=True, kw_only=True)
 class Datastore:
-    """How a suite reaches one datastore.
+    """Gives a suite access to one datastore.
 
-    `open` returns an open driver, each time another instance on the same data. Where the driver's reach
-    goes beyond the process it is called in other processes too, so it must pickle: a function at the top
+    `open` returns an open driver, a new instance on the same data each time. If the driver's reach goes
+    beyond the process, it is also called in other processes, so it must be picklable: a function at the top
     of an importable module, or a `functools.partial` of one.
 
-    `pass_time` lets seconds go by on the clock that judges expiry; with a real clock it sleeps. `tick` is
-    a time to live in seconds that is longer than any operation takes and short enough to wait for.
-    Where its driver's `min_ttl` is longer, that is the tick. `histories` is how many random histories of
-    operations are tried, and `races_s` is how many seconds a race of writers is repeated, at most; a quick
-    run tries fewer. Races and histories take their chances from a `seed`, which is a new one each time unless
-    it is given.
+    `pass_time` lets seconds pass on the clock that judges expiry; with a real clock it sleeps. `tick` is a
+    time to live in seconds that is longer than any operation takes and short enough to wait for; the driver's
+    `min_ttl` replaces it if longer. `histories` is the number of random histories of operations to try, and
+    `races_s` the maximum number of seconds for which a race of writers is repeated; a quick run uses less.
+    Races and histories are random, from a `seed` that is new each time unless set.
 
-    The rest is optional; a check that needs what is missing is reported as not asked:
+    The rest is optional; a check that needs a missing part is reported as not asked:
 
-    - `damage(key)` makes the record's stored bytes unreadable, past the driver.
-    - `cut(key)` removes a part of what is stored of the record, past the driver: an entry, or the end of one.
-    - `peek(key)` returns the record as the datastore has it, past the driver.
-    - `stored(key)` returns everything that the datastore still holds of a key's record, past the driver: its
-      rows, keys or items, in any form. Nothing is an empty collection.
-    - `lag()` is a context in which replicas do not follow: what is written in it does not reach them.
+    - `damage(key)` makes the record's stored bytes unreadable, bypassing the driver.
+    - `cut(key)` removes a part of the stored record, bypassing the driver: an entry, or the end of one.
+    - `peek(key)` returns the stored record, bypassing the driver.
+    - `stored(key)` returns everything that the datastore still holds of a key's record, bypassing the driver:
+      its rows, keys or items, in any form. Nothing is an empty collection.
+    - `lag()` is a context in which replicas do not follow: writes in it do not reach them.
     - `address` is the server's `host:port`, and `through(address)` returns an open driver that reaches the
-      server at another address: the suite puts a proxy before the server, and does what networks do. The
-      shorter the deadline of these drivers, the shorter the checks.
-    - `outage()` is a context in which the datastore cannot be reached by drivers that are open already; where
-      there is an `address`, the suite's proxy has one too.
-    - `refusal()` is a context in which the server can be reached and answers each request with an error, as a
-      cluster does that has no leader.
+      server at another address. The suite puts a proxy there that does what networks do. The shorter the
+      deadline of these drivers, the shorter the checks.
+    - `outage()` is a context in which drivers that are already open cannot reach the datastore. With an
+      `address`, the suite's proxy provides one.
+    - `refusal()` is a context in which the server is reachable and answers each request with an error, like a
+      cluster without a leader.
     - `handed_in()` returns a driver on a client of the caller's.
-    - `hold(key)` is a context in which writers to the record wait, because the test holds the datastore's own
-      lock on it. Loads go on; where they wait for the same lock, leave it out. It may lock more than this
+    - `hold(key)` is a context in which writers to the record wait because the test holds the datastore's own
+      lock on it. Loads continue; if they wait for the same lock, leave this out. It may lock more than this
       record.
-    - `transactions()` returns how many transactions are open in the datastore.
-    - `round_trips()` returns how many requests the datastore has been sent so far.
+    - `transactions()` returns the number of transactions open in the datastore.
+    - `round_trips()` returns the number of requests sent to the datastore so far.
     - `server` is the datastore's version, for the report.
     """
 
@@ -129,22 +128,22 @@ class Datastore:
 
     @property
     def waits(self) -> bool:
-        """Whether time has to be waited for."""
+        """True if the passing of time means waiting."""
         return self.pass_time is asyncio.sleep
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedDatastore(Datastore):
-    """The datastore that a backend's name and a URL stand for.
+    """The datastore of a backend's name and a URL.
 
-    `no_proxy` says why no proxy is put before its server, where none is.
+    `no_proxy` says why no proxy is put before its server, if none is.
     """
 
     no_proxy: str = ""
 
 
 def no_network(datastore: Datastore) -> str:
-    """Return why the checks that put a proxy before the server are not asked."""
+    """Return the reason why checks with a proxy before the server are not asked."""
     why = datastore.no_proxy if isinstance(datastore, NamedDatastore) else ""
     return "needs `Datastore.address` and `Datastore.through`" + (f": {why}" if why else "")
 
@@ -166,7 +165,7 @@ class FakeClock:
 async def open_at(name_or_url: str, *, create: bool = False, **options: Any) -> Driver:
     """Return an open driver of an installed backend; `functools.partial(open_at, url)` pickles.
 
-    `create=True` first sets up what the datastore needs, such as tables, and keeps what exists. If opening
+    `create=True` first sets up the datastore, for example its tables, and keeps existing data. If opening
     fails, nothing is left open.
     """
     driver = open_driver(name_or_url, create=create, **options)
@@ -180,10 +179,10 @@ async def open_at(name_or_url: str, *, create: bool = False, **options: Any) -> 
 
 
 class Bench:
-    """The workplace of one check; leaving it removes what the check stored and closes its drivers.
+    """The workbench of one check; leaving it removes the check's records and closes its drivers.
 
-    `tell_untidy` is called with what leaving it met after the check had passed, and with an explanation;
-    without it, the check fails. That is also a key or stored bytes in what was logged or raised meanwhile.
+    `tell_untidy` is called with any problem while leaving after the check has passed, and an explanation;
+    without it, the check fails. A key or stored bytes in a log line or error is also such a problem.
     """
 
     def __init__(
@@ -203,7 +202,7 @@ class Bench:
         self.quick = quick
         self.tell_untidy = tell_untidy
         self.history = History()
-        self.loads_go_on = False  # while `hold` holds a record: once a check has seen it
+        self.loads_go_on = False  # while `hold` holds a record; set once a check has seen it
         self.traits: Traits | None = None
         self._drivers: list[Driver] = []
         self._proxy: Proxy | None = None
@@ -216,15 +215,15 @@ class Bench:
 
     @property
     def tick(self) -> float:
-        """A time to live in seconds, which the drivers that were opened so far can honour."""
+        """A time to live in seconds that all drivers opened so far can honour."""
         return max(self.datastore.tick, self.traits.min_ttl if self.traits else 0.0)
 
     @property
     def is_late(self) -> bool:
-        """Whether the tick may have been too short for what was done.
+        """True if the tick may have been too short for the operations.
 
-        It took half a tick beyond the time that was to pass, on a clock that nobody can stop. Behind a proxy,
-        a check looks itself whether a record has expired before it lets an operation go on.
+        That is so if they took half a tick longer than the time that was to pass, on a clock that nobody can
+        stop. Behind a proxy, a check itself tests whether a record has expired before an operation goes on.
         """
         took = self.history.latest - self._entered - self._waited_s
         return took > self.tick / 2 and self.datastore.waits and self._proxy is None
@@ -237,7 +236,7 @@ class Bench:
         return Bench(longer, quick=self.quick, tell_untidy=self.tell_untidy)
 
     def chance(self) -> random.Random:
-        """Return what the check takes its chances from; the history says its seed."""
+        """Return the check's random generator; the history shows its seed."""
         seed = secrets.randbits(32) if self.datastore.seed is None else self.datastore.seed
         self.history.say(f"the chances are those of `Datastore.seed` {seed}")
         return random.Random(seed)
@@ -247,13 +246,13 @@ class Bench:
         return self.adopt(await self._opened(self.datastore.open))
 
     async def unnoted(self) -> Driver:
-        """Return a new open driver of which nothing is kept: neither what it does, nor what it logs."""
+        """Return a new open driver whose operations and log lines are not recorded."""
         return self._add(await self._opened(self.datastore.open))
 
     async def driver_at(self, address: str) -> Driver:
-        """Return a new open driver that reaches the server at an address; there is a `Datastore.through`."""
+        """Return a new open driver that reaches the server at an address; requires `Datastore.through`."""
         through = self.datastore.through
-        assert through is not None, "a check asks for `Datastore.through` first"
+        assert through is not None, "a check must require `Datastore.through` first"
         return self.adopt(await self._opened(lambda: through(address)))
 
     async def _opened(self, open_one: Callable[[], Awaitable[Driver]]) -> Driver:
@@ -268,7 +267,7 @@ class Bench:
         return driver
 
     def proxy(self) -> Proxy:
-        """Return the check's proxy before the datastore, which it has an address for."""
+        """Return the check's proxy before the datastore, which must have an address."""
         if self._proxy is None:
             proxy = Proxy(self.datastore.address)
             proxy.start()
@@ -276,7 +275,7 @@ class Bench:
         return self._proxy
 
     def adopt(self, driver: Driver) -> Driver:
-        """Record what an open driver does and logs from now on, and close it in the end."""
+        """Record an open driver's operations and log lines from now on, and close it at the end."""
         self._add(driver)
         if self._entered and self._heard is None:
             self._heard = self._hearing.enter_context(hearing(self.history.marks, *packages_of(driver)))
@@ -295,25 +294,25 @@ class Bench:
         return Key(self.scope(), "record")
 
     def clean(self, scope: str) -> None:
-        """Remember to remove everything in `scope` in the end."""
+        """Remember to remove everything in `scope` at the end."""
         self._scopes.append(scope)
         self.history.given(scope)
 
     async def pass_time(self, seconds: float) -> None:
-        """Let seconds go by on the clock that judges expiry."""
+        """Let seconds pass on the clock that judges expiry."""
         self.history.say(f"{seconds:g} s pass")
         self._waited_s += seconds
         await self.datastore.pass_time(seconds)
 
     async def damage(self, key: Key) -> None:
-        """Make a record's stored bytes unreadable; the check has seen that `Datastore.damage` is there."""
+        """Make a record's stored bytes unreadable; requires `Datastore.damage`."""
         assert self.datastore.damage is not None
         self.history.say(f"{self.history.shown(key)} is damaged", key)
         self._damaged.append(key)
         await self.datastore.damage(key)
 
     async def cut(self, key: Key) -> None:
-        """Remove a part of what is stored of a record; the check has seen that `Datastore.cut` is there."""
+        """Remove a part of a stored record; requires `Datastore.cut`."""
         assert self.datastore.cut is not None
         self.history.say(f"a part of {self.history.shown(key)} is removed", key)
         self._damaged.append(key)
@@ -326,8 +325,8 @@ class Bench:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # What the check has found matters more than what tidying up after it meets, and a driver that cannot
-        # be closed does not keep the others open.
+        # The check's finding matters more than problems while tidying up after it, and a driver that cannot
+        # be closed must not keep the others open.
         failures = [error] if error is not None else []
         try:
             for work in (self._remove_all, *(driver.close for driver in self._drivers)):
@@ -339,7 +338,7 @@ class Bench:
                     failures.append(failure)
         finally:
             self._hearing.close()
-            # Also if the limit of the check cancels this; the thread would outlive it.
+            # Also if the check's time limit cancels this; otherwise the thread would outlive it.
             if self._proxy is not None:
                 self._proxy.stop()
         if error is None and failures:
@@ -348,7 +347,7 @@ class Bench:
             self._require_discretion()
 
     def _require_discretion(self) -> None:
-        """Fail if anything that was logged or raised names a key, or shows stored bytes."""
+        """Fail if a log line or error names a key or shows stored bytes."""
         if self._heard is None:
             return
         for error in self.history.errors:
@@ -357,11 +356,11 @@ class Bench:
             raise Overheard(Met(found, f"said by {message.where}"))
 
     async def _remove_all(self) -> None:
-        # One of the check's own drivers may be closed by now, so this one is new.
+        # The check's own drivers may be closed by now, so this one is new.
         driver = await self.datastore.open()
         try:
             for key in self._damaged:
-                # First, because the name of a damaged record may be what a scan cannot read.
+                # Deleted first, because a scan may be unable to read the name of a damaged record.
                 await driver.delete(key)
             for scope in self._scopes:
                 for name in await names_in(driver, scope):
@@ -371,7 +370,7 @@ class Bench:
 
 
 async def names_in(driver: Driver, scope: str, *, limit: int = 100) -> list[str]:
-    """Return every name of a scope, as a listing in pages gives them."""
+    """Return every name of a scope, from a listing in pages."""
     names: list[str] = []
     positions = Positions()
     after: str | None = ""
@@ -384,13 +383,13 @@ async def names_in(driver: Driver, scope: str, *, limit: int = 100) -> list[str]
 
 
 class Positions:
-    """Where the pages of one listing have ended."""
+    """The end positions of the pages of one listing."""
 
     def __init__(self) -> None:
         self._ended = Counter[str]()
 
     def next(self, after: str | None) -> str | None:
-        """Return where the next page begins; fail if pages have ended there again and again."""
+        """Return the start of the next page; fail if too many pages have ended there."""
         __tracebackhide__ = True
         if after is not None:
             self._ended[after] += 1

@@ -18,7 +18,7 @@ _LONGEST_VALUE: Final = 80
 
 
 class _Short(reprlib.Repr):
-    """Representations of a line, also of records and of bytes of any size."""
+    """One-line representations, including those of records and of bytes of any size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class _Short(reprlib.Repr):
         self.maxtuple = self.maxlist = self.maxset = 4
 
     def repr_bytes(self, value: bytes, level: int) -> str:
-        """Return bytes with their length, if they are many."""
+        """Return bytes, with their length if there are many."""
         del level
         shown = repr(value[:_LONGEST_VALUE])
         if len(value) <= _LONGEST_VALUE:
@@ -43,11 +43,11 @@ _SHORT: Final = _Short()
 
 
 def must_be(found: object, expected: object, because: str) -> None:
-    """Fail unless something equals what is expected; `True`, `False` and `None` are only themselves."""
+    """Fail unless a value equals the expected one; `True`, `False` and `None` equal only themselves."""
     __tracebackhide__ = True
     if found is expected if isinstance(expected, bool | None) else found == expected:
         return
-    # Not by `assert`: its explanation prints whole values, or how to ask pytest for them.
+    # `assert` is not used: its explanation prints whole values, or a hint on how to make pytest print them.
     raise AssertionError(
         f"expected {_SHORT.repr(expected)}, because {because}\nfound {_SHORT.repr(found)}"
         + "".join(f"\n  {line}" for line in _difference(found, expected))
@@ -72,7 +72,7 @@ def _difference(found: Any, expected: Any) -> list[str]:
     there = " instead of ".join(_SHORT.repr(side[at : at + 1]) for side in (some, others))
     lengths = f", {len(some):,} long instead of {len(others):,}" if len(some) != len(others) else ""
     lines = [f"they differ at {at:,}: {there}{lengths}"] if max(len(some), len(others)) > 4 else []
-    # Of one in a list, only the beginning is shown.
+    # For one in a list, only the beginning is shown.
     within = isinstance(found, list | tuple) and at < min(len(some), len(others))
     return lines + (_difference(some[at], others[at]) if within else [])
 
@@ -87,7 +87,7 @@ def _of_each(sides: Mapping[Any, tuple[Any, Any]]) -> list[str]:
 
 @contextmanager
 def must_raise(kind: type[E] | tuple[type[E], ...], because: str) -> Generator[pytest.ExceptionInfo[E]]:
-    """Fail unless the context ends with an error of this kind; yields what `pytest.raises` does."""
+    """Fail unless the context ends with an error of this kind. Yields the same as `pytest.raises`."""
     __tracebackhide__ = True
     try:
         with pytest.raises(kind) as caught:
@@ -100,7 +100,7 @@ def must_raise(kind: type[E] | tuple[type[E], ...], because: str) -> Generator[p
 
 @asynccontextmanager
 async def must_end(within: float, because: str) -> AsyncGenerator[None]:
-    """Fail unless the context ends within so many seconds; what runs in it is cancelled then."""
+    """Fail unless the context ends within this many seconds; otherwise its body is cancelled."""
     __tracebackhide__ = True
     limit = asyncio.timeout(within)
     try:

@@ -1,4 +1,4 @@
-"""Where an error comes from: the line of the author's code, and tracebacks without what is between."""
+"""The origin of an error: the line of the author's code, and tracebacks without the frames in between."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from types import TracebackType
 from typing import Any, ClassVar, Final, cast
 
 LONGEST_TRACEBACK: Final = 24
-"""How many frames of a traceback are kept. One of endless recursion has a thousand, each alike."""
+"""Maximum number of traceback frames kept. Endless recursion produces a thousand identical ones."""
 
 _LONGEST_LINE: Final = 120
 _LONGEST_MESSAGE: Final = 2_000
 _NOT_THE_AUTHORS: Final = re.compile(r"stm_backends\.testing\.|_?pytest\.|hypothesis|pluggy\.|\.")
-"""Modules of this suite and of what runs it; hypothesis makes some, of names of its own."""
+"""Modules of this suite and of the tools that run it; hypothesis generates some with its own names."""
 
 
 _DRIVES: Final = frozenset({"asyncio", "concurrent", "contextlib"})
@@ -25,7 +25,7 @@ _DRIVES: Final = frozenset({"asyncio", "concurrent", "contextlib"})
 
 
 class Met(AssertionError):
-    """A failure that several checks may meet, for the one `cause`."""
+    """A failure that several checks may meet for one `cause`."""
 
     def __init__(self, message: str, cause: str = "") -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class Met(AssertionError):
 
 
 class Untidy(Met):
-    """What tidying up after a check met that had passed; a driver may meet it after any check."""
+    """A problem while tidying up after a check that had passed; it may occur after any check."""
 
     heading: ClassVar = "tidying up after a check fails"
     _how: ClassVar = "tidying up after it failed"
@@ -46,7 +46,7 @@ class Untidy(Met):
 
 
 class Overheard(Untidy):
-    """What was said during a check that has passed, and names a key or shows stored bytes."""
+    """A message during a check that has passed, which names a key or shows stored bytes."""
 
     heading: ClassVar = "a message says too much (clause driver.logs)"
     _how: ClassVar = "a message during it says too much"
@@ -55,8 +55,8 @@ class Overheard(Untidy):
 def origin(error: BaseException) -> str:
     """Return the innermost line of the author's code that an error went through, or `""`.
 
-    The author's code is the first package on the way that is neither this suite, the standard library nor
-    what runs tests. What it calls in turn, such as a client library, is not the author's.
+    The author's code is the first package on the way that is neither this suite, the standard library nor the
+    test tools. Packages that it calls in turn, such as a client library, do not count.
     """
     frames = [(_module(trace), trace) for trace in _traces(first_of(error).__traceback__)]
     frames = [(name, trace) for name, trace in frames if not _NOT_THE_AUTHORS.match(f"{name}.")]
@@ -65,7 +65,7 @@ def origin(error: BaseException) -> str:
     ]
     if not frames:
         return ""
-    # A driver may be built on one of ours, and a memory of ours on a driver.
+    # A driver may be built on one of this library's, and this library's memory on a driver.
     names = {name.partition(".")[0]: None for name, _ in frames}
     author = next((name for name in names if name != "stm_backends"), "stm_backends")
     module, trace = next(frame for frame in reversed(frames) if frame[0].partition(".")[0] == author)
@@ -76,7 +76,7 @@ def origin(error: BaseException) -> str:
 
 
 def told(error: BaseException) -> str:
-    """Return the class and the message of an error; of a group, of the first in it."""
+    """Return the class and the message of an error, or of the first error in a group."""
     error = first_of(error)
     message = cut(str(error), _LONGEST_MESSAGE)
     if isinstance(error, AssertionError) and type(error).__module__.startswith("stm_backends.testing."):
@@ -102,10 +102,10 @@ def alone(error: BaseException) -> BaseException:
 
 
 def cause(error: BaseException) -> str:
-    """Return what failures have in common if they are the same one, or `""` if this one may stand alone.
+    """Return the common property of failures that are the same one, or `""` if this one stands alone.
 
-    That is an error at one line of the author's code, or what the suite says alike wherever it finds it. What
-    was found in answers has each time a meaning of its own.
+    That is an error at one line of the author's code, or a message of the suite that is the same wherever it
+    occurs. Findings in answers have a separate meaning each time.
     """
     error = first_of(error)
     if isinstance(error, Met):
@@ -113,14 +113,14 @@ def cause(error: BaseException) -> str:
     where = origin(error)
     if not where:
         return ""
-    # What differs are the keys, which are random words of the checks, and figures.
+    # Only the keys, which are random words of the checks, and numbers differ.
     return re.sub(r"\b[0-9a-f]{32}\b|\d+", "#", f"{told(error)} {where}")
 
 
 def shorten(error: BaseException) -> None:
-    """Take what drives coroutines out of the tracebacks of an error, of those in it and of its causes.
+    """Remove the frames that drive coroutines from the tracebacks of an error, its causes and its members.
 
-    Of long ones, take out the middle as well.
+    Also removes the middle of long ones.
     """
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
@@ -145,7 +145,7 @@ def shorten(error: BaseException) -> None:
 
 
 def cut(text: str, length: int) -> str:
-    """Return the beginning of a text that is too long."""
+    """Return a text, or the beginning of one that is too long."""
     return text if len(text) <= length else f"{text[:length]}..."
 
 

@@ -1,6 +1,6 @@
-"""The reference driver on a store that can be damaged, cut off, counted and handed in.
+"""The reference driver on a store that can be damaged, cut off, counted and passed in.
 
-It provides what every check needs. The mutants in `tests/mutants` are variations of it.
+It provides everything that checks need. The mutants in `tests/mutants` are variations of it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SMALL: dict[str, int] = {"max_entry_bytes": 12_000, "max_record_bytes": 50_000}
 
 
 class FaultyStore(MemoryStore):
-    """A store that a test can damage, cut off and close, and that counts what it is asked."""
+    """A store that a test can damage, cut off and close, and that counts its requests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class FaultyStore(MemoryStore):
 
     @asynccontextmanager
     async def outage(self) -> AsyncGenerator[None]:
-        """Cut the store off for as long as the context lasts."""
+        """Cut the store off within this context."""
         self.down = True
         try:
             yield
@@ -65,7 +65,7 @@ class FaultyStore(MemoryStore):
 
     @asynccontextmanager
     async def lag(self) -> AsyncGenerator[None]:
-        """Keep a replica as the store is now for as long as the context lasts."""
+        """Freeze a replica at the store's current state within this context."""
         self.replica = copy.deepcopy(self.scopes)
         try:
             yield
@@ -78,12 +78,12 @@ class FaultyStore(MemoryStore):
         self.short.add(key.scope)
 
     def held_of(self, key: Key) -> list[object]:
-        """Return what is stored under a key, expired or not."""
+        """Return everything stored under a key, expired or not."""
         return [stored for name, stored in self.scope(key.scope).records.items() if name == key.name]
 
     @asynccontextmanager
     async def hold(self, key: Key) -> AsyncGenerator[None]:
-        """Keep writers to a record waiting for as long as the context lasts."""
+        """Keep writers to a record waiting within this context."""
         self.held[key] = asyncio.Event()
         try:
             yield
@@ -92,7 +92,7 @@ class FaultyStore(MemoryStore):
 
 
 class FaultyDriver(MemoryDriver):
-    """The reference driver, on a store that may fail. `own=True`: it made the store, and closes it."""
+    """The reference driver on a store that may fail. With `own=True`, it created the store and closes it."""
 
     def __init__(self, store: FaultyStore, *, own: bool = False, **options: Any) -> None:
         super().__init__(store, **options)
@@ -137,14 +137,14 @@ class FaultyDriver(MemoryDriver):
         return done
 
     async def lock(self, key: Key, operation: str) -> None:
-        """Wait until the record is free, at most one deadline."""
+        """Wait at most one deadline until the record is free."""
         if held := self.store.held.get(key):
             try:
                 async with asyncio.timeout(self.traits.deadline):
                     await held.wait()
             except TimeoutError:
                 raise Unavailable(
-                    "another holds the record", backend=self.name, operation=operation
+                    "another writer holds the record", backend=self.name, operation=operation
                 ) from None
 
     @contextmanager
@@ -167,9 +167,9 @@ def faulty_datastore(
     deadline_s: float = DEFAULT_DEADLINE_S,
     **limits: int,
 ) -> Datastore:
-    """Return a datastore of drivers of a class, with every means that a check may ask for.
+    """Return a datastore with drivers of a class, and with every means that a check may need.
 
-    Without a `clock` time has to be waited for.
+    Without a `clock`, time passes only by waiting.
     """
     store = FaultyStore()
     options: dict[str, Any] = {"deadline_s": deadline_s, **limits} | ({"clock": clock} if clock else {})

@@ -1,4 +1,4 @@
-"""A forked process that uses what the process of a check has open, as one of `multiprocessing` may."""
+"""A forked process that uses open objects of a check's process, as one of `multiprocessing` may."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _MOST_BYTES: Final = 65_536
 
 
 async def in_a_forked_process(work: Callable[[], Awaitable[None]], *, within: float) -> str:
-    """Do work on a new event loop of a forked process; returns what it raised, or `""`.
+    """Do work on a new event loop of a forked process, and return its error, or `""`.
 
-    The event loop of the caller goes on. A process that does not end within so many seconds is killed.
+    The caller's event loop continues. A process that does not end `within` this many seconds is killed.
     """
     return await asyncio.to_thread(_forked, work, within)
 
 
 def _forked(work: Callable[[], Awaitable[None]], within: float) -> str:
     reading, writing = os.pipe()
-    # What measures code, or debugs it, may take a lock as a function begins. Another thread may have that
-    # lock during the fork, and nobody gives it back in the child. `fork` itself calls functions there.
+    # A coverage tool or a debugger may take a lock as a function begins. If another thread holds it during
+    # the fork, nobody releases it in the child. `fork` itself calls functions there.
     tracing = sys.gettrace()
     sys.settrace(None)
     with warnings.catch_warnings():
-        # That the process has several threads is what programs do by accident.
+        # Programs fork with several threads by accident.
         warnings.simplefilter("ignore", DeprecationWarning)
         process = os.fork()
     if not process:
@@ -46,13 +46,13 @@ def _forked(work: Callable[[], Awaitable[None]], within: float) -> str:
     try:
         return _read_all(reading, until=time.monotonic() + within)
     finally:
-        os.kill(process, signal.SIGKILL)  # one that has ended is not waited for yet
+        os.kill(process, signal.SIGKILL)  # a process that has ended was not waited for yet
         os.waitpid(process, 0)
         os.close(reading)
 
 
 def _read_all(reading: int, *, until: float) -> str:
-    """Return what the other process has written, once it ends."""
+    """Return the output of the other process once it ends."""
     said = b""
     while select.select([reading], [], [], max(0.0, until - time.monotonic()))[0]:
         part = os.read(reading, _MOST_BYTES)
@@ -63,7 +63,7 @@ def _read_all(reading: int, *, until: float) -> str:
 
 
 def _work_and_exit(work: Callable[[], Awaitable[None]], writing: int) -> None:
-    """Never return: what would run after the fork belongs to the parent."""
+    """Never return: the code after the fork belongs to the parent."""
     said = ""
     try:
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""A server that has lost its part to another one, and still answers loads."""
+"""A server that another one has replaced, but that still answers loads."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from stm_backends.drivers.wrapper import WrapperDriver
 
 
 async def fail_over(driver: Driver, key: Key, lost: int) -> Record:
-    """Have the newest `lost` entries of a record lost with their server; returns the record as it was there.
+    """Lose the newest `lost` entries of a record with their server, and return the record as it was there.
 
-    The server that takes over has the other entries, under the same version.
+    The server that takes over has the other entries under the same version.
     """
     record = await driver.load(key)
-    assert record is not None, "what is to be lost must have been stored"
+    assert record is not None, "the record to lose entries must exist"
     await driver.delete(key)
     if record.body is not None:
         await driver.replace(key, record.body, version=record.version, expect=ABSENT, ttl=None)
@@ -25,7 +25,7 @@ async def fail_over(driver: Driver, key: Key, lost: int) -> Record:
 
 
 class FormerServer(WrapperDriver):
-    """Shows one record as a former server had it, until this driver replaces it where `inner` has it."""
+    """Shows one record as a former server had it, until this driver replaces it in `inner`."""
 
     def __init__(self, inner: Driver, key: Key, record: Record) -> None:
         super().__init__(inner)
@@ -34,11 +34,11 @@ class FormerServer(WrapperDriver):
 
     @property
     def traits(self) -> Traits:
-        """The facts about the driver within; what a former server shows is not confirmed."""
+        """The traits of the inner driver; reads from a former server are not confirmed."""
         return replace(self.inner.traits, shows_unconfirmed=True)
 
     async def load(self, key: Key, *, last: int | None = None) -> Record | None:
-        """Return the record as the server that is asked has it."""
+        """Return the record of the server that answers."""
         if self._record and key == self._key:
             return self._record.newest(last)
         return await super().load(key, last=last)

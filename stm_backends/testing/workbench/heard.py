@@ -1,4 +1,4 @@
-"""What a driver says during a check: its log lines, its warnings and its errors, and what they must not."""
+"""A driver's log lines, warnings and errors during a check, and the text they must not contain."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from stm_backends.testing.workbench.failures import cut
 _LONGEST_TEXT: Final = 200
 
 _MARK: Final = re.compile(r"[A-Za-z0-9]{12,}")
-"""What can be recognised in a message: a run of letters and digits that is no word of a sentence."""
+"""Matches recognisable text in a message: a run of letters and digits that is not a normal word."""
 
 _LOOKED_THROUGH: Final = 1_000
-"""How many bytes of a value are looked through for such a run."""
+"""Maximum number of bytes of a value searched for such a run."""
 
 _KEPT: Final = 20
-"""How many messages are kept that have a mark."""
+"""Maximum number of messages kept that contain a mark."""
 
 _SHOWN: Final = 24
-"""How much of it is looked for, because a message may cut it."""
+"""Number of a run's characters to look for, because a message may cut it."""
 
 
 class Message(NamedTuple):
-    """What was logged, warned of or raised.
+    """A log line, a warning or an error.
 
-    `where` is the name of the logger and the level, the line that warned, or an error. `text` is the
+    `where` is the name and level of the logger, the line that warned, or the error's class. `text` is the
     message itself. `beside` is what a handler may print with it: the arguments and the traceback.
     """
 
@@ -42,9 +42,9 @@ class Message(NamedTuple):
     beside: str = ""
 
     def tells(self, marks: Mapping[str, str]) -> str:
-        """Return what to say if it has one of the marks, each with what it is of; or `""`."""
+        """Return the complaint if it contains one of the marks, mapped to their origins; or `""`."""
         told = f"{self.where}: {cut(self.text, _LONGEST_TEXT)}"
-        # A copy, because a driver may log in threads of its own.
+        # A copy, because a driver may log in its own threads.
         for mark, what in list(marks.items()):
             if mark in self.text:
                 return f"no message may contain {what}, and one does: {told}"
@@ -55,11 +55,11 @@ class Message(NamedTuple):
 
 @dataclass(eq=False)
 class Heard(logging.Handler):
-    """Which messages have one of the marks, and how often each place in the code warned.
+    """The messages that contain a mark, and how often each place in the code warned.
 
-    `packages` are those of the driver. What others log below `WARNING`, such as a client library that logs
-    each request when it is told to, is not the driver's. `told` has the first messages, each with what to
-    say of it; a driver may log with each operation, so the others are not kept.
+    `packages` are those of the driver. Messages of others below `WARNING`, such as those of a client library
+    that logs each request on demand, are not the driver's. `told` has the first messages, each with its
+    complaint; a driver may log with each operation, so the others are not kept.
     """
 
     packages: tuple[str, ...]
@@ -87,7 +87,7 @@ class Heard(logging.Handler):
             self.places[place] += 1
 
     def judge(self, message: Message) -> None:
-        """Note a message that has one of the marks."""
+        """Note a message that contains one of the marks."""
         if len(self.told) < _KEPT and (found := message.tells(self.marks)):
             self.told[message] = found
 
@@ -98,7 +98,7 @@ def message_of(error: BaseException) -> Message:
 
 
 def packages_of(driver: Driver) -> set[str]:
-    """Return ours, and those of the driver and the drivers within it."""
+    """Return this library's packages, and those of the driver and its inner drivers."""
     found, layer = {"stm_backends"}, cast("Any", driver)
     while layer is not None:
         found.add(type(layer).__module__.partition(".")[0])
@@ -107,10 +107,10 @@ def packages_of(driver: Driver) -> set[str]:
 
 
 def marks_of(key: Key | str, *values: bytes) -> dict[str, str]:
-    """Return what can be recognised of a key, or of a scope alone, and of stored bytes; each with its name.
+    """Return the recognisable parts of a key, or of a scope alone, and of stored bytes, each with its name.
 
-    That is a long run of letters and digits in each, such as the random word in the scopes of checks. What
-    has none cannot be told from words of a message.
+    They are long runs of letters and digits, such as the random word in the scopes of checks. Without such a
+    run, text cannot be told from the words of a message.
     """
     parts = [("a scope", key)] if isinstance(key, str) else [("a scope", key.scope), ("a name", key.name)]
     parts += [("stored bytes", value[:_LOOKED_THROUGH].decode("latin-1")) for value in values]
@@ -120,7 +120,7 @@ def marks_of(key: Key | str, *values: bytes) -> dict[str, str]:
 
 @contextlib.contextmanager
 def hearing(marks: Mapping[str, str], *packages: str) -> Generator[Heard]:
-    """Hear all that the loggers of these packages say, and the warnings that others log."""
+    """Collect all log lines of these packages, and the warnings that others log."""
     heard, root = Heard(packages, marks), logging.getLogger()
     loggers: list[logging.Logger] = [logging.getLogger(package) for package in packages]
     loggers += [
@@ -144,7 +144,7 @@ def hearing(marks: Mapping[str, str], *packages: str) -> Generator[Heard]:
 
 @contextlib.contextmanager
 def hearing_warnings(marks: Mapping[str, str], *packages: str) -> Generator[Heard]:
-    """Hear the warnings of Python as well, which nobody else gets meanwhile."""
+    """Also collect Python's warnings, which nobody else gets meanwhile."""
     with hearing(marks, *packages) as heard, warnings.catch_warnings():
 
         def warned(message: Warning | str, kind: type[Warning], file: str, line: int, *_: Any) -> None:
@@ -152,7 +152,7 @@ def hearing_warnings(marks: Mapping[str, str], *packages: str) -> Generator[Hear
             heard.note(Message(place, f"{message}"), place, is_warning=True)
 
         warnings.simplefilter("always")
-        # Python shows what a library should no longer use to its authors alone.
+        # Python shows deprecation warnings only to the authors of the code.
         for kind in (DeprecationWarning, PendingDeprecationWarning):
             warnings.simplefilter("ignore", kind)
         for package in packages:

@@ -19,10 +19,10 @@ from stm_backends.testing.workbench.failures import Met, cut, told
 from stm_backends.testing.workbench.heard import Message, marks_of, message_of
 
 SHOWN: Final = 16
-"""How many operations a failing check shows; races make hundreds."""
+"""Maximum number of operations that a failing check shows; races produce hundreds."""
 
 SHOWN_OF_LISTINGS: Final = 64
-"""How many if it has listed a scope, because every write to the scope explains the listing."""
+"""The same if it has listed a scope, because every write to the scope helps explain the listing."""
 
 _LONGEST_VALUE: Final = 48
 _LONGEST_TAIL: Final = 12
@@ -30,16 +30,16 @@ _LONGEST_TEXT: Final = 200
 _LONGEST_ERROR: Final = 120
 
 _LONGEST_COUNTED: Final = 1_000
-"""Of how many bytes an entry is at most whose appends are counted; the others are not kept in memory."""
+"""Maximum size in bytes of entries whose appends are counted; larger ones are not kept in memory."""
 
 _TIMES: Final = {1: "once", 2: "twice"}
 
 
 @dataclass(slots=True)
 class Event:
-    """One operation. `place` is what it was about; `ended` orders ends among begins.
+    """One operation. `place` is its subject; `ended` orders ends among begins.
 
-    `seconds` is how long it took, and `raised` what it raised, as `told` tells it; both once it ended.
+    `seconds` is the time it took, and `raised` its error as formatted by `told`; both are set when it ends.
     """
 
     who: str
@@ -62,16 +62,16 @@ class History:
         self._stood: dict[tuple[Key, bytes], int] = {}
         self._scopes: dict[str, str] = {}
         self.marks: dict[str, str] = {}
-        """What can be recognised in a message of keys and stored bytes, and what it is of."""
+        """The recognisable parts of keys and stored bytes, with their origins."""
         self.errors: dict[Message, None] = {}
-        """What the errors of operations say, each once."""
+        """The messages of the operations' errors, each one once."""
         self.latest = 0.0
-        """When the last operation began or ended, on the clock of `time.monotonic`; 0 before the first."""
+        """The time at which the last operation began or ended, by `time.monotonic`; 0 before the first."""
         self.shown_at_most = SHOWN
-        """How many operations a failing check shows, if it has listed no scope."""
+        """Maximum number of operations that a failing check shows if it has listed no scope."""
 
     def given(self, place: Key | str, *values: object) -> None:
-        """Note the key, or the scope, and the values that an operation is given."""
+        """Note the key or scope and the values passed to an operation."""
         self.marks |= marks_of(place, *(value for value in values if isinstance(value, bytes)))
 
     def begin(self, who: str, call: str, place: object) -> Event:
@@ -82,12 +82,12 @@ class History:
         return event
 
     def end(self, event: Event, outcome: str) -> None:
-        """Note how an operation ended."""
+        """Note the outcome of an operation."""
         self.latest = time.monotonic()
         event.ended, event.outcome = next(self._instants), outcome
 
     def longest_until(self, error: BaseException) -> float:
-        """Return how many seconds the longest operation took that raised this error, or one like it."""
+        """Return the seconds taken by the longest operation that raised this error or one like it."""
         like = told(error)
         return max((event.seconds for event in self.events if event.raised == like), default=0.0)
 
@@ -103,9 +103,9 @@ class History:
                 self._stood[entry] = max(count, self._stood.get(entry, 0))
 
     def stored_again(self) -> str:
-        """Return what to say of an entry that stood more often in a record than it was sent, or `""`."""
+        """Return a complaint about an entry found in a record more often than it was sent, or `""`."""
         for (key, entry), stood in self._stood.items():
-            # Of what other processes have sent, nothing is known here.
+            # Entries sent by other processes are unknown here.
             if 0 < (sent := self._sent[key, entry]) < stood:
                 what = "this entry was" if sent == 1 else "these entries were"
                 return (
@@ -115,21 +115,21 @@ class History:
         return ""
 
     def say(self, text: str, place: object = None) -> None:
-        """Note something that is no operation, such as time that passed; `place` if it is about one."""
+        """Note something that is not an operation, such as time passing; `place` is its subject, if any."""
         event = self.begin("", text, place)
         self.end(event, "")
 
     def lines(self) -> list[str]:
         """Return the last operations in the scope of the last one, oldest first.
 
-        Where there is no room for all, those on the same record stay before those on its neighbours.
+        If there is no room for all, operations on the same record take precedence over those on others.
         """
         places = [event.place for event in self.events if event.place is not None]
         last = places[-1] if places else None
         scope = _scope_of(last)
         about = [event for event in self.events if event.place is None or _scope_of(event.place) == scope]
         listed = {Key, str} <= {type(event.place) for event in about}
-        # The sort is stable, so that of equals the latest are kept.
+        # The sort is stable, so of equal ones, the latest are kept.
         first = about if listed else sorted(about, key=lambda event: event.place in (None, last))
         most = SHOWN_OF_LISTINGS if listed else self.shown_at_most
         shown = sorted(first[-most:], key=lambda event: event.began)
@@ -156,7 +156,7 @@ class History:
         if hasattr(value, "user_message"):
             return f"turn {value.user_message!r}"  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         if isinstance(value, str | bytes) and len(value) > _LONGEST_VALUE:
-            # Of bytes that are no text, each takes four characters.
+            # Each byte that is not text takes four characters.
             return f"{repr(value[:_LONGEST_VALUE])[: _LONGEST_VALUE + 3]}... ({len(value):,} long)"
         if isinstance(value, Record):
             return f"Record({value.version!r}, {self.shown(value.body)}, {self._listed(value.tail)})"
@@ -187,7 +187,7 @@ def _times_in_words(count: int) -> str:
 
 
 def must_answer(name: str, answer: object, types: tuple[type, ...]) -> None:
-    """Fail unless the answer of an operation is of one of the types that the contract has."""
+    """Fail unless the answer of an operation has one of the types in the contract."""
     __tracebackhide__ = True
     if not isinstance(answer, types):
         found, expected = _named(type(answer)), " or ".join(map(_named, types))
@@ -199,9 +199,9 @@ def _named(kind: type) -> str:
 
 
 class Recorded:
-    """Passes everything on to `inner`, and notes the calls of the methods in `recorded`.
+    """Passes everything on to `inner`, and records the calls of the methods in `recorded`.
 
-    `answers` are the types of a method's answers, by its name; another fails the check.
+    `answers` are the types of a method's answers, by method name; another type fails the check.
     """
 
     def __init__(

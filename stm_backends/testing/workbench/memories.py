@@ -1,4 +1,4 @@
-"""What a check of a memory uses: new conversations, memories of them, and what these show."""
+"""The tools of a memory check: new conversations, memories of them, and the content that these show."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stm_backends.types import (
 
 
 class Memory(Protocol):
-    """What the checks call: `ShortTermMemory`, and what a memory may have beyond it."""
+    """The methods that checks call: those of `ShortTermMemory`, and optional ones."""
 
     @property
     def health(self) -> MemoryHealth: ...
@@ -44,11 +44,11 @@ BEYOND_THE_PROTOCOL: Final = (
     "their_classes",
     "failing_estimator",
 )
-"""What ours can do and `ShortTermMemory` does not ask for; see `Memories.without`."""
+"""Features of this library's memories beyond `ShortTermMemory`; see `Memories.without`."""
 
 
 Act: TypeAlias = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
-"""Called by a check in place of an operation, with a function that carries the operation out."""
+"""A function called in place of an operation, with a function that carries the operation out."""
 
 
 async def _nothing(_: Any) -> None:
@@ -57,30 +57,30 @@ async def _nothing(_: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Memories:
-    """How a suite reaches the memories of one implementation.
+    """Gives a suite access to the memories of one implementation.
 
-    `open(key, config, summarizer)` returns a memory of the conversation `key`: where memories are
-    shared, another one each time, as if in another process. `close` ends one for good.
+    `open(key, config, summarizer)` returns a memory of the conversation `key`; if memories are shared, a new
+    one each time, as if in another process. `close` ends one for good.
 
-    The rest is optional; a check that needs what is missing is reported as not asked:
+    The rest is optional; a check that needs a missing part is reported as not asked:
 
-    - `without` names what this implementation does not have: `BEYOND_THE_PROTOCOL`.
+    - `without` names the parts of `BEYOND_THE_PROTOCOL` that this implementation lacks.
     - `again(memory)` returns another memory object of the same conversation, in the same process.
-    - `kill(memory)` ends one as SIGKILL would: nothing is given back, nothing more is written.
-    - `lease_s` is how long after that another may have to wait, in seconds.
-    - `damage(key)` makes what is stored of a conversation unreadable; `stored(key)` returns it.
+    - `kill(memory)` ends one as SIGKILL would: nothing is released, and nothing more is written.
+    - `lease_s` is the number of seconds that another may have to wait after that.
+    - `damage(key)` makes the stored data of a conversation unreadable; `stored(key)` returns them.
     - `outage()` is a context in which the datastore cannot be reached.
-    - `round_trips()` returns how many requests the datastore has been sent so far.
-    - `sealed(sealing)` returns the memories of processes that seal what they store with these keys, on the
-      same datastore.
-    - `erase(memory)` erases everything of the user of a memory, with the user's data keys, in its process.
-    - `fail_over(key, lost)` has the newest `lost` turns of a conversation lost with their server. That server
-      still answers the next memory that is opened of it, until this memory summarizes or drops turns, which
-      reaches the server that took over.
-    - `around(memory, operation, kind, act)` has `act(send)` awaited in place of the next such operation of a
+    - `round_trips()` returns the number of requests sent to the datastore so far.
+    - `sealed(sealing)` returns the memories of processes that seal their data with these keys, on the same
+      datastore.
+    - `erase(memory)` erases all data of a memory's user, with the user's data keys, in its process.
+    - `fail_over(key, lost)` makes a server lose the newest `lost` turns of a conversation. That server still
+      answers the next memory opened on it, until that memory summarizes or drops turns, which reaches the
+      server that took over.
+    - `around(memory, operation, kind, act)` awaits `act(send)` in place of the next such operation of a
       memory's process on a record of that kind, such as `append` to a `page`. `send()` carries it out.
     - `copy_first(key, turn_id, turn, rev)` adds another copy of the first turn of a conversation, which has
-      left the record, as a process with this revision of it does.
+      left the record, as a process with this revision of the turn does.
     """
 
     open: Callable[[MemoryKey, Any, Any], Awaitable[Any]]
@@ -101,7 +101,7 @@ class Memories:
 
 
 class MemoryBench:
-    """The workplace of one check; leaving it closes the memories that the check has opened."""
+    """The workbench of one check; leaving it closes the memories that the check has opened."""
 
     def __init__(self, memories: Memories) -> None:
         self.memories = memories
@@ -120,7 +120,7 @@ class MemoryBench:
         key: MemoryKey | None = None,
         sealing: Sealing | None = None,
     ) -> Memory:
-        """Return a memory, of a new conversation if none is named, in a process with these keys."""
+        """Return a memory in a process with these keys; without `key`, of a new conversation."""
         memories = self.memories
         if sealing is not None:
             if memories.sealed is None:
@@ -133,7 +133,7 @@ class MemoryBench:
         return cast("Memory", _Asked(recorded, self))
 
     def needs(self, what: str) -> None:
-        """End the check if this implementation does not have what goes beyond the protocol."""
+        """Skip the check if this implementation lacks this feature beyond the protocol."""
         if what in self.memories.without:
             not_asked(f"needs `{what}`, which this memory is declared to lack")
 
@@ -142,17 +142,17 @@ class MemoryBench:
         if self.memories.kill is None:
             not_asked("needs `Memories.kill`")
         self.history.say("the memory's process is killed")
-        # The wrapper that notes calls is ours; the implementation knows what it has made.
+        # The wrapper that records calls is ours; the implementation knows only its own object.
         await self.memories.kill(cast("_Asked", memory).recorded.inner)
 
     def around(self, memory: Memory, operation: str, kind: str, act: Act) -> None:
-        """Have `act(send)` awaited in place of the next such operation of a memory's process."""
+        """Await `act(send)` in place of the next such operation of a memory's process."""
         if self.memories.around is None:
             not_asked("needs `Memories.around`")
         self.memories.around(cast("_Asked", memory).recorded.inner, operation, kind, act)
 
     async def erase(self, memory: Memory) -> None:
-        """Erase everything of the user of a memory, in its process."""
+        """Erase all data of a memory's user, in its process."""
         if self.memories.erase is None:
             not_asked("needs `Memories.erase`")
         self.history.say("the user is erased")
@@ -176,7 +176,7 @@ class MemoryBench:
 
 
 class _Asked:
-    """A memory that ends the check when it is asked for what this implementation does not have."""
+    """A memory that skips the check when a feature is used that this implementation lacks."""
 
     def __init__(self, recorded: Recorded, bench: MemoryBench) -> None:
         self.recorded = recorded
@@ -206,7 +206,7 @@ def turn(number: int | str, text: str = "fine") -> ConversationTurn:
 
 
 def config(strategy: Any = "rolling_summary", zone: int = 2, **settings: Any) -> ShortTermMemoryConfig:
-    """Return a configuration with short waits; budget settings may be given by name."""
+    """Return a configuration with short waits. Budget settings may be passed by name."""
     budget = {
         name: settings.pop(name)
         for name in ("summary_max_tokens", "total_max_tokens", "overflow_policy")
@@ -219,7 +219,7 @@ def config(strategy: Any = "rolling_summary", zone: int = 2, **settings: Any) ->
 
 
 async def shown(memory: Memory) -> dict[str, Any]:
-    """Return what the model sees: `summary`, and the user messages of `pending` and `recent`."""
+    """Return the model's view: `summary`, and the user messages of `pending` and `recent`."""
     view = (await memory.get_llm_context()).get("conversation_memory", {})
     return {
         "summary": covered(view.get("summary", "")),

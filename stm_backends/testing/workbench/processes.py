@@ -1,7 +1,7 @@
 """Other operating-system processes that work on the same datastore as a check does.
 
-A worker receives its task as a pickle on its standard input. It writes one line per acknowledged write to
-its standard output, so a check that kills it knows what must be stored.
+A worker receives its task as a pickle on standard input. It writes one line per acknowledged write to
+standard output, so a check that kills it knows which writes must be stored.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ UNREACHABLE: Final = (
 
 _MAIN: Final = "from stm_backends.testing.workbench.processes import main; main()"
 
-# Before anything is imported, because a module may keep the function that tells the time. What C code makes
-# is of the original class, and is still an instance of this one.
+# Executed before any import, because a module may keep a reference to the function that tells the time.
+# Objects made by C code are of the original class, and are still instances of this one.
 _WRONG: Final = """
 import datetime, time
 
@@ -56,20 +56,20 @@ time.time_ns = lambda: nanoseconds() + int(by * 1e9)
 _KILLED: Final = -9 if os.name == "posix" else 1
 
 _LAST_WORDS: Final = 12
-"""How many lines of a worker's standard error a failure shows."""
+"""Maximum number of lines of a worker's standard error that a failure shows."""
 
 _LAST_BYTES: Final = 8_192
 
 _RAISED: Final = "raised "
-"""How the last line of a worker begins that an error ends; no acknowledgement does."""
+"""The beginning of the last line of a worker that an error ends; no acknowledgement begins like this."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a worker does: append `count` entries `label:0`, `label:1` ..., folding now and then.
+    """A worker's task: append `count` entries `label:0`, `label:1` ..., folding now and then.
 
-    With `stays` it keeps running afterwards. With `lease_s` it first takes a lease of that many seconds,
-    acknowledges it as `label` and keeps running. With `work` it does that first, on the record under `key`.
+    With `stays`, it keeps running afterwards. With `lease_s`, it first takes a lease of that many seconds,
+    acknowledges it as `label` and keeps running. With `work`, it does that first, on the record under `key`.
     """
 
     open: Callable[[], Awaitable[Driver]]
@@ -83,7 +83,7 @@ class Task:
 
 
 class Worker:
-    """A process that carries out a task. An unexpected end fails the check and shows how it ended."""
+    """A process that carries out a task. An unexpected end fails the check and is shown."""
 
     def __init__(self, process: asyncio.subprocess.Process, complaints: asyncio.Task[bytes]) -> None:
         self._process = process
@@ -94,7 +94,7 @@ class Worker:
 
     @classmethod
     async def start(cls, task: Task, *, ahead_s: float = 0.0) -> Worker:
-        """Start a process on a task; to its Python code, the time of day is so many seconds ahead."""
+        """Start a process on a task. Its Python code sees a time of day that is `ahead_s` seconds ahead."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
@@ -108,7 +108,7 @@ class Worker:
         assert process.stderr is not None
         process.stdin.write(pickle.dumps(task))
         process.stdin.write_eof()
-        # Read all along, because a pipe that is full would hold the process up.
+        # Read continuously, because a full pipe would block the process.
         return cls(process, asyncio.create_task(_end_of(process.stderr)))
 
     async def read(self, *, until: int) -> None:
@@ -118,9 +118,9 @@ class Worker:
             await self._end(expected=None)
 
     async def kill(self) -> None:
-        """Kill the process in the middle of what it does, and note what it had acknowledged.
+        """Kill the process during its work, and note the writes that it had acknowledged.
 
-        Fails if it had ended before.
+        Fails if the process had already ended.
         """
         __tracebackhide__ = True
         if self._process.returncode is None:
@@ -141,7 +141,7 @@ class Worker:
             raise
 
     async def _note(self, until: int | None = None) -> bool:
-        """Note what is acknowledged, up to `until` writes or the end; returns whether there were as many."""
+        """Note acknowledged writes, up to `until` or the end, and return whether there were that many."""
         assert self._process.stdout is not None
         while until is None or len(self.acknowledged) < until:
             line = await self._process.stdout.readline()
@@ -155,7 +155,7 @@ class Worker:
         return True
 
     async def _end(self, *, expected: int | None) -> None:
-        """Wait for the process to end; fail, with its last words, unless its status is the expected."""
+        """Wait for the process to end. Unless it has the expected status, fail with its last words."""
         __tracebackhide__ = True
         status = await self._process.wait()
         words = (await self._complaints).decode(errors="replace").splitlines()[-_LAST_WORDS:]
@@ -171,13 +171,13 @@ class Worker:
         )
 
     def kill_now(self) -> None:
-        """Kill the process if it still runs, and do not wait for its end."""
+        """Kill the process if it is still running, without waiting for its end."""
         with contextlib.suppress(ProcessLookupError):
             if self._process.returncode is None:
                 self._process.kill()
 
     async def end(self) -> None:
-        """End the process if it still runs."""
+        """End the process if it is still running."""
         self.kill_now()
         await self._process.wait()
         await self._complaints
@@ -187,23 +187,23 @@ _WORKERS: Final[MutableMapping[asyncio.AbstractEventLoop, list[Worker]]] = weakr
 
 
 async def end_workers() -> None:
-    """End the processes that a check has started, so that none writes on or outlives the event loop.
+    """End the processes started by a check, so that none of them writes on or outlives the event loop.
 
-    A check that failed has not waited for them.
+    A failed check has not waited for them.
     """
     for worker in _WORKERS.pop(asyncio.get_running_loop(), []):
         await worker.end()
 
 
 def kill_workers() -> None:
-    """Kill the processes that checks have started, from a thread beside an event loop that is blocked."""
+    """Kill the processes started by checks, from a thread next to a blocked event loop."""
     for workers in list(_WORKERS.values()):
         for worker in workers:
             worker.kill_now()
 
 
 async def _end_of(stream: asyncio.StreamReader) -> bytes:
-    """Return the last bytes of a stream, once it ends."""
+    """Return the last bytes of a stream once it has ended."""
     end = b""
     while part := await stream.read(_LAST_BYTES):
         end = (end + part)[-_LAST_BYTES:]
@@ -219,7 +219,7 @@ def main() -> None:
     try:
         asyncio.run(_carry_out(task))
     except BaseException as error:  # noqa: BLE001 -- also what ends a process, such as SystemExit
-        # Beside what libraries say when the process ends, the error would not be among the last words.
+        # Sent to standard output: on standard error, libraries' output at exit could displace it.
         where = origin(error)
         said = f"{told(error)}\nraised at {where}" if where else told(error)
         _acknowledge(_RAISED + json.dumps([said, cause(error)]))

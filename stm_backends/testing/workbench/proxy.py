@@ -1,4 +1,4 @@
-"""What networks do to a datastore's clients, on purpose: a proxy for tests of drivers and their users."""
+"""A proxy that deliberately does what networks do, for tests of drivers and their users."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from collections.abc import Callable
 from typing import Any, Final, Literal, TypeAlias
 
 Direction: TypeAlias = Literal["requests", "answers"]
-"""What clients send, or what the server sends."""
+"""The data that clients send, or those that the server sends."""
 
 _DIRECTIONS: Final[tuple[Direction, Direction]] = ("requests", "answers")
 _PIECE_BYTES: Final = 65_536
 _SETTLING_S: Final = 0.05
-"""How long a server gets, after a lost answer began, to finish requests that were sent before it."""
+"""Seconds for a server, after a lost answer began, to finish requests that were sent before it."""
 
 _HELLO: Final = re.compile(rb"\x16\x03.{3}\x01", re.DOTALL)
-"""How the first message of TLS begins."""
+"""The beginning of the first TLS message."""
 
 
 class LostAnswer:
-    """One answer that a proxy was told to lose. `happened` says whether it was lost."""
+    """One answer for a proxy to lose. `happened` says whether it was lost."""
 
     def __init__(self) -> None:
         self.happened = False
         self._is_cancelled = False
 
     def cancel(self) -> None:
-        """Lose nothing any more."""
+        """Do not lose the answer any more."""
         self._is_cancelled = True
 
 
 class HeldAnswer:
-    """One answer that a proxy was told to hold back. `happened` says whether it has come.
+    """One answer for a proxy to hold back. `happened` says whether it has come.
 
-    `followed` is how many requests of the same kind have come since. `release` lets the answer pass, and
-    holds nothing any more; twice is harmless.
+    `followed` is the number of requests of the same kind that have come since. `release` lets the answer pass
+    and stops holding answers; calling it twice is harmless.
     """
 
     def __init__(self, release: Callable[[], object]) -> None:
@@ -51,7 +51,7 @@ class HeldAnswer:
 
 
 class Fault:
-    """What a proxy does for as long as a context lasts: `with` and `async with` do the same."""
+    """A fault of a proxy while a context lasts; `with` and `async with` do the same."""
 
     def __init__(self, begin: Callable[[], Any], end: Callable[[], Any]) -> None:
         self._begin = begin
@@ -71,11 +71,12 @@ class Fault:
 
 
 class Proxy:
-    """A TCP proxy that does to connections what networks do, while the server behind it stays as it is.
+    """A TCP proxy that does to connections what networks do, while the server behind it is unaffected.
 
-    `server` is the server's address, `host:port`; `address` is where the proxy listens, once entered. It has
-    a thread and an event loop of its own, so its methods may be called from any loop or thread. Faults add
-    up, and each ends with its context. With `tls` it speaks TLS to clients and none to the server.
+    `server` is the server's address, `host:port`; `address` is the proxy's own address, once entered. The
+    proxy runs in a separate thread with its own event loop, so its methods may be called from any loop or
+    thread. Faults add up, and each ends with its context. With `tls`, it speaks TLS to clients but not to the
+    server.
 
     ```python
     async with Proxy("127.0.0.1:6379") as proxy:
@@ -106,19 +107,19 @@ class Proxy:
 
     @property
     def address(self) -> str:
-        """Where the proxy listens, as `host:port`."""
+        """The address of the proxy, as `host:port`."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def connections(self) -> int:
-        """How many connections clients have open to the proxy. `accepted` counts all there ever were.
+        """The number of connections that clients have open to the proxy. `accepted` counts all so far.
 
         `encrypted` says whether a client has begun TLS with the server, so that requests cannot be read.
         """
         return len(self._connections)
 
     def start(self) -> None:
-        """Listen. `with` and `async with` do the same, and stop in the end."""
+        """Start listening. `with` and `async with` do the same, and stop at the end."""
         self._thread.start()
         self._do(self._open)
 
@@ -149,8 +150,8 @@ class Proxy:
     def stalled(self, direction: Direction | None = None) -> Fault:
         """Accept connections and let nothing pass, in one direction or both.
 
-        What was held back passes in the end, even if its sender has given up by then: a request that a client
-        sent into the stall reaches the server late.
+        Data held back pass at the end, even if their sender has given up by then: a request sent into the
+        stall reaches the server late.
         """
         directions = _DIRECTIONS if direction is None else (direction,)
         return Fault(
@@ -167,7 +168,7 @@ class Proxy:
         )
 
     def half_open(self) -> Fault:
-        """Close the present connections towards the server, and let the clients believe that they are open.
+        """Close the current connections to the server, while clients believe that they are open.
 
         A firewall that forgets connections does this. New connections work.
         """
@@ -180,38 +181,38 @@ class Proxy:
     def lose_answer(self, to: bytes = b"", *, skip: int = 0) -> LostAnswer:
         """Lose one answer after the server has done the work: the request passes, its answer does not.
 
-        Then the connection is reset. The answer is the next on the first connection that from now on carries
-        a request with `to` in it; without `to`, any request. `skip` answers pass before, for an operation
-        of several requests. The request must be in clear text to be found.
+        Then the connection is reset. The lost answer is the next one on the first connection that from now on
+        carries a request containing `to`; without `to`, any request. `skip` answers pass first, for
+        operations of several requests. The request must be in clear text to be found.
         """
         loss = _Loss(to, skip)
         self._do(lambda: self._expect(loss))
         return loss
 
     def hold_answer(self, to: bytes = b"", *, skip: int = 0) -> HeldAnswer:
-        """Hold one answer back after the server has done the work, so that others can act before it comes.
+        """Hold one answer back after the server has done the work, so that others can act before it arrives.
 
-        The answers that count are those on connections that from now on carry a request with `to` in it;
-        without `to`, any request. `skip` of them pass before: raise it from 0 until an operation ends, and
-        it is paused between each two of its requests. What follows on the same connection waits as well.
-        The request must be in clear text to be found.
+        Only answers on connections that from now on carry a request containing `to` count; without `to`, any
+        request. `skip` of them pass first: raise it from 0 until an operation ends, and the operation is
+        paused between each two of its requests. Later data on the same connection wait, too. The request must
+        be in clear text to be found.
         """
         hold = _Hold(to, skip, self._do)
         self._do(lambda: self._await(hold))
         return hold
 
     def lead_to(self, server: str) -> None:
-        """Lead new connections to another server, as after a failover. Present connections stay."""
+        """Lead new connections to another server, as after a failover. Current connections stay."""
         self._server = _parsed(server)
 
     def _do(self, work: Callable[[], Any]) -> Any:
-        # Waits without giving way to the caller's loop, so that a cancelled caller still undoes its fault.
+        # Blocks the caller's loop while waiting, so that a cancelled caller still undoes its fault.
         done: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
         def run() -> None:
             try:
                 done.set_result(work())
-            except BaseException as error:  # noqa: BLE001 -- raised again where the result is awaited
+            except BaseException as error:  # noqa: BLE001 -- raised again when the result is awaited
                 done.set_exception(error)
 
         self._loop.call_soon_threadsafe(run)
@@ -220,7 +221,7 @@ class Proxy:
     def _open(self) -> None:
         for event in self._flowing.values():
             event.set()
-        # Bound and not listening: it keeps the port, and new connections are refused while it is alone there.
+        # Bound but not listening: it keeps the port, and new connections are refused while it is alone.
         self._placeholder = self._bound()
         self.port = self._placeholder.getsockname()[1]
         self._listen()
@@ -232,7 +233,7 @@ class Proxy:
         self._loop.add_reader(self._listener, self._accept, self._listener)
 
     def _accept(self, listener: socket.socket) -> None:
-        # An asyncio.Server that is closed while it accepts leaves a connection that no task serves or closes.
+        # An asyncio.Server closed while accepting leaves a connection that no task serves or closes.
         with contextlib.suppress(OSError):
             client, _ = listener.accept()
             self.accepted += 1
@@ -252,7 +253,7 @@ class Proxy:
         self._cut()
         if self._placeholder is not None:
             self._placeholder.close()
-        # So that each has begun, and cleans up after itself.
+        # Gives each task the chance to start, so that it cleans up after itself.
         await asyncio.sleep(0)
         for task in self._serving:
             task.cancel()
@@ -323,7 +324,7 @@ class Proxy:
             await asyncio.wait(connection.passing, return_when=asyncio.FIRST_COMPLETED)
             if connection.is_dead:
                 await asyncio.wait([requests])
-            # The end of one side comes after all it sent, and so it is passed on.
+            # The end of one side comes after all its data, so it is passed on.
             for ended, target in ((requests, connection.server), (answers, connection.client)):
                 if ended.done() and not connection.is_reset:
                     target.close()
@@ -410,7 +411,7 @@ class _Hold(HeldAnswer):
         super().__init__(lambda: within(self.passed.set))
         self._to = to
         self._left = skip
-        # Clients may send the requests of one operation by several connections.
+        # Clients may send the requests of one operation on several connections.
         self._connections: set[_Connection] = set()
 
     def sees_request(self, connection: _Connection, piece: bytes) -> None:
@@ -427,7 +428,7 @@ class _Hold(HeldAnswer):
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    # Without this option the peer would see an orderly end.
+    # Without this option, the peer would see an orderly end.
     found: socket.socket | None = writer.get_extra_info("socket")
     if found is not None and found.fileno() >= 0:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

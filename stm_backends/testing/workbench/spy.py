@@ -1,4 +1,4 @@
-"""A driver around a driver: counts what goes through it, and lets a test step in between."""
+"""A driver around a driver: counts the operations, and lets a test intervene."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ T = TypeVar("T")
 class SpyDriver(WrapperDriver):
     """Passes every operation on to `inner`.
 
-    `calls` lists them as `(operation, kind)` with the last part of the scope as the kind. The hooks in
-    `before` and `after` run around an operation and may wait or raise; raising after it is how an answer
-    gets lost. A hook is called once per entry in its list, oldest first.
+    `calls` lists them as `(operation, kind)`, where the kind is the last part of the scope. The hooks in
+    `before` and `after` run around an operation and may wait or raise; raising afterwards simulates a lost
+    answer. Each hook in a list is called once, oldest first.
     """
 
     def __init__(self, inner: Driver) -> None:
@@ -27,7 +27,7 @@ class SpyDriver(WrapperDriver):
         self.after: dict[Operation, list[Hook]] = {}
 
     def count(self, operation: Operation, kind: str = "memory") -> int:
-        """Return how many such operations went through."""
+        """Return the number of such operations so far."""
         return self.calls.count((operation, kind))
 
     async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[T]]) -> T:

@@ -1,4 +1,4 @@
-"""A summarizer for tests, which keeps a ledger of what it covered and fails on demand."""
+"""A summarizer for tests, which keeps a ledger of the turns it covered and fails on demand."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 class LedgerSummarizer:
-    """Summarizes turns as the list of their user messages, so that a summary proves what it covers.
+    """Summarizes turns as a list of their user messages, so that a summary proves which turns it covers.
 
-    `covered(summary)` reads the list back. `fail` is how many of the next calls raise `error`, `answers` are
-    given instead of summaries while there are any, `hold()` makes calls wait until `release()`, and
-    `requests` are all requests so far.
+    `covered(summary)` reads the list back. The next `fail` calls raise `error`. `answers` are returned
+    instead of summaries until they run out. `hold()` makes calls wait until `release()`, and `requests` has
+    all requests so far.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class LedgerSummarizer:
         self.called.clear()
 
     def release(self) -> None:
-        """Let waiting and later calls go on."""
+        """Let waiting and later calls continue."""
         self._open.set()
 
     async def __call__(self, request: Mapping[str, Any], /) -> Mapping[str, Any]:

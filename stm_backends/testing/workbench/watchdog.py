@@ -1,4 +1,4 @@
-"""Ends a run that its event loop cannot end: a driver blocks the loop, or has a thread that never ends."""
+"""Ends a run that its event loop cannot end: a driver blocks the loop, or one of its threads never ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 from stm_backends.testing.workbench.processes import kill_workers
 
 STUCK_S: Final = 60.0
-"""How many seconds after a limit the event loop has not kept it. Tidying up takes some of them."""
+"""Seconds after a limit until the event loop counts as stuck. Tidying up takes some of them."""
 
 _STEPS: Final = 60
 
@@ -20,7 +20,7 @@ _STATUS: Final = 1
 
 
 class Watchdog:
-    """Ends the process, and says why, if what it watches does not end; it watches one thing at a time."""
+    """Ends the process, with the reason, if the watched work does not end. Watches one thing at a time."""
 
     def __init__(self) -> None:
         self._stderr = 2
@@ -28,7 +28,7 @@ class Watchdog:
         self._left = _STEPS
 
     def keep_stderr(self) -> Callable[[], None]:
-        """Keep the standard error as it is now, because pytest captures it; returns how to forget it."""
+        """Keep the current standard error, because pytest captures it; returns a function to release it."""
         before, kept = self._stderr, os.dup(2)
         self._stderr = kept
 
@@ -40,7 +40,7 @@ class Watchdog:
 
     @contextmanager
     def watching(self, what: str, limit: float) -> Generator[None]:
-        """End the process if the body goes on long after a limit in seconds that it keeps by itself."""
+        """End the process if the body runs long past the limit in seconds that it should keep by itself."""
         self._over = over = threading.Event()
         self.go_on()
         threading.Thread(
@@ -52,16 +52,16 @@ class Watchdog:
             over.set()
 
     def go_on(self) -> None:
-        """Restart the limit of what is watched, for its next step; a thread for each would cost more."""
+        """Restart the limit for the next step of the watched work; a thread for each would cost more."""
         self._left = _STEPS
 
     def call_off(self) -> None:
-        """Let what is watched now take its time, for example in a debugger."""
+        """Lift the limit of the watched work, for example in a debugger."""
         self._over.set()
 
     def _watch(self, over: threading.Event, what: str, limit: float) -> None:
         late = STUCK_S
-        # In steps, because a process that was stopped for long (Ctrl-Z) may have its limit end first.
+        # Waits in steps, because a process stopped for long (Ctrl-Z) may find its limit over first.
         while self._left > 0:
             if over.wait((limit + late) / _STEPS):
                 return
@@ -74,7 +74,7 @@ class Watchdog:
         os.write(self._stderr, message.encode())
         faulthandler.dump_traceback(self._stderr)
         kill_workers()
-        # Not by an exception: threads that are stuck are waited for when Python ends.
+        # An exception would not do: Python waits for stuck threads at exit.
         os._exit(_STATUS)
 
 

@@ -52,9 +52,9 @@ def test_a_table_and_a_place_have_defaults():
     ("url", "says"),
     [
         ("mysql://table", "begins with dynamodb://"),
-        ("dynamodb://AKIAHUSH:hush-secret@table", "holds no credentials"),
+        ("dynamodb://AKIAHUSH:hush-secret@table", "cannot contain credentials"),
         ("dynamodb://127.0.0.1:8000", "endpoint_url=http://HOST:PORT"),
-        ("dynamodb://table/other", "nothing below it"),
+        ("dynamodb://table/other", "names only a table"),
         ("dynamodb://table#other", "no fragment"),
         ("dynamodb://ab", "3 to 255"),
         ("dynamodb://a%20table", "3 to 255"),
@@ -128,7 +128,7 @@ def test_a_client_brings_its_own_place_and_credentials():
     assert open_driver("dynamodb://table", client=client, deadline_s=2.0).traits.deadline == 2.0
     with pytest.raises(ConfigurationError, match="not S3"):
         open_driver("dynamodb://table", client=boto3.client("s3", region_name="eu-west-1"))
-    with pytest.raises(ConfigurationError, match=re.escape("hand in boto3.client('dynamodb')")):
+    with pytest.raises(ConfigurationError, match=re.escape("pass boto3.client('dynamodb')")):
         open_driver(
             "dynamodb://table", client=boto3.resource("dynamodb", region_name="eu-west-1").meta.client
         )

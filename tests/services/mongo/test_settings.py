@@ -152,7 +152,7 @@ def test_a_setting_given_differently_in_url_and_option_is_refused():
     with pytest.raises(ConfigurationError, match="give database differently"):
         MongoSettings.from_url("mongodb://h/chats", database="other")
     assert MongoSettings.from_url("mongodb://h/chats", database="chats").database == "chats"
-    with pytest.raises(ConfigurationError, match="both give maxPoolSize"):
+    with pytest.raises(ConfigurationError, match="both set maxPoolSize"):
         MongoSettings.from_url("mongodb://h/?maxpoolsize=3", maxPoolSize=4)
 
 
@@ -191,7 +191,7 @@ async def test_a_client_that_is_handed_in_brings_its_own_connection():
                 open_driver(url, client=client, **options)
     with (
         MongoClient("mongodb://h", connect=False) as synchronous,
-        pytest.raises(ConfigurationError, match=r"hand in pymongo.AsyncMongoClient"),
+        pytest.raises(ConfigurationError, match=r"pass pymongo.AsyncMongoClient"),
     ):
         MongoDriver(MongoSettings(), client=synchronous)
 

@@ -183,7 +183,7 @@ async def test_durability_is_what_the_setting_says(url, setting):
 
 async def test_of_a_pool_handed_in_durability_is_the_owners_affair(url):
     pool = await asyncpg.create_pool(url, min_size=0)
-    assert "as `synchronous_commit` has it" in open_backend("postgres", client=pool).traits.durability
+    assert "as set by `synchronous_commit`" in open_backend("postgres", client=pool).traits.durability
     await pool.close()
 
 

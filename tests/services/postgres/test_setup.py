@@ -54,7 +54,7 @@ async def test_a_schema_with_capitals_is_quoted(url):
 async def test_a_table_of_another_program_is_refused_and_left_alone(url, schema, admin):
     await admin.execute(f"CREATE SCHEMA {schema}; CREATE TABLE {schema}.stm_record (mine int)")
     for create in (False, True):
-        with pytest.raises(ConfigurationError, match="did not set up"):
+        with pytest.raises(ConfigurationError, match="was not set up by this library"):
             await open_at(url, schema=schema, create=create)
     columns = await admin.fetch(
         "SELECT column_name FROM information_schema.columns WHERE table_schema = $1", schema
@@ -153,7 +153,7 @@ async def test_a_pool_is_used_in_its_own_event_loop_only(url, schema, driver):
 
 
 async def test_only_a_pool_can_be_handed_in(admin):
-    with pytest.raises(ConfigurationError, match=r"hand in an asyncpg\.Pool"):
+    with pytest.raises(ConfigurationError, match=r"pass an asyncpg\.Pool"):
         open_backend("postgres", client=admin)
     with pytest.raises(ConfigurationError, match="not object"):
         open_backend("postgres", client=object())

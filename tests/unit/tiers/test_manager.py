@@ -289,8 +289,8 @@ async def test_a_provider_that_cannot_be_asked_is_refused_at_once() -> None:
 
 
 WRONG: dict[str, dict[str, Any]] = {
-    "str is no graph_backend; it lacks: add_vertex": {"graph_backend": "sqlite:///memory.db"},
-    "backend is what": {"backend": "memory://", "owner": ("acme", "u1")},
+    "str is not a graph_backend; it lacks: add_vertex": {"graph_backend": "sqlite:///memory.db"},
+    "backend must come from": {"backend": "memory://", "owner": ("acme", "u1")},
     "short_term must be": {"short_term": MemoryKey("acme", "u1", "chat")},
     "embedder must be": {"embedder": [[1.0]]},
     "recall_cosine must be": {"recall_cosine": 75},

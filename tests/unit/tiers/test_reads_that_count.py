@@ -184,7 +184,7 @@ async def test_heads_that_cannot_be_stored_fail_no_write(
     driver.call = without_heads  # pyright: ignore[reportAttributeAccessIssue] -- for this instance
     await memory.remember("other", "the fact", tier=LONG)
     assert {*await shown(memory)} == {"k", "other"}
-    assert "could not store what ranks memories" in caplog.text
+    assert "could not store the ranks of memories" in caplog.text
 
 
 async def test_an_entry_that_is_superseded_no_more_is_in_the_window_again(backend: Backend) -> None:
@@ -242,7 +242,7 @@ async def test_a_vertex_with_other_properties_spoils_no_head_of_another(
         await graph.add_vertex(f"memory:odd{number}", "memory", {**entry, **odd})
     for _ in range(2):
         assert [*await graph.list_heads()] == ["memory:k"]
-    assert "could not read what ranks memories" not in caplog.text
+    assert "could not read the ranks of memories" not in caplog.text
 
 
 async def test_a_window_does_without_heads_whose_record_is_damaged(
@@ -258,7 +258,7 @@ async def test_a_window_does_without_heads_whose_record_is_damaged(
 
     driver.call = without_parts  # pyright: ignore[reportAttributeAccessIssue] -- for this instance
     assert await shown(memory) == {"k": 1}
-    assert "could not read what ranks memories" in caplog.text
+    assert "could not read the ranks of memories" in caplog.text
 
 
 async def test_no_head_of_a_user_who_was_erased_meanwhile_stays(backend: Backend, driver: Troubled) -> None:
