@@ -17,7 +17,7 @@ from stm_backends.records.codec import Transform
 from stm_backends.records.limits import Limits
 from stm_backends.sealing.keys import Sealing
 from stm_backends.telemetry.observer import Observer
-from stm_backends.types import MemoryIsolation
+from stm_backends.types import MemoryIsolation, Summaries
 
 
 class BackendOptions(TypedDict, total=False):
@@ -29,6 +29,7 @@ class BackendOptions(TypedDict, total=False):
     isolation: MemoryIsolation | None
     limits: Limits | None
     max_summaries: int
+    summaries: Summaries
     close_timeout_s: float
     observer: Observer
 

@@ -71,12 +71,13 @@ class Lender(Protocol):
     """Lends a connection to one operation at a time.
 
     After `take`, an operation calls `give_back` if it was answered, or `give_up` if it raised an error.
-    `loop` is the event loop that the connections belong to.
+    `take` waits for a connection no longer than `until`, a time of the event loop. `loop` is the event loop
+    that the connections belong to.
     """
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
-    async def take(self) -> Connection: ...
+    async def take(self, until: float = math.inf) -> Connection: ...
     async def give_back(self, connection: Connection) -> None: ...
     def give_up(self, connection: Connection, error: BaseException) -> None: ...
     async def expire(self) -> None: ...
@@ -123,10 +124,10 @@ class HandedIn:
         """The event loop of the pool; asyncpg has no public attribute for it."""
         return getattr(self._pool, "_loop", None) or asyncio.get_running_loop()
 
-    async def take(self) -> Connection:
+    async def take(self, until: float = math.inf) -> Connection:
         """Return a connection for one operation. Raises asyncpg's error if the pool has none."""
         pool, now = self._pool, asyncio.get_running_loop().time
-        async with asyncio.timeout(self._patience_s):
+        async with asyncio.timeout(min(self._patience_s, until - now())):
             while True:
                 await self._turn()
                 size = pool.get_size()

@@ -58,10 +58,11 @@ class Connections:
         self._unused: asyncio.Future[None] | None = None
         self._is_closed = False
 
-    async def take(self) -> Connection:
+    async def take(self, until: float = math.inf) -> Connection:
         """Return a connection for one operation. Raises `TimeoutError` if none becomes free in time.
 
-        Raises the error of `connect` if there is no connection and none can be opened.
+        The wait ends at `until`, a time of the event loop, if not before. Raises the error of `connect` if
+        there is no connection and none can be opened.
         """
         while self._free:
             connection, _ = self._free.popitem()
@@ -70,7 +71,8 @@ class Connections:
             self._drop(connection)
         self._grow(coming=1)
         try:
-            return await self._waiting.wait(self._patience_s, unused=self._pass_on)
+            patience_s = min(self._patience_s, until - self.loop.time())
+            return await self._waiting.wait(patience_s, unused=self._pass_on)
         finally:
             self._report_unused()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import accumulate
@@ -159,7 +160,8 @@ class PostgresDriver:
     async def close(self) -> None:
         """Close the connections, but not a pool that was passed in. Closing twice is harmless.
 
-        Waits at most one deadline for operations in progress, and another for a purge.
+        Waits at most one deadline for operations in progress, and another for a purge. If it is cancelled
+        meanwhile, it closes them at once.
         """
         await self._home.close(self._end)
 
@@ -182,12 +184,22 @@ class PostgresDriver:
             )
 
     async def _end(self) -> None:
-        await self._cleaner.close(self._settings.deadline_s)
-        await self._groups.drain(self._settings.deadline_s)
+        patience_s, cancelled = self._settings.deadline_s, None
+        # The appends come first, because they may start the cleaner.
+        for close in (self._groups.drain, self._cleaner.close, self._disconnect):
+            try:
+                await close(patience_s)
+            except asyncio.CancelledError as error:
+                # Everything is closed all the same, but nothing more is waited for.
+                patience_s, cancelled = 0.0, error
+        await self._loads.close()
+        if cancelled is not None:
+            raise cancelled
+
+    async def _disconnect(self, patience_s: float) -> None:
         lender, self._lender, self._is_ready = self._lender, None, False
         if lender is not None:
-            await lender.close(self._settings.deadline_s)
-        await self._loads.close()
+            await lender.close(patience_s)
 
     def _start_over(self) -> None:
         """Create the objects that belong to one event loop."""
@@ -366,12 +378,14 @@ class PostgresDriver:
             self._known[hash(key)] = True
 
     async def _append_alone(self, one: Append) -> Row:
-        return await self._borrow("append", lambda connection: self._append_one(connection, one))
+        return await self._borrow(
+            "append", lambda connection: self._append_one(connection, one), until=one.until
+        )
 
     async def _append_one(self, connection: Connection, one: Append) -> Row:
         """Send the statement for a known record, then the general one if that did nothing."""
         here, limit = self._statements, self.traits.max_record
-        key, entry, version, seconds, is_known = one
+        key, entry, version, seconds, is_known, _ = one
         rows: list[Row] = []
         if is_known:
             rows = await connection.fetch(here.extend, *key, entry, seconds, limit, self.traits.deadline)
@@ -443,14 +457,17 @@ class PostgresDriver:
         self._count_statement = here.count_expired if is_dated else here.count_expired_undated
         self._is_ready = True
 
-    async def _borrow(self, operation: str, send: Callable[[Connection], Awaitable[T]]) -> T:
+    async def _borrow(
+        self, operation: str, send: Callable[[Connection], Awaitable[T]], *, until: float = math.inf
+    ) -> T:
+        """Use a connection, or raise an error if there is none by `until`, a time of the event loop."""
         lender = self._lender
         if lender is None:
             raise self._edge.not_open(operation)
         if lender.loop is not asyncio.get_running_loop():
             raise ConfigurationError(OF_ANOTHER_LOOP)
         try:
-            return await self._use(lender, operation, send)
+            return await self._use(lender, operation, send, until)
         except (exceptions.PostgresError, exceptions.InternalClientError) as error:
             if not is_spent(error):
                 raise
@@ -460,11 +477,13 @@ class PostgresDriver:
                 logger.warning("postgres: reconnecting: %s", message)
         # The server refused the statement, so nothing was done. Other connections lead to the same server.
         await lender.expire()
-        return await self._use(lender, operation, send)
+        return await self._use(lender, operation, send, until)
 
-    async def _use(self, lender: Lender, operation: str, send: Callable[[Connection], Awaitable[T]]) -> T:
+    async def _use(
+        self, lender: Lender, operation: str, send: Callable[[Connection], Awaitable[T]], until: float
+    ) -> T:
         try:
-            connection = await lender.take()
+            connection = await lender.take(until)
         except exceptions.ClientConfigurationError as error:
             # Its message quotes hosts, files and modes.
             raise ConfigurationError(

@@ -6,14 +6,17 @@ answer never came, or if the server itself failed.
 
 from __future__ import annotations
 
+import copy
 import ssl
+import traceback
 from collections.abc import Mapping
 from typing import Final
 
 from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
 from stm_backends.drivers.edge import Meaning, passed_through, with_cause
-from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, StorageError, Unavailable
+from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, StmError, StorageError, Unavailable
+from stm_backends.handed_in import PASSED
 
 _ALTERED: Final = "the tables of this library were changed by another program"
 _BUSY: Final = (
@@ -34,7 +37,10 @@ _ENDED: Final[Meaning] = (
 _LOST: Final = "the connection was lost before the answer came"
 NO_CONNECTION: Final = "no connection was free, or could be opened, within half of the deadline"
 _FAULT: Final = "the server failed internally"
+_FAILED: Final = "the client, or a function that it calls, failed"
 _CANCELED: Final = "57014"
+_OURS: Final = ("stm_backends", "stm_backends_postgres")
+_FURTHEST_CAUSE: Final = 10
 
 _STATES: Final[dict[str, Meaning]] = {
     # Codes, followed by the classes that they begin with.
@@ -148,6 +154,48 @@ def unsent(error: Exception, operation: str) -> StorageError | None:
         kind = Unavailable
     kind, message = with_cause((kind, message), error, opening=operation == "open")
     return kind(message)
+
+
+def copied(error: BaseException) -> BaseException:
+    """Return the error of a shared statement for one of its callers: a copy without the frames.
+
+    The frames hold the entries of all callers, and tools that report errors record them. The edge judges an
+    error that is not in the tables by its frames, so it is judged here.
+    """
+    own = _without_frames(error)
+    found = meaning(error) if isinstance(error, Exception) else None
+    is_judged = found is not None or isinstance(error, (StmError, *PASSED))
+    if own is not None and not is_judged and _origin(error) in _OURS:
+        # A bug. These lines of code say where it is, and hold no data.
+        own.add_note("".join(traceback.format_tb(error.__traceback__)))
+        is_judged = True
+    if own is not None and is_judged:
+        return own
+    unknown = Unavailable if before_sending(error) else OutcomeUnknown
+    kind, message = found or (unknown, f"{_FAILED} ({type(error).__name__})")
+    failure = kind(message)
+    failure.__cause__ = own
+    return failure
+
+
+def _without_frames(error: BaseException | None, depth: int = _FURTHEST_CAUSE) -> BaseException | None:
+    """Return a copy of an error and its causes without frames; `None` if it cannot be copied."""
+    if error is None or not depth:
+        return None
+    try:
+        own = copy.copy(error).with_traceback(None)
+    except Exception:  # noqa: BLE001 -- the class may be anyone's
+        return None
+    context = None if error.__suppress_context__ else error.__context__
+    own.__cause__ = _without_frames(error.__cause__ or context, depth - 1)
+    return own
+
+
+def _origin(error: BaseException) -> str:
+    """Return the package whose code raised an error."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    name: str = frames[-1].f_globals.get("__name__", "") if frames else ""
+    return name.partition(".")[0]
 
 
 def _is_unsent(error: BaseException) -> bool:

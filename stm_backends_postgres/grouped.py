@@ -6,17 +6,23 @@ import asyncio
 import contextvars
 import enum
 import functools
-from collections.abc import Awaitable, Callable, Sequence
+import itertools
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from stm_backends.drivers.coalesced import LARGE_BYTES
 from stm_backends.drivers.contract import Key
 from stm_backends.errors import OutcomeUnknown, Unavailable
 from stm_backends_postgres.client import Row
-from stm_backends_postgres.errors import NO_CONNECTION, is_refused
+from stm_backends_postgres.errors import NO_CONNECTION, copied, is_refused
 
 IN_FLIGHT: Final = 2
-"""Maximum number of concurrent statements; further appends wait, and share the next one."""
+"""The number of places for statements; further appends wait, and share the next statement."""
+
+PLACE_S: Final = 0.1
+"""Seconds after which a statement leaves its place to waiting appends. A lock may hold it up for longer."""
 
 MOST: Final = 64
 """Maximum number of appends in one statement, and so of unknown outcomes if its answer is lost."""
@@ -28,7 +34,8 @@ MOST_BYTES: Final = 1024 * 1024
 class Append(NamedTuple):
     """One append. `version` is for a record that it creates; `seconds` is the time to live.
 
-    `is_known` says that the record probably exists, and will not expire soon.
+    `is_known` says that the record probably exists, and will not expire soon. `until` is the time of the
+    event loop at which it stops waiting, for its turn and for a connection alike.
     """
 
     key: Key
@@ -36,6 +43,7 @@ class Append(NamedTuple):
     version: str
     seconds: float | None
     is_known: bool
+    until: float = math.inf
 
 
 class _Alone(enum.Enum):
@@ -60,26 +68,30 @@ class _Group:
         self.waited: Sequence[Caller] = ()
         self.appends: dict[Caller, Append] = {}
         self.keys: frozenset[Key] = frozenset()
-        self.sent: Sequence[Caller] = ()
+        self.sent: Sequence[tuple[Caller, Append]] = ()
 
 
 class Grouped:
     """Groups appends that wait at the same time; each caller gets the row for its own append.
 
-    `alone` sends one append. `together` gets a connection, then calls the function that it is given for the
-    appends to send. It returns a row for each, in order, or `None` for one that the statement left out:
-    nothing was done, and its caller sends it alone. After an error by which the server refused the statement,
-    all are sent alone, so that each one fails by itself. Any other error reaches all callers.
+    `alone` sends one append; it gets a connection by `Append.until`, or raises an error. `together` gets a
+    connection, then calls the function that it is given for the appends to send. It returns a row for each,
+    in order, or `None` for one that the statement left out: nothing was done, and its caller sends it alone.
+    After an error by which the server refused the statement, all are sent alone, so that each one fails by
+    itself. Any other error reaches all callers; each gets a copy without the frames.
 
-    An append is sent alone, without a task, if none is in progress or it has no other to share with. At most
-    `IN_FLIGHT` statements are in progress, not counting appends sent alone after a statement left them out;
-    further appends wait. Once a statement has a connection, it takes waiting appends, at most `MOST` of them
-    and `MOST_BYTES`. Appends to one record keep their order, unless they are large or were left out: none is
-    sent while a statement with an earlier one is in progress.
+    There are `IN_FLIGHT` places for statements. An append that finds all of them free is sent alone, without
+    a task, and so is one that has no other to share with. If no place is free, appends wait. A statement that
+    has lasted for `PLACE_S` seconds leaves its place to waiting appends: it may wait for a lock, or for a
+    server that never answers. An append that was left out needs no place. Once a statement has a connection,
+    it takes waiting appends, at most `MOST` of them and `MOST_BYTES`.
+
+    Appends to one record keep their order: none is sent while an earlier one is in progress. Large appends
+    are the exception, as are those that the same statement left out: they are sent at the same time.
 
     Cancelling a waiting append removes it. Once it is sent, it may be done. The statement is cancelled when
-    no caller is left, so the callers' deadline is also its deadline. An append that was not sent within
-    `patience_s` seconds raises `Unavailable`.
+    no caller is left, so the callers' deadline is also its deadline. An append that has waited `patience_s`
+    seconds for its turn and for a connection raises `Unavailable`.
     """
 
     def __init__(
@@ -92,11 +104,14 @@ class Grouped:
         self._alone = alone
         self._together = together
         self._patience_s = patience_s
-        self._free = IN_FLIGHT
-        # The records of appends sent alone, except those that a statement has left out.
-        self._lone: set[Key] = set()
-        # The waiting appends, with the time until which they wait; oldest first.
-        self._waiting: dict[Caller, tuple[Append, float]] = {}
+        # The statements that have a place, oldest first, and when they began; the key is that of an append
+        # sent alone.
+        self._placed: dict[_Group | Key, float] = {}
+        self._freeing: asyncio.TimerHandle | None = None
+        # The records of appends sent alone. A statement may have left out several appends to one record.
+        self._lone: Counter[Key] = Counter()
+        # The waiting appends; oldest first.
+        self._waiting: dict[Caller, Append] = {}
         self._expiring: asyncio.TimerHandle | None = None
         self._groups: set[_Group] = set()
         # The group that waits for a connection.
@@ -108,27 +123,38 @@ class Grouped:
         """Return the row for an append. Raises the errors of `alone` and `together`."""
         if len(one.entry) > LARGE_BYTES:
             return await self._alone(one)
-        if self._free == IN_FLIGHT and not self._waiting:
+        if not self._placed and not self._waiting and one.key not in self._busy():
             self._begin_alone(one.key)
             return await self._send_alone(one)
+        one = one._replace(until=asyncio.get_running_loop().time() + self._patience_s)
         row = await self._wait(one)
         if row is _Alone.NOW:
             return await self._send_alone(one)
         # The record of a left-out append is in use, full, expired or gone; only `alone` can tell.
-        return await self._alone(one._replace(is_known=False)) if row is None else row
+        return await self._send_alone(one._replace(is_known=False)) if row is None else row
 
     async def drain(self, patience_s: float) -> None:
         """Wait at most `patience_s` seconds until the statement of each current append was answered.
 
-        By then, appends that were left out have requested a connection.
+        By then, appends that are sent alone have requested a connection.
         """
         callers = [*self._waiting, *(caller for group in self._groups for caller in group.appends)]
         if callers:
             await asyncio.wait(callers, timeout=patience_s)
+        # A caller whose turn has come, or whose append was left out, may not have woken up.
+        await asyncio.sleep(0)
+        if not self._waiting:
+            self._stop_timers()
+
+    def _stop_timers(self) -> None:
+        for timer in (self._expiring, self._freeing):
+            if timer is not None:
+                timer.cancel()
+        self._expiring = self._freeing = None
 
     def _begin_alone(self, key: Key) -> None:
-        self._free -= 1
-        self._lone.add(key)
+        self._placed[key] = asyncio.get_running_loop().time()
+        self._lone[key] += 1
 
     async def _send_alone(self, one: Append) -> Row:
         try:
@@ -137,16 +163,19 @@ class Grouped:
             self._end_alone(one.key)
 
     def _end_alone(self, key: Key) -> None:
-        self._free += 1
-        self._lone.discard(key)
+        # One that was left out has no place, and neither has any other append to its record.
+        self._placed.pop(key, None)
+        self._lone[key] -= 1
+        if not self._lone[key]:
+            del self._lone[key]
         self._send()
 
     async def _wait(self, one: Append) -> Row | None | _Alone:
         loop = asyncio.get_running_loop()
         caller: Caller = loop.create_future()
-        self._waiting[caller] = one, loop.time() + self._patience_s
+        self._waiting[caller] = one
         if self._expiring is None:
-            self._expiring = loop.call_later(self._patience_s, self._expire)
+            self._expiring = loop.call_at(one.until, self._expire)
         self._send()
         try:
             return await caller
@@ -165,18 +194,19 @@ class Grouped:
                 group.task.cancel()
 
     def _leave_turn(self, caller: Caller, key: Key) -> None:
-        """Pass on the place of a caller that was cancelled at the moment of its turn."""
-        has_answer = caller.done() and not caller.cancelled() and caller.exception() is None
-        if has_answer and caller.result() is _Alone.NOW:
-            self._end_alone(key)
+        """End the append of a caller that was cancelled at the moment when it was to send it alone."""
+        if caller.done() and not caller.cancelled() and caller.exception() is None:
+            row = caller.result()
+            if row is None or row is _Alone.NOW:
+                self._end_alone(key)
 
     def _expire(self) -> None:
         """Fail the appends that have waited too long, and schedule a check for the oldest of the rest."""
         loop = asyncio.get_running_loop()
         self._expiring = None
-        for caller, (_, until) in [*self._waiting.items()]:
-            if until > loop.time():
-                self._expiring = loop.call_at(until, self._expire)
+        for caller, one in [*self._waiting.items()]:
+            if one.until > loop.time():
+                self._expiring = loop.call_at(one.until, self._expire)
                 return
             del self._waiting[caller]
             if not caller.done():
@@ -184,31 +214,48 @@ class Grouped:
 
     def _send(self) -> None:
         """Handle the waiting appends, once for all that are added in this iteration of the loop."""
-        if self._free and self._next is None and self._waiting and not self._is_due:
+        if not self._waiting or self._next is not None:
+            return
+        loop = next(iter(self._waiting)).get_loop()
+        if loop.is_closed():  # before all tasks had ended; nothing can be sent any more
+            return
+        if len(self._placed) >= IN_FLIGHT:
+            if self._freeing is None:
+                self._freeing = loop.call_at(next(iter(self._placed.values())) + PLACE_S, self._free_place)
+        elif not self._is_due:
             self._is_due = True
-            asyncio.get_running_loop().call_soon(self._begin)
+            loop.call_soon(self._begin)
+
+    def _free_place(self) -> None:
+        """Free the place of the oldest statement if appends wait and it has lasted for `PLACE_S` seconds."""
+        self._freeing = None
+        if self._waiting and len(self._placed) >= IN_FLIGHT and self._next is None:
+            statement, began = next(iter(self._placed.items()))
+            if began + PLACE_S <= asyncio.get_running_loop().time():
+                del self._placed[statement]
+        self._send()
 
     def _begin(self) -> None:
         """Start one more statement, or let a caller send its append, if one may be sent."""
         self._is_due = False
-        if not self._free or self._next is not None:
+        if len(self._placed) >= IN_FLIGHT or self._next is not None:
             return
-        busy = self._busy()
-        ready = [(caller, one.key) for caller, (one, _) in self._waiting.items() if one.key not in busy]
+        ready = [*itertools.islice(self._ready(), 2)]
         if len(ready) == 1:
-            ((caller, key),) = ready
+            ((caller, one),) = ready
             del self._waiting[caller]
-            if not caller.done():
-                self._begin_alone(key)
-                caller.set_result(_Alone.NOW)
-            return
-        if not ready:
-            return
-        self._free -= 1
+            self._begin_alone(one.key)
+            caller.set_result(_Alone.NOW)
+        elif ready:
+            self._begin_group()
+
+    def _begin_group(self) -> None:
+        loop = asyncio.get_running_loop()
         group = self._next = _Group()
         self._groups.add(group)
+        self._placed[group] = loop.time()
         # Not in one caller's context, because its timeouts and traces do not apply to the others.
-        group.task = asyncio.get_running_loop().create_task(
+        group.task = loop.create_task(
             self._run(group), name="stm-postgres-appends", context=contextvars.Context()
         )
         group.task.add_done_callback(functools.partial(self._done, group))
@@ -220,41 +267,59 @@ class Grouped:
     def _take(self, group: _Group) -> Sequence[Append]:
         """Return the appends of a statement that now has a connection, perhaps not its first."""
         if group is self._next:
-            busy, size = self._busy(), 0
-            for caller, (one, _) in self._waiting.items():
-                if one.key in busy:
-                    continue
-                size += len(one.entry)
-                if len(group.appends) == MOST or (size > MOST_BYTES and group.appends):
-                    break
-                group.appends[caller] = one
-            for caller in group.appends:
-                del self._waiting[caller]
-            group.keys = frozenset(one.key for one in group.appends.values())
+            self._fill(group)
             self._next = None
             self._send()
-        group.sent = [*group.appends]
+        else:
+            group.appends = {caller: one for caller, one in group.appends.items() if not caller.done()}
+        group.sent = [*group.appends.items()]
         return [*group.appends.values()]
+
+    def _fill(self, group: _Group) -> None:
+        size = 0
+        for caller, one in self._ready():
+            size += len(one.entry)
+            if len(group.appends) == MOST or (size > MOST_BYTES and group.appends):
+                break
+            group.appends[caller] = one
+        for caller in group.appends:
+            del self._waiting[caller]
+        group.keys = frozenset(one.key for one in group.appends.values())
+
+    def _ready(self) -> Iterator[tuple[Caller, Append]]:
+        """Yield the waiting appends that may be sent, oldest first."""
+        busy = self._busy()
+        for caller, one in self._waiting.items():
+            # A caller that was cancelled a moment ago has not removed its append.
+            if not caller.done() and one.key not in busy:
+                yield caller, one
 
     def _busy(self) -> set[Key]:
         """Return the records with an append in progress."""
-        return self._lone.union(*(group.keys for group in self._groups))
+        return set(self._lone).union(*(group.keys for group in self._groups))
 
     def _done(self, group: _Group, task: asyncio.Task[Sequence[Row | None]]) -> None:
         self._groups.discard(group)
-        self._free += 1
-        callers = group.sent
+        self._placed.pop(group, None)
+        sent = group.sent
         if group is self._next:  # the group got no connection
             self._next = None
-            callers = [caller for caller in group.waited if self._waiting.pop(caller, None) is not None]
+            waited = ((caller, self._waiting.pop(caller, None)) for caller in group.waited)
+            sent = [(caller, one) for caller, one in waited if one is not None]
         error = OutcomeUnknown("cancelled before the answer came") if task.cancelled() else task.exception()
         if error is None or is_refused(error):
-            rows = task.result() if error is None else [None] * len(callers)
-            for caller, row in zip(callers, rows, strict=True):
-                if not caller.done():
-                    caller.set_result(row)
+            rows = task.result() if error is None else [None] * len(sent)
+            for (caller, one), row in zip(sent, rows, strict=True):
+                self._answer(caller, one.key, row)
         else:
-            for caller in callers:
+            for caller, _ in sent:
                 if not caller.done():
-                    caller.set_exception(error)
+                    caller.set_exception(copied(error))
         self._send()
+
+    def _answer(self, caller: Caller, key: Key, row: Row | None) -> None:
+        if caller.done():
+            return
+        if row is None:  # its caller sends it alone, and no later append to its record comes first
+            self._lone[key] += 1
+        caller.set_result(row)

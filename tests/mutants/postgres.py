@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 from unittest import mock
 
@@ -20,7 +20,7 @@ from stm_backends.errors import OutcomeUnknown
 from stm_backends_postgres.client import Connection, HandedIn, Lender
 from stm_backends_postgres.connections import Connections
 from stm_backends_postgres.driver import PostgresDriver
-from stm_backends_postgres.grouped import Caller, Grouped
+from stm_backends_postgres.grouped import Append, Caller, Grouped
 
 T = TypeVar("T")
 
@@ -28,8 +28,8 @@ T = TypeVar("T")
 class LendsToTwo(Connections):
     """Lends the connection that was used last, whether or not it is still in use."""
 
-    async def take(self) -> Connection:
-        return next(iter(self._opened), None) or await super().take()
+    async def take(self, until: float = math.inf) -> Connection:
+        return next(iter(self._opened), None) or await super().take(until)
 
 
 class ReusesWhatWasCancelled(Connections):
@@ -79,7 +79,7 @@ class NeverGrows(Connections):
 class RaisesWhatThePoolRaises(HandedIn):
     """Fails operations if the pool cannot grow, although its connections are free in a moment."""
 
-    async def take(self) -> Connection:
+    async def take(self, until: float = math.inf) -> Connection:
         return await self._pool.acquire(timeout=self._patience_s)
 
 
@@ -93,11 +93,13 @@ class LendsOneToAll(HandedIn):
 class RetriesLostWrites(PostgresDriver):
     """Sends a statement again if the connection was lost, although the server may have done it."""
 
-    async def _borrow(self, operation: str, send: Callable[[Connection], Awaitable[T]]) -> T:
+    async def _borrow(
+        self, operation: str, send: Callable[[Connection], Awaitable[T]], *, until: float = math.inf
+    ) -> T:
         try:
-            return await super()._borrow(operation, send)
+            return await super()._borrow(operation, send, until=until)
         except exceptions.ConnectionDoesNotExistError:
-            return await super()._borrow(operation, send)
+            return await super()._borrow(operation, send, until=until)
 
 
 class AnswersInOrder(PostgresDriver):
@@ -119,7 +121,9 @@ class ReadsAlikeForAll(PostgresDriver):
 class ForgetsItsStandby(PostgresDriver):
     """Acknowledges a write although the server gave up to wait for the standby."""
 
-    async def _use(self, lender: Lender, operation: str, send: Callable[[Connection], Awaitable[T]]) -> T:
+    async def _use(
+        self, lender: Lender, operation: str, send: Callable[[Connection], Awaitable[T]], until: float
+    ) -> T:
         answers = list[T]()
 
         async def noted(connection: Connection) -> T:
@@ -127,7 +131,7 @@ class ForgetsItsStandby(PostgresDriver):
             return answers[0]
 
         try:
-            return await super()._use(lender, operation, noted)
+            return await super()._use(lender, operation, noted, until)
         except OutcomeUnknown:
             return answers[0]
 
@@ -155,11 +159,22 @@ class KeepsThePlaceOfTheGone(Grouped):
         pass
 
 
+class KeepsThePlaceOfTheSlow(Grouped):
+    """Keeps the place of a statement that does not end, so that two of them stop all other appends."""
+
+    def _free_place(self) -> None:
+        pass
+
+
 class SendsForNobody(Grouped):
     """Sends appends whose callers have given up, and lets a statement go on that has no caller any more."""
 
     def _leave(self, caller: Caller) -> None:
         pass
+
+    def _ready(self) -> Iterator[tuple[Caller, Append]]:
+        busy = self._busy()
+        return ((caller, one) for caller, one in self._waiting.items() if one.key not in busy)
 
 
 class SendsAgainWhatWasLost(Grouped):
@@ -192,6 +207,14 @@ class ClosesOnAppends(PostgresDriver):
     async def _end(self) -> None:
         with mock.patch.object(self._groups, "drain"):
             await super()._end()
+
+
+class StaysOpenIfCancelled(PostgresDriver):
+    """Leaves its connections open if a close is cancelled while it waits for appends."""
+
+    async def _end(self) -> None:
+        await self._groups.drain(self._settings.deadline_s)
+        await super()._end()
 
 
 class AlteredAppends(PostgresDriver):

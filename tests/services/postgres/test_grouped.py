@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import random
+import traceback
 from unittest import mock
 
 import asyncpg
@@ -26,9 +27,11 @@ from tests.mutants.postgres import (
     FailsWithTheRefused,
     ForgetsWhatIsUnderWay,
     KeepsThePlaceOfTheGone,
+    KeepsThePlaceOfTheSlow,
     OverfillsRecords,
     SendsAgainWhatWasLost,
     SendsForNobody,
+    StaysOpenIfCancelled,
     WaitsForLocks,
 )
 from tests.services.postgres.support import purging, started, together, until, waiting
@@ -47,6 +50,9 @@ PAUSE = """
 
 LOST = exceptions.ConnectionDoesNotExistError("connection was closed in the middle of operation")
 REFUSED = exceptions.UniqueViolationError("refused")
+
+HELD_S = 10.0
+"""Seconds for which a statement keeps its place in a test without a server."""
 
 
 class Server:
@@ -91,6 +97,13 @@ class Server:
         await settle()
 
 
+@pytest.fixture(autouse=True)
+def _only_the_clock_of_a_test_frees_places(request, monkeypatch):
+    """A busy machine may take long for each step. The tests with a server do not depend on that."""
+    if "url" not in request.fixturenames:
+        monkeypatch.setattr("stm_backends_postgres.grouped.PLACE_S", HELD_S)
+
+
 @pytest.fixture
 def kind():
     """The groups; a mutant of them where a test is called for one."""
@@ -105,6 +118,21 @@ def driver_kind():
 
 async def outcomes(tasks):
     return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def are_copies(errors, error):
+    """Return whether each caller got a copy of an error."""
+    alike = all(type(one) is type(error) and str(one) == str(error) for one in errors)
+    return alike and len({id(one) for one in (error, *errors)}) == len(errors) + 1
+
+
+def shown_by(error):
+    """Return what a reporter shows that records the local variables of each frame, and of each cause."""
+    shown = []
+    while error is not None:
+        shown += [repr(frame.f_locals) for frame, _ in traceback.walk_tb(error.__traceback__)]
+        error = error.__cause__ or error.__context__
+    return " ".join(shown)
 
 
 async def test_appends_that_wait_share_a_statement_and_get_their_own_rows(kind):
@@ -175,6 +203,35 @@ async def test_what_a_statement_left_out_is_sent_alone():
     assert await first == 1
 
 
+async def test_no_statement_has_the_record_of_an_append_that_was_left_out(kind):
+    server = Server(kind)
+    tasks = await server.start(b"a1", b"b2", b"c3")
+    await server.answer(1, [None, 3])
+    tasks += await server.start(b"b4", b"d5")
+    assert server.statements == ["a1", "b2 c3", "b2", "d5"], "it would be left out again"
+    await server.answer(2)
+    await server.answer(3)
+    assert server.statements[4:] == ["b4"]
+    await server.answer(4)
+    await server.answer(0)
+    assert await outcomes(tasks) == [1, 2, 3, 4, 5]
+
+
+async def test_a_caller_cancelled_when_its_append_was_left_out_leaves_its_record(kind):
+    server = Server(kind)
+    first, gone, done = await server.start(b"a1", b"b2", b"c3")
+    server.answers[1].set_result([None, 3])
+    await asyncio.sleep(0)  # the statement has ended
+    await asyncio.sleep(0)  # its append was left out, which the caller does not know yet
+    gone.cancel()
+    (later,) = await server.start(b"b4")
+    assert server.statements == ["a1", "b2 c3", "b4"]
+    await server.answer(2)
+    await server.answer(0)
+    assert await outcomes([first, done, later]) == [1, 3, 4]
+    assert gone.cancelled()
+
+
 async def test_appends_to_one_record_are_sent_in_their_order(kind):
     server = Server(kind)
     tasks = await server.start(b"a1", b"a2", b"b1")
@@ -195,7 +252,7 @@ async def test_appends_whose_answer_is_lost_are_unknown_and_not_sent_again(kind)
     first, *lost = await server.start(b"a1", b"b2", b"c3")
     await server.answer(1, LOST)
     assert server.statements == ["a1", "b2 c3"]
-    assert await outcomes(lost) == [LOST, LOST]
+    assert are_copies(await outcomes(lost), LOST)
     await server.answer(0)
     assert await first == 1
 
@@ -217,7 +274,9 @@ async def test_what_may_have_been_done_is_never_sent_again(error):
     tasks = await server.start(b"a1", b"b2", b"c3")
     await server.answer(1, error)
     await server.answer(0)
-    assert await outcomes(tasks) == [1, error, error]
+    first, *unknown = await outcomes(tasks)
+    assert first == 1
+    assert are_copies(unknown, error)
     assert len(server.statements) == 2
 
 
@@ -238,7 +297,9 @@ async def test_what_the_time_limit_has_ended_is_not_sent_again():
     tasks = await server.start(b"a1", b"b2", b"c3")
     await server.answer(1, late)
     await server.answer(0)
-    assert await outcomes(tasks) == [1, late, late]
+    first, *ended = await outcomes(tasks)
+    assert first == 1
+    assert are_copies(ended, late)
     assert len(server.statements) == 2
 
 
@@ -249,6 +310,20 @@ async def test_a_cancelled_append_that_waits_is_not_sent(kind):
     gone.cancel()
     await settle()
     server.connected.set()
+    await settle()
+    assert server.statements == ["a1", "c3"]
+    await server.answer(1)
+    await server.answer(0)
+    assert await outcomes([first, left]) == [1, 3]
+    assert gone.cancelled()
+
+
+async def test_a_caller_cancelled_just_before_its_append_is_sent_is_left_out(kind):
+    server = Server(kind)
+    server.connected.clear()
+    first, gone, left = await server.start(b"a1", b"b2", b"c3")
+    server.connected.set()
+    gone.cancel()  # it wakes up after the statement has got its connection
     await settle()
     assert server.statements == ["a1", "c3"]
     await server.answer(1)
@@ -297,25 +372,48 @@ async def test_an_answer_for_a_caller_that_is_gone_reaches_the_others():
     assert await outcomes([first, left]) == [1, 3]
 
 
+async def test_statements_that_take_long_leave_their_places_to_others(clock, kind):
+    server = Server(kind)
+    slow = [*await server.start(b"a1"), *await server.start(b"b1")]
+    waiting = await server.start(b"a2", b"c1")
+    assert server.statements == ["a1", "b1"]
+    clock(HELD_S)
+    await settle()
+    assert server.statements == ["a1", "b1", "c1"], "the slow keep their places"
+    waiting += await server.start(b"d1")
+    assert server.statements[3:] == ["d1"], "this takes the place of the other slow one"
+    waiting += await server.start(b"e1")
+    await server.answer(0)
+    await server.answer(1)
+    assert not server.statements[4:], "each place is left once"
+    await server.answer(2)
+    assert server.statements[4:] == ["a2 e1"]
+    await server.answer(3)
+    await server.answer(4)
+    assert await outcomes(slow) == [1, 1]
+    assert await outcomes(waiting) == [2, 1, 1, 1]
+
+
 async def test_an_append_that_cannot_be_sent_in_time_was_not_done(clock):
     server = Server(patience_s=30)
-    sent = [*await server.start(b"a1"), *await server.start(b"b1")]
-    early = await server.start(b"c1", b"d1")
+    server.connected.clear()
+    first, *early = await server.start(b"a1", b"b1", b"c1")
     clock(20)
-    (late,) = await server.start(b"e1")
+    (late,) = await server.start(b"d1")
     clock(11)
     await settle()
     assert {type(outcome) for outcome in await outcomes(early)} == {Unavailable}
     assert not late.done(), "the wait of each is its own"
-    await server.answer(1)
-    assert server.statements == ["a1", "b1", "e1"], "the others are not sent any more"
-    (last,) = await server.start(b"f1")
+    server.connected.set()
+    await settle()
+    assert server.statements == ["a1", "d1"], "the others are not sent any more"
+    (last,) = await server.start(b"a2")
     clock(31)
     with pytest.raises(Unavailable):
         await last
-    await server.answer(2)
+    await server.answer(1)
     await server.answer(0)
-    assert await outcomes([*sent, late]) == [1, 1, 1]
+    assert await outcomes([first, late]) == [1, 1]
 
 
 async def test_appends_without_a_connection_were_not_sent():
@@ -332,7 +430,7 @@ async def test_appends_without_a_connection_were_not_sent():
     (later,) = await server.start(b"d4")
     server.connected.set()
     await settle()
-    assert await outcomes(waiting) == [unavailable, unavailable]
+    assert are_copies(await outcomes(waiting), unavailable)
     assert server.statements == ["a1", "d4"], "one that came later asks again"
     await server.answer(1)
     await server.answer(0)
@@ -429,24 +527,52 @@ async def test_a_lost_connection_makes_the_outcomes_of_its_appends_unknown():
     assert sum(len(wire.sent) for wire in wires) == 3
 
 
+async def test_the_error_of_a_shared_statement_shows_no_caller_the_entries_of_others():
+    wires = []
+    async with driver_on(wires) as driver:
+        tasks = [asyncio.create_task(append(driver, name, b"text of " + name.encode())) for name in "abc"]
+        await settle()
+        wires[1].terminate()
+        wires[1].answers.put_nowait(LOST)
+        wires[0].answers.put_nowait(lengths(1))
+        length, *errors = await outcomes(tasks)
+    assert length == 1
+    for error, own, other in zip(errors, "bc", "cb", strict=True):
+        assert isinstance(error.__cause__, type(LOST))
+        assert f"text of {own}" in shown_by(error)
+        assert f"text of {other}" not in shown_by(error)
+
+
 async def test_an_answer_after_one_callers_deadline_reaches_the_others(clock):
     wires = []
-    async with driver_on(wires, deadline_s=60) as driver:
-        sent = [*await start(driver, "a"), *await start(driver, "b")]
-        (early,) = await start(driver, "c")
+    async with driver_on(wires, deadline_s=60, pool_size=1) as driver:
+        first, *early = await start(driver, "a", "b", "c")
         clock(20)
         (late,) = await start(driver, "d")
-        wires[1].answers.put_nowait(lengths(1))
+        wires[0].answers.put_nowait(lengths(1))
         await settle()
-        assert len(wires[1].sent) == 2, "both share a statement"
+        assert len(wires[0].sent) == 3, "the check of the tables, and two statements"
         clock(41)
-        with pytest.raises(OutcomeUnknown):
-            await early
-        wires[1].answers.put_nowait(lengths(3, 4))
-        assert await late == 4
-        unknown, length = await outcomes(sent)
-        assert isinstance(unknown, OutcomeUnknown)
-        assert length == 1
+        assert {type(error) for error in await outcomes(early)} == {OutcomeUnknown}
+        wires[0].answers.put_nowait(lengths(3, 4, 5))
+        assert await late == 5
+        assert await first == 1
+
+
+async def test_the_wait_for_a_turn_and_for_a_connection_is_one(clock):
+    wires = []
+    async with driver_on(wires, deadline_s=60, pool_size=1) as driver:
+        tasks = [*await start(driver, "a"), *await start(driver, "b"), *await start(driver, "c")]
+        clock(20)
+        wires[0].answers.put_nowait(lengths(1))
+        await settle()
+        clock(11)
+        await settle()
+        assert tasks[2].done(), "it waits for a connection as long as it has waited for its turn"
+        wires[0].answers.put_nowait(lengths(1))
+        *lengths_of_others, error = await outcomes(tasks)
+        assert lengths_of_others == [1, 1]
+        assert isinstance(error, Unavailable)
 
 
 async def test_closing_waits_for_appends_that_wait_to_be_sent():
@@ -482,6 +608,61 @@ async def test_closing_waits_for_an_append_that_a_statement_leaves_out(driver_ki
         busy.answers.put_nowait(lengths(1))
         await closing
         assert await outcomes(tasks) == [1, 1, 1]
+
+
+async def test_closing_waits_for_a_caller_whose_turn_has_come():
+    wires = []
+    async with driver_on(wires) as driver:
+        tasks = await start(driver, "a")
+        tasks.append(asyncio.create_task(append(driver, "b")))
+        await asyncio.sleep(0)  # it waits; its turn comes in the next iteration, before that of the close
+        closing = asyncio.create_task(driver.close())
+        await settle()
+        assert not closing.done()
+        for wire in wires:
+            wire.answers.put_nowait(lengths(1))
+        await closing
+        assert await outcomes(tasks) == [1, 1]
+
+
+async def test_closing_waits_for_the_removals_that_its_last_appends_begin(monkeypatch):
+    monkeypatch.setattr("stm_backends_postgres.cleaning._RUN_S", 60)
+    wires = []
+    async with driver_on(wires) as driver:
+        tasks = await start(driver, "a", "b", "c")
+        wires[0].answers.put_nowait(lengths(1))
+        await settle()
+        closing = asyncio.create_task(driver.close())
+        await settle()
+        with purging(after_writes=True):
+            wires[1].answers.put_nowait(lengths(1, 1))
+            await settle()
+        (busy,) = [wire for wire in wires if wire.users]
+        busy.answers.put_nowait([{"purged": 1}])
+        await settle()
+        assert [wire for wire in wires if wire.users] == [busy], "closed between two steps"
+        assert not closing.done()
+        busy.answers.put_nowait([])
+        await closing
+        assert await outcomes(tasks) == [1, 1, 1]
+
+
+async def test_a_close_that_is_cancelled_while_it_waits_closes_at_once(driver_kind):
+    wires = []
+    async with driver_on(wires, driver_kind) as driver:
+        tasks = await start(driver, "a", "b", "c")
+        closing = asyncio.create_task(driver.close())
+        await settle()
+        assert not closing.done()
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert all(wire.is_gone for wire in wires), "connections stay open"
+        with pytest.raises(Unavailable):
+            await append(driver, "d")
+        for wire in wires:
+            wire.answers.put_nowait(LOST)
+        assert {type(error) for error in await outcomes(tasks)} == {OutcomeUnknown}
 
 
 async def test_behind_pgbouncer_no_statement_is_shared():
@@ -579,6 +760,21 @@ async def test_a_locked_record_holds_up_no_other(url, schema, driver, admin, dri
             assert await outcomes([lone, *others]) == [1, 1, 1]
             assert not held.done()
         assert await held == 2
+
+
+async def test_two_locked_records_hold_up_no_other(url, schema, driver, admin):
+    async with opened(url, schema, deadline_s=60) as ours:
+        for name in ("held", "held too"):
+            await append(ours, name)
+        async with admin.transaction():
+            for name in ("held", "held too"):
+                await admin.fetch(HOLD.format(schema=schema), name)
+            # One after the other, because they would share a statement, and that waits for no lock.
+            held = [*await start(ours, "held"), *await start(ours, "held too")]
+            async with asyncio.timeout(5):
+                assert await append(ours, "other") == 1
+            assert not any(task.done() for task in held)
+        assert await outcomes(held) == [2, 2]
 
 
 async def test_an_expired_record_is_begun_anew_beside_others(url, schema, driver, admin, driver_kind):
@@ -738,8 +934,11 @@ async def test_appends_of_three_drivers_are_each_done_once_in_order(url, schema,
         (ForgetsWhatIsUnderWay, test_appends_to_one_record_are_sent_in_their_order),
         (SendsAgainWhatWasLost, test_appends_whose_answer_is_lost_are_unknown_and_not_sent_again),
         (FailsWithTheRefused, test_of_a_refused_statement_each_append_is_sent_alone),
+        (ForgetsWhatIsUnderWay, test_no_statement_has_the_record_of_an_append_that_was_left_out),
         (SendsForNobody, test_a_cancelled_append_that_waits_is_not_sent),
         (KeepsThePlaceOfTheGone, test_a_caller_cancelled_when_it_is_its_turn_leaves_its_place),
+        (KeepsThePlaceOfTheGone, test_a_caller_cancelled_when_its_append_was_left_out_leaves_its_record),
+        (SendsForNobody, test_a_caller_cancelled_just_before_its_append_is_sent_is_left_out),
         (SendsForNobody, test_nothing_is_sent_for_callers_that_are_gone),
         (SendsForNobody, test_a_statement_ends_with_its_last_caller_and_not_before),
         (AnswersInPlaceOfOthers, test_appends_that_wait_share_a_statement_and_get_their_own_rows),
@@ -771,3 +970,13 @@ async def test_a_driver_that_closes_with_appends_under_way_is_killed():
 async def test_a_driver_that_overfills_records_is_killed(url, schema, driver):
     with pytest.raises(AssertionError):
         await test_a_full_record_refuses_its_own_append_only(url, schema, driver, OverfillsRecords)
+
+
+async def test_groups_in_which_the_slow_keep_their_places_are_killed(clock):
+    with pytest.raises(AssertionError, match="the slow keep their places"):
+        await test_statements_that_take_long_leave_their_places_to_others(clock, KeepsThePlaceOfTheSlow)
+
+
+async def test_a_driver_that_stays_open_if_its_close_is_cancelled_is_killed():
+    with pytest.raises(AssertionError, match="connections stay open"):
+        await test_a_close_that_is_cancelled_while_it_waits_closes_at_once(StaysOpenIfCancelled)

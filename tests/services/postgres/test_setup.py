@@ -167,7 +167,7 @@ async def test_a_pool_with_codecs_of_its_own_is_refused_by_the_type(url, schema,
         )
 
     async with asyncpg.create_pool(url, min_size=1, init=read_in_a_way_of_its_own) as pool:
-        with pytest.raises(ConfigurationError, match=f"codec of their own for {kind} .*hand in a pool"):
+        with pytest.raises(ConfigurationError, match=f"custom codec for {kind} .*pass a pool"):
             async with open_backend("postgres", client=pool, schema=schema):
                 pass
 
