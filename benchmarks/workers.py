@@ -45,23 +45,26 @@ async def summarize(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Summarize as a list of the turns, in 0.2 s; the model of the workers."""
     await asyncio.sleep(0.2)
     said = [turn["user"] for turn in request["turns"]]
-    with Path(os.environ[CALLS]).open("a", encoding="utf-8") as calls:
+    with Path(os.environ[CALLS]).open("a", encoding="utf-8") as calls:  # noqa: ASYNC230 -- a line
         calls.write(f"{said[0]} {said[-1]}\n")
     lines = "\n".join([request["previous_summary"], *said]).strip()
     return {"summary": lines}
 
 
 def key_of(number: int) -> MemoryKey:
+    """Return the key of a conversation, of one of seven tenants."""
     return MemoryKey(f"tenant{number % 7}", "u", f"s{number}")
 
 
 async def add(url: str, number: int, turn: int) -> None:
+    """Add a turn as a short process does."""
     async with open_backend(url, summaries="worker", close_timeout_s=1.0) as backend:
         memory = backend.memory(key_of(number), CONFIG)
         await memory.add_turn(ConversationTurn(f"{number}-{turn}", "fine"), turn_id=f"{number}-{turn}")
 
 
 def forked(url: str, number: int, turn: int) -> int:
+    """Start a process that adds a turn; returns its id."""
     child = os.fork()
     if not child:
         status = 1
@@ -74,6 +77,7 @@ def forked(url: str, number: int, turn: int) -> int:
 
 
 def worker(url: str) -> subprocess.Popen[bytes]:
+    """Start a worker."""
     command = (sys.executable, "-m", "stm_backends", "work", "--url", url, "--concurrency", "8")
     return subprocess.Popen([*command, "--summarizer", "benchmarks.workers:summarize"])  # noqa: S603 -- ours
 
@@ -121,8 +125,9 @@ def talk(url: str, options: argparse.Namespace) -> tuple[Counter[int], Counter[s
 
 
 async def until_empty(url: str) -> None:
+    """Wait until nothing waits for a worker."""
     async with asyncio.timeout(PATIENCE_S), open_backend(url, summaries="worker") as backend:
-        while (found := await backend.stats.work()) is None or found.waiting:
+        while (found := await backend.stats.work()) is None or found.waiting:  # noqa: ASYNC110 -- of others
             await asyncio.sleep(0.5)
 
 
@@ -146,6 +151,7 @@ async def check(url: str, turns: Counter[int]) -> list[str]:
 
 
 def main() -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
     parser.add_argument("--seconds", type=float, default=120.0)

@@ -366,8 +366,7 @@ class MongoDriver:
         present = await indexes()
         if any("collation" in index for index in present if index["key"] == {"_id": 1}):
             raise ConfigurationError(
-                "the collection has a collation, so different keys may be equal; choose another "
-                "collection"
+                "the collection has a collation, so different keys may be equal; choose another collection"
             )
         if self._create and not _removes_expired(present):
             # The index was dropped after the layout was stored.

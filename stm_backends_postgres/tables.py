@@ -76,9 +76,7 @@ async def _look(send: Send, statements: Statements) -> tuple[Row, Layout | None]
     if not found["there"]:
         return found, None
     if not set(found["columns"].split()) >= COLUMNS:
-        raise ConfigurationError(
-            "the table stm_record was not set up by this library; it was not changed"
-        )
+        raise ConfigurationError("the table stm_record was not set up by this library; it was not changed")
     numbers = await send(lambda connection: connection.fetch(statements.numbers)) if found["numbered"] else []
     # Layout 1 did not have this table.
     return found, Layout(*numbers[0]) if numbers else Layout(1, 1)

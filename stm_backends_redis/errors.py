@@ -163,9 +163,7 @@ def _meaning(error: BaseException) -> Meaning | None:
     if found is _LOST:
         if _NOT_SENT.search(str(error)):
             return _NO_CONNECTION
-        if isinstance(
-            error.__context__, client.ReadOnlyError
-        ):  # raised by a connection managed by sentinels
+        if isinstance(error.__context__, client.ReadOnlyError):  # raised by a connection managed by sentinels
             return _REPLICA
     if found is None and isinstance(error, client.ResponseError):
         code = _IN_SCRIPT.search(str(error))

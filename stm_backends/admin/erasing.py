@@ -104,7 +104,7 @@ class Erasure:
             # A role that may use one tenant only neither reads the queue of all nor has notes there.
             pass
         except Corrupt as error:
-            # Sealed with other keys than those of this backend, or damaged. A worker that reads it drops them.
+            # Sealed with other keys than this backend's, or damaged. A worker that reads it drops them.
             logger.warning("the queue of work may still name what was erased: %s", error)
 
     async def _conversation(self, key: MemoryKey) -> None:

@@ -14,7 +14,7 @@ from stm_backends.memory.speech import split
 from stm_backends.memory.units import stored_unit
 from stm_backends.records.body import Body, Transcript
 from stm_backends.records.codec import load_body
-from stm_backends.types import MemoryBudget, MemoryKey, ShortTermMemoryConfig, StoredTurn
+from stm_backends.types import MemoryBudget, ShortTermMemoryConfig, StoredTurn
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,9 +126,7 @@ def reseal(
     problems.print()
     console.print(_table(report))
     if report.remains:
-        typer.echo(
-            plain(f"Replaced clear text remains as deleted records do. {report.remains}")
-        )
+        typer.echo(plain(f"Replaced clear text remains as deleted records do. {report.remains}"))
     for owner in missing:
         say_nothing_stored(whose(owner))
     if report.cleaned is False:

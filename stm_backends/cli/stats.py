@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -99,11 +100,7 @@ def stats(
                     each = Owner(tenant, owner.user)
                     row(each, await counting.of(opened, each))
             if not (quick or degraded):
-                # A role for one tenant may not read the queue, nor a command without keys a sealed one.
-                with contextlib.suppress(Denied, Corrupt):
-                    found = await opened.stats.work({one.tenant for one in given if one.tenant is not None})
-                    if found is not None:
-                        queue.append(found)
+                queue.extend(await _queue(opened, given))
 
     def so_far() -> str:
         return f"{counted(counting.read, 'record')} had been read."
@@ -114,16 +111,14 @@ def stats(
     if whose and len(missing) == len(given):
         pass  # the errors say it all
     elif as_json:
-        total = {"owner": None, **figures.as_json(counting.total, quick=quick)}
-        waiting = {"work": dataclasses.asdict(queue[0])} if queue else {}
-        typer.echo(json.dumps({**total, **waiting}))
+        total = figures.as_json(counting.total, quick=quick)
+        typer.echo(json.dumps({"owner": None, **total, **_as_json(queue)}))
     else:
         title = str(owners[0]) if one else "Total"
         title = f"{title}, degraded only" if degraded else title
         render.console.print(render.stats(counting.total, title, quick=quick))
         for waits in queue:
-            many = counted(waits.waiting, "conversation")
-            typer.echo(f"Queue of work: {many}, the oldest due for {waits.lag:,.0f} s")
+            typer.echo(_line(waits))
     if not (counting.read or counting.total.users or whose):
         typer.echo("Nothing is stored.", err=True)
     for owner in missing:
@@ -131,6 +126,24 @@ def stats(
     counting.damaged.print()
     if counting.damaged.count or missing:
         raise typer.Exit(FAILED)
+
+
+def _as_json(queue: Sequence[WorkStats]) -> dict[str, object]:
+    return {"work": dataclasses.asdict(queue[0])} if queue else {}
+
+
+def _line(waits: WorkStats) -> str:
+    many = counted(waits.waiting, "conversation")
+    return f"Queue of work: {many}, the oldest due for {waits.lag:,.0f} s"
+
+
+async def _queue(opened: Backend, owners: Iterable[Owner]) -> list[WorkStats]:
+    """Return how much waits for workers, in a list; an empty one if nobody may know, or none ever did."""
+    # A role for one tenant may not read the queue, nor a command without keys a sealed one.
+    with contextlib.suppress(Denied, Corrupt):
+        found = await opened.stats.work({one.tenant for one in owners if one.tenant is not None})
+        return [] if found is None else [found]
+    return []
 
 
 class _Counting:

@@ -33,6 +33,4 @@ def require_authorities(named: Mapping[str, Any]) -> None:
             if path:
                 ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
         except ssl.SSLError:
-            raise ConfigurationError(
-                f"{name} names a file that holds no certificate in PEM format"
-            ) from None
+            raise ConfigurationError(f"{name} names a file that holds no certificate in PEM format") from None

@@ -73,7 +73,6 @@ async def days_of(backend: Backend, tenant: str, user: str | None, *, days: int 
     }
 
 
-
 async def _add(backend: Backend, key: MemoryKey, sums: dict[date, _Day], since: float) -> None:
     """Add what was said in one conversation since a time, from the newest page backwards."""
     shared, before = shared_of(backend, key), None

@@ -89,8 +89,9 @@ async def covers_of(shared: SharedConversation, snapshot: Snapshot) -> Covers:
     async def read(start: int) -> Cover | None:
         pages = shared.archive.pages
         found = await pages.between(shared.key, transcript, start, start + 1, damaged=lambda error: None)
-        notes = found[start].notes if start in found else {}
-        return Cover(start, notes["upto"], notes["summary"]) if notes.get("summary") else None
+        if start not in found or not (notes := found[start].notes).get("summary"):
+            return None
+        return Cover(start, notes["upto"], notes["summary"])
 
     found = await operations.together(starts[:MOST], read) if starts else []
     return Covers([cover for cover in found if cover is not None], len(starts) > MOST)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from stm_backends.history.activity import text_of
 from stm_backends.history.log import LogItem
@@ -85,7 +85,7 @@ def _time(at: float) -> float:
 
 def _speaker(one: LogItem) -> str:
     inner: Any = one.item.get("message")
-    kind = inner.get("kind") if isinstance(inner, dict) else None
+    kind: Any = cast("dict[str, Any]", inner).get("kind") if isinstance(inner, dict) else None
     return str(one.item.get("role") or one.item.get("type") or kind or "item")
 
 

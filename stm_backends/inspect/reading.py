@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 from stm_backends.backend import Backend
 from stm_backends.drivers.contract import Key
@@ -201,4 +201,4 @@ def _snippet(texts: Sequence[str], words: str) -> str:
 
 def log_kind(name: str) -> LogKind | None:
     """Return the framework of a name; `None` for any other text."""
-    return cast("LogKind", name) if name in keys.LOG_KINDS else None
+    return name if name in keys.LOG_KINDS else None

@@ -39,7 +39,7 @@ class Note:
 
     key: MemoryKey
     at: float
-    settings: Mapping[str, Any] = field(default=_NO_SETTINGS)
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     due: float = 0.0
     everything: bool = False
     tries: int = 0

@@ -32,15 +32,12 @@ class Held(NamedTuple):
     at: float
 
 
-_NOBODY: Final[Mapping[str, Held]] = {}
-
-
 @dataclass(frozen=True, slots=True)
 class State:
     """The body of a shard: notes of the tail that are done, and what each worker holds."""
 
     done: frozenset[str] = frozenset()
-    held: Mapping[str, Held] = field(default=_NOBODY)
+    held: Mapping[str, Held] = field(default_factory=dict[str, Held])
 
 
 Noted: TypeAlias = Note | None

@@ -261,7 +261,7 @@ class Worker:
         note = job.note
         try:
             later, tries = await self._work(note), 0
-        except Exception as error:  # noqa: BLE001 -- what fails for another reason must not fail on and on
+        except Exception as error:  # an unexpected failure must not repeat without end
             if isinstance(error, StorageError) and not isinstance(error, Corrupt):
                 logger.warning("a worker could not do its work: %s (%s)", error, _named(note))
                 # The notes stay, and are taken again.

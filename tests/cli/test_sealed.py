@@ -224,7 +224,7 @@ def test_migrated_clear_text_is_sealed_and_what_remains_of_it_is_printed(
     result = cli(*migrate, "--url", url)
     assert result.exit_code == 0, result.output
     said = " ".join(result.stdout.split())
-    assert "replaced clear text" in said
+    assert "Replaced clear text" in said
     assert "SQLite: deleted data is overwritten in the file, and the write-ahead log was cut" in said
     assert b"Zanzibar" not in b"".join(file.read_bytes() for file in folder.iterdir())
 

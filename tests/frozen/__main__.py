@@ -6,5 +6,6 @@ import asyncio
 
 from tests.frozen import names, stored
 
+(stored.RELEASE / "stored").mkdir(exist_ok=True)
 asyncio.run(stored.keep(stored.RELEASE / "stored"))
 names.keep(stored.RELEASE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -234,7 +235,6 @@ async def load(lines: Iterable[str], driver: Driver) -> None:
 
 async def keep(folder: Path) -> None:
     """Write the files of the present version into a folder."""
-    folder.mkdir(exist_ok=True)
     await write(store := MemoryStore())
     lines = dump(store)
     (folder / RECORDS).write_text("".join(f"{line}\n" for line in lines), "utf-8")
@@ -243,6 +243,6 @@ async def keep(folder: Path) -> None:
         await driver.open()
         await load(lines, driver)
         await driver.close()
-        (folder / FILE).write_bytes(Path(there, FILE).read_bytes())
+        shutil.copyfile(Path(there, FILE), folder / FILE)
     answers = {**await read(MemoryDriver(store)), **await read_sealed(MemoryDriver(store))}
     (folder / ANSWERS).write_text(json.dumps(answers, ensure_ascii=False, indent=1) + "\n", "utf-8")

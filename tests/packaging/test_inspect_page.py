@@ -104,9 +104,7 @@ def window(browser: Browser, served: Callable[..., str]) -> Iterator[Callable[..
         *options: str, size: tuple[int, int] = WIDE, scheme: Any = "light", address: str | None = None
     ) -> Page:
         address = address or served(*options)
-        context = browser.new_context(
-            viewport={"width": size[0], "height": size[1]}, color_scheme=scheme
-        )
+        context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: problems.append(str(error)))
@@ -222,9 +220,7 @@ def test_the_page_is_used_by_keys_alone(url: str, window: Callable[..., Page]) -
     expect(page.locator("#title")).to_have_text("Conversations")
 
 
-def test_history_goes_back_page_by_page_and_new_turns_appear(
-    url: str, window: Callable[..., Page]
-) -> None:
+def test_history_goes_back_page_by_page_and_new_turns_appear(url: str, window: Callable[..., Page]) -> None:
     store(url, trip)
     page = window("acme:ann:trip")
     for count in (50, 100, 130):

@@ -42,11 +42,10 @@ async def working(url: str, *options: str) -> AsyncIterator[asyncio.subprocess.P
         await process.communicate()
 
 
-
 async def until_empty(backend: Backend, within: float = 120.0) -> None:
     """Wait until nothing waits for a worker."""
     async with asyncio.timeout(within):
-        while (found := await backend.stats.work()) is None or found.waiting:
+        while (found := await backend.stats.work()) is None or found.waiting:  # noqa: ASYNC110 -- of others
             await asyncio.sleep(0.2)
 
 
@@ -122,7 +121,7 @@ async def test_a_worker_drains_when_it_is_told_to_end(
     async with working(url, "--alive", str(alive), "--concurrency", "2") as process:
         began = time.time()
         async with asyncio.timeout(60):
-            while not alive.exists() or alive.stat().st_mtime < began - 1:
+            while not alive.exists() or alive.stat().st_mtime < began - 1:  # noqa: ASYNC110 -- a file
                 await asyncio.sleep(0.05)
         os.kill(process.pid, signal.SIGTERM)
         _, said = await asyncio.wait_for(process.communicate(), 60)

@@ -15,7 +15,7 @@ from stm_backends.types import ShortTermMemoryConfig
 from tests.support import asgi
 from tests.support.asgi import Answer
 
-TOKEN = "a-token"
+TOKEN = "a-token"  # noqa: S105 -- of tests
 HOST = "127.0.0.1:1"
 
 
@@ -64,6 +64,4 @@ async def alter(backend: Backend, key: MemoryKey, **changes: Any) -> None:
     assert record is not None
     body = replace(backend.codec.open_body(record.body), **changes)
     data = backend.codec.seal_body(body)
-    assert await backend.driver.replace(
-        where, data, version=new_version(), expect=record.version, ttl=KEEP
-    )
+    assert await backend.driver.replace(where, data, version=new_version(), expect=record.version, ttl=KEEP)

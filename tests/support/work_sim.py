@@ -79,7 +79,7 @@ class Sim:
         *,
         conversations: int = 9,
         turns: int = 14,
-        odds: Odds = Odds(),  # noqa: B008 -- it is immutable
+        odds: Odds = Odds(),
         heals: bool = True,
         kind: type[Worker] = Worker,
     ) -> None:

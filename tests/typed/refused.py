@@ -1,7 +1,7 @@
 """Calls that a type checker refuses, with pyright and with `mypy --strict`.
 
-Each line that is refused has an ignore comment. Both report a comment that is not needed, so a mistake that they
-accept fails the check.
+Each line that is refused has an ignore comment. Both report a comment that is not needed, so a mistake that
+they accept fails the check.
 """
 
 # pyright: reportUnnecessaryTypeIgnoreComment=true

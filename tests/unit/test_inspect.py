@@ -257,9 +257,7 @@ async def test_a_degraded_memory_says_what_it_hides_and_what_was_dropped(
     assert "failed 4 times" in state["shown"]["summary"]["why"]
 
 
-async def test_a_summary_that_lost_something_is_shown_with_its_cover(
-    backend: Backend, asked: Asked
-) -> None:
+async def test_a_summary_that_lost_something_is_shown_with_its_cover(backend: Backend, asked: Asked) -> None:
     async def bad(request: Any) -> dict[str, str]:
         return {"summary": "They talked."}
 

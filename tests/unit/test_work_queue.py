@@ -94,9 +94,13 @@ async def test_a_full_shard_passes_its_notes_on() -> None:
 
 async def test_a_note_that_fits_nowhere_is_refused() -> None:
     queue, _ = await opened(max_record_bytes=1_000)
-    with pytest.raises(TooLarge):
+
+    async def fill() -> None:
         for _ in range(200):
             await queue.add(note())
+
+    with pytest.raises(TooLarge):
+        await fill()
     with pytest.raises(TooLarge):
         await (await opened(max_entry_bytes=20))[0].add(note())
 

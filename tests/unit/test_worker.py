@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, get_args
@@ -238,7 +239,7 @@ async def test_a_failed_call_is_made_again_when_the_record_says() -> None:
         await asyncio.sleep(30)
         worker.stop()
         await running
-    waits = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    waits = [later - earlier for earlier, later in itertools.pairwise(times)]
     # The backoff is 1, 2 and 4 seconds, and a worker looks at least once a second.
     for wait, least in zip(waits, (1.0, 2.0, 4.0), strict=True):
         assert least <= wait <= least + 1.5
@@ -430,7 +431,7 @@ async def test_what_a_killed_worker_held_is_taken_over_after_its_lease() -> None
     world.summarize.requests.clear()
     began = clock.now()
     working = asyncio.create_task(world.work(60))
-    while not world.summarize.requests:
+    while not world.summarize.requests:  # noqa: ASYNC110 -- it tells nobody
         await asyncio.sleep(0.1)
     # Of the worker, and then of the conversation: a call of two seconds, and a deadline of five.
     assert clock.now() - began < LEASE_S + 2 * (2 + 5) + 5

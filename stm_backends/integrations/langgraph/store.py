@@ -302,9 +302,7 @@ class StmStore(BaseStore):
             return saved or Lost(version)
 
         if await contend(attempt) is None:
-            raise Unavailable(
-                "others keep putting this item", backend=self._backend.name, operation="put"
-            )
+            raise Unavailable("others keep putting this item", backend=self._backend.name, operation="put")
 
     async def _embedded(self, puts: Sequence[PutOp]) -> dict[tuple[Namespace, str], Vectors]:
         """Return the vectors of the values to put, by the paths of the texts."""

@@ -176,9 +176,7 @@ class Threads:
         for nth, chunk in enumerate(_chunks(items)):
             after = await log.add_after(tip, chunk)
             if after is None and nth == 0:
-                raise SessionExists(
-                    "the thread to copy to is not empty"
-                )
+                raise SessionExists("the thread to copy to is not empty")
             if after is None:
                 raise Unavailable(
                     "others added to the copy before it was complete: delete it and copy again",

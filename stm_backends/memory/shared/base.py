@@ -175,10 +175,7 @@ class SharedBase:
             shared.note_added(entry, len(data), length)
         if given:
             shared.note_acknowledged(entry.id)
-        if self._maintenance.elsewhere:
-            await self._maintenance.note_after_append(length, len(units_of(entry)))
-        else:
-            self._maintenance.schedule_after_append(length)
+        await self._maintenance.after_append(length, len(units_of(entry)))
         return Added(entry, is_new, begins=created)
 
     def _noted(self, count: int, *, begins: bool) -> None:

@@ -145,6 +145,16 @@ class Maintenance(Writes):
 
     # When it is done
 
+    async def after_append(self, length: int, units: int) -> None:
+        """Plan, or note for a worker, the work that a tail of this length calls for.
+
+        An entry of `units` turns or messages has been added.
+        """
+        if self.elsewhere:
+            await self.note_after_append(length, units)
+        else:
+            self.schedule_after_append(length)
+
     def schedule_after_append(self, length: int) -> None:
         """Plan the work that a tail of this length calls for, without a load."""
         config, seen = self.config, self.shared.seen

@@ -89,9 +89,7 @@ class Expiry(Contract):
             "a fold": await driver.replace(keys[3], b"", version="new", expect="old", drop=1, ttl=None),
             "a delete": await driver.delete(keys[4]),
         }
-        must_be(
-            found, dict.fromkeys(found, there), "a load at this moment has said whether records exist"
-        )
+        must_be(found, dict.fromkeys(found, there), "a load at this moment has said whether records exist")
 
     @check("driver.expiry")
     async def test_a_record_exists_until_it_expires(self, bench: Bench) -> None:

@@ -56,8 +56,8 @@ async def test_the_policy_of_a_tenant_allows_all_that_it_needs(recorded, old, te
     assert {"GetItem", "PutItem", "UpdateItem", "DeleteItem", "BatchWriteItem", "Query"} <= {
         access.action for access in asked()
     }
-    # An erasure asks for states that may be of this tenant or of another, and for notes of work. If denied, it
-    # goes on without them.
+    # An erasure asks for states that may be of this tenant or of another, and for notes of work. If denied,
+    # it goes on without them.
     of_all = {Access("Query", ("::blob",)), Access("Query", ("::work",))}
     assert of_all <= {*asked()}
     assert not any(allows(written_for(pattern), access) for access in of_all)

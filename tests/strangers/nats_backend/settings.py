@@ -37,7 +37,7 @@ class NatsSettings(Settings):
     user: str | None = setting(None, query=False, connection=True)
     password: str | None = setting(None, query=False, connection=True, secret=True)
     token: str | None = setting(None, query=False, connection=True, secret=True)
-    tls: ssl.SSLContext | None = setting(None, query=False, connection=True)
+    tls: ssl.SSLContext | None = setting(None, query=False, connection=True)  # noqa: RUF009 -- returns a field
     stream: str = setting("STM", query=False)
     replicas: int = 1
     pool_size: int = 256
