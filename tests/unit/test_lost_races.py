@@ -292,7 +292,7 @@ async def test_an_import_into_a_conversation_that_keeps_changing_raises() -> Non
     driver = await two_masters()
     await fail_over(driver)
     async with Backend(spy := Patient(driver), close_timeout_s=0) as backend:
-        with pytest.raises(Unavailable, match="changed each time"):
+        with pytest.raises(Unavailable, match="changed at each attempt"):
             await backend.sessions.import_(document, on_conflict="merge")
     assert len(spy.calls) < MOST
 
@@ -325,7 +325,7 @@ async def test_data_keys_that_keep_changing_raise_and_stay(how: str) -> None:
     assert before is not None
     assert await driver.new.replace(where, before.body or b"", version="other", expect=ANY, ttl=None)
     driver.writes_to = [driver.new]
-    with pytest.raises(Unavailable, match="changed each time"):
+    with pytest.raises(Unavailable, match="changed at each attempt"):
         await getattr(EnvelopeKeys(spy, wrapping), how)(owner)
     assert await driver.load(where) == before
     assert len(spy.calls) < MOST

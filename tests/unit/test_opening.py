@@ -50,4 +50,4 @@ async def test_each_opens_its_backend(tmp_path: Path) -> None:
 def test_a_program_without_an_event_loop_uses_them_too(tmp_path: Path) -> None:
     key = MemoryKey("acme", "u1", "chat")
     with sync.Backend(open_sqlite(f"sqlite:///{tmp_path}/chats.db", synchronous="full")) as one:
-        assert one.memory(key).get_llm_context() == {}
+        assert one.memory(key).get_llm_context() == {"conversation_memory": {"recent_turns": []}}
