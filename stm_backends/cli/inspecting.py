@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import webbrowser
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -83,10 +84,10 @@ def inspect(
             webbrowser.open(address)
 
     shown = datastores.shown(backend or datastores.given(url), url)
-    try:
+    # The server ends on Ctrl-C; which of these it leaves, if any, is up to its version.
+    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         run(serve(opened, port=port, ready=ready, datastore=shown, start=start, config=settings))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        typer.echo("Ended.", err=True)
+    typer.echo("Ended.", err=True)
 
 
 def _ids(whose: str | None) -> tuple[str, ...]:

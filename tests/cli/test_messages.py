@@ -123,7 +123,7 @@ def test_the_page_has_what_each_message_says(url: str) -> None:
     said = [who for unit in units for who, _ in unit["lines"]]
     assert (said.count("user"), said.count("assistant"), said.count("tools")) == (1, 2, 2)
     assert "system" in said
-    assert "Is it <b>open</b>?" in texts_of(page)
+    assert "Is it <b>open</b>?\n[image: https://example.com/menu.png]" in texts_of(page)
     assert "<b>" not in page
     assert [unit["number"] for unit in units if unit["cut"]] == [5]
 

@@ -219,7 +219,8 @@ def _text(data: bytes) -> str | dict[str, str]:
         return {"base64": base64.b64encode(data).decode("ascii")}
 
 
-def _data(text: str | dict[str, str]) -> bytes:
+def data_of(text: str | dict[str, str]) -> bytes:
+    """Return the bytes of a body or an entry, as these files have it."""
     return text.encode("utf-8") if isinstance(text, str) else base64.b64decode(text["base64"])
 
 
@@ -228,9 +229,9 @@ async def load(lines: Iterable[str], driver: Driver) -> None:
     for record in map(json.loads, lines):
         key, version = Key(record["scope"], record["name"]), record["version"]
         if record["body"] is not None:
-            await driver.replace(key, _data(record["body"]), version=version, expect=ABSENT, ttl=None)
+            await driver.replace(key, data_of(record["body"]), version=version, expect=ABSENT, ttl=None)
         for entry in record["tail"]:
-            await driver.append(key, _data(entry), initial_version=version, ttl=None)
+            await driver.append(key, data_of(entry), initial_version=version, ttl=None)
 
 
 async def keep(folder: Path) -> None:

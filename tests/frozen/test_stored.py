@@ -55,10 +55,10 @@ def test_the_files_have_each_kind_of_record(release: Path) -> None:
     kept = ("memory", "blob", "page", "part", "card", "recent", "graph", "langchain", "users", "seal")
     assert {*kept} <= scopes
     headers = {
-        part.partition("\n")[0].split()[1]
+        part.partition(b"\n")[0].split()[1].decode()
         for record in records
-        for part in (record["body"], *record["tail"])
-        if isinstance(part, str) and part.startswith("stm/")
+        for text in (record["body"], *record["tail"])
+        if text is not None and (part := stored.data_of(text)).startswith(b"stm/")
     }
     kinds = {"turn", "items", "body", "conversation", "page", "card", "state", "log", "user", "vertex"}
     assert kinds <= headers

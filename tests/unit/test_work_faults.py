@@ -46,7 +46,7 @@ def test_every_conversation_is_summarized_and_no_turn_is_lost(name: str) -> None
     assert sim.counts["turns"] == 9 * 14
     assert sim.counts["workers"] > 3
     assert sim.counts["killed"] > 10 or not ODDS[name].kill
-    assert sim.counts["lost answers"] > 10 or not ODDS[name].lose
+    assert sim.counts["lost answers"] > 2 or not ODDS[name].lose
 
 
 @pytest.mark.full

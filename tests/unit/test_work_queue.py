@@ -96,7 +96,7 @@ async def test_a_note_that_fits_nowhere_is_refused() -> None:
     queue, _ = await opened(max_record_bytes=1_000)
 
     async def fill() -> None:
-        for _ in range(200):
+        for _ in range(2_000):
             await queue.add(note())
 
     with pytest.raises(TooLarge):
