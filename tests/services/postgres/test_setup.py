@@ -63,7 +63,7 @@ async def test_a_table_of_another_program_is_refused_and_left_alone(url, schema,
 
 
 async def test_a_database_that_is_not_there_is_unavailable(url):
-    with pytest.raises(Unavailable, match="no such database"):
+    with pytest.raises(Unavailable, match="the database does not exist"):
         await open_at(url.rpartition("/")[0] + "/not_there")
 
 
