@@ -55,6 +55,9 @@ class Requests:
         self._until = until
         self.is_in_doubt = False
         """True if the client retried a failed write by itself: the first attempt may have been done."""
+        self.throttled: ClientError | None = None
+        """The last error while the operation pauses after it, with no other request on its way."""
+        self._unanswered = 0
 
     @property
     def left_s(self) -> float:
@@ -69,22 +72,29 @@ class Requests:
         call = functools.partial(getattr(self._client, statement.call), **statement.on(self._table))
         longest = _FIRST_PAUSE_S
         while True:
+            self.throttled = None
+            self._unanswered += 1
             try:
                 # boto3 blocks, so it runs in a thread; cancelling the caller does not stop the request.
-                return await (call() if is_asynchronous(self._client) else asyncio.to_thread(call))
+                answer = await (call() if is_asynchronous(self._client) else asyncio.to_thread(call))
             except NoConnection:
                 # An earlier attempt may have been sent before it lost its connection; the error does not say.
                 self.is_in_doubt |= statement.writes and repeats(self._client)
                 raise
             except ClientError as error:
                 self.is_in_doubt |= statement.writes and was_sent_again(error)
+                self._unanswered -= 1
                 pause = random.uniform(0, longest)
                 if not is_passing(error) or pause >= self.left_s:
                     raise
+                self.throttled = None if self._unanswered else error
             except Exception as error:
                 # The client calls its credential provider before each attempt.
                 self.is_in_doubt |= statement.writes and repeats(self._client) and meaning(error) is None
                 raise
+            else:
+                self._unanswered -= 1
+                return answer
             await asyncio.sleep(pause)
             longest = min(2 * longest, _LONGEST_PAUSE_S)
 

@@ -587,6 +587,13 @@ class DynamoDriver:
                 raise
             message = f"{error.args[0]}; before that, {_SENT_AGAIN}"
             raise OutcomeUnknown(message, backend=self.name, operation=operation) from error
+        except OutcomeUnknown as error:
+            refusal = requests.throttled and meaning(requests.throttled)
+            if refusal is None or requests.is_in_doubt:
+                raise
+            # The deadline ended a pause. No request was on its way, and the last one was refused.
+            kind, message = refusal
+            raise kind(message, backend=self.name, operation=operation) from error
         finally:
             self._running.discard(ended)
             ended.set_result(None)

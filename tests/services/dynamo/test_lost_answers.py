@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from types import SimpleNamespace
 from urllib.parse import urlsplit
@@ -175,6 +176,26 @@ async def test_credentials_that_fail_before_an_attempt_may_follow_a_sent_one(key
 def throttled(repeats):
     response = {"Error": {"Code": "ThrottlingException"}, "ResponseMetadata": {"RetryAttempts": repeats}}
     return ClientError(response, "a request")
+
+
+@pytest.mark.parametrize(("repeats", "kind"), [(0, Unavailable), (3, OutcomeUnknown)])
+@virtually
+async def test_what_is_throttled_was_not_done_if_the_deadline_ends_a_pause(key, repeats, kind, monkeypatch):
+    """An event loop that is late ends a pause and the operation at once, and the deadline is first."""
+    paused = asyncio.Event()
+
+    async def pause(_: float) -> None:
+        paused.set()
+        await asyncio.Event().wait()
+
+    its = SimpleNamespace(sleep=pause, get_running_loop=asyncio.get_running_loop, to_thread=asyncio.to_thread)
+    monkeypatch.setattr("stm_backends_dynamo.client.asyncio", its)
+    driver = DynamoDriver(DynamoSettings(deadline_s=1), client=Failing(throttled(repeats)))
+    with pytest.raises(kind, match="throttled until" if kind is Unavailable else "no answer") as caught:
+        await driver.append(key, b"a", initial_version="v", ttl=None)
+    assert type(caught.value) is kind
+    assert paused.is_set()
+    await driver.close()
 
 
 @pytest.mark.parametrize(
