@@ -56,8 +56,9 @@ class Requests:
         self.is_in_doubt = False
         """True if the client retried a failed write by itself: the first attempt may have been done."""
         self.throttled: ClientError | None = None
-        """The last error while the operation pauses after it, with no other request on its way."""
+        """The last error while an operation that has written nothing pauses, with no request on its way."""
         self._unanswered = 0
+        self._has_written = False
 
     @property
     def left_s(self) -> float:
@@ -87,13 +88,14 @@ class Requests:
                 pause = random.uniform(0, longest)
                 if not is_passing(error) or pause >= self.left_s:
                     raise
-                self.throttled = None if self._unanswered else error
+                self.throttled = None if self._unanswered or self._has_written else error
             except Exception as error:
                 # The client calls its credential provider before each attempt.
                 self.is_in_doubt |= statement.writes and repeats(self._client) and meaning(error) is None
                 raise
             else:
                 self._unanswered -= 1
+                self._has_written |= statement.writes
                 return answer
             await asyncio.sleep(pause)
             longest = min(2 * longest, _LONGEST_PAUSE_S)

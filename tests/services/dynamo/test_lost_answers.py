@@ -178,22 +178,49 @@ def throttled(repeats):
     return ClientError(response, "a request")
 
 
-@pytest.mark.parametrize(("repeats", "kind"), [(0, Unavailable), (3, OutcomeUnknown)])
-@virtually
-async def test_what_is_throttled_was_not_done_if_the_deadline_ends_a_pause(key, repeats, kind, monkeypatch):
-    """An event loop that is late ends a pause and the operation at once, and the deadline is first."""
-    paused = asyncio.Event()
+@pytest.fixture
+def paused(monkeypatch):
+    """Set once the driver pauses; then the deadline ends the pause, as an event loop that is late does."""
+    begun = asyncio.Event()
 
     async def pause(_: float) -> None:
-        paused.set()
+        begun.set()
         await asyncio.Event().wait()
 
     its = SimpleNamespace(sleep=pause, get_running_loop=asyncio.get_running_loop, to_thread=asyncio.to_thread)
     monkeypatch.setattr("stm_backends_dynamo.client.asyncio", its)
+    return begun
+
+
+@pytest.mark.parametrize(("repeats", "kind"), [(0, Unavailable), (3, OutcomeUnknown)])
+@virtually
+async def test_what_is_throttled_was_not_done_if_the_deadline_ends_a_pause(key, repeats, kind, paused):
     driver = DynamoDriver(DynamoSettings(deadline_s=1), client=Failing(throttled(repeats)))
     with pytest.raises(kind, match="throttled until" if kind is Unavailable else "no answer") as caught:
         await driver.append(key, b"a", initial_version="v", ttl=None)
     assert type(caught.value) is kind
+    assert paused.is_set()
+    await driver.close()
+
+
+class ThrottlingAfterErasing(Refusing):
+    """A client that erases a record with parts, and is throttled when it looks for them."""
+
+    def __init__(self):
+        super().__init__(0, {"version": {"S": "v"}, "life": {"S": "life"}}, throttles=False)
+
+    async def update_item(self, **_):
+        return {"Attributes": self.item}
+
+    async def query(self, **_):
+        raise throttled(0)
+
+
+@virtually
+async def test_what_was_erased_is_never_said_to_be_undone_if_the_deadline_ends_a_pause(key, paused):
+    driver = DynamoDriver(DynamoSettings(deadline_s=1), client=ThrottlingAfterErasing())
+    with pytest.raises(OutcomeUnknown, match="no answer within the deadline"):
+        await driver.delete(key)
     assert paused.is_set()
     await driver.close()
 
